@@ -49,7 +49,7 @@ class PythonSource:
     schema: Schema | None
 
     def convert(
-        self, out: str, request: ConvertOptions, *, append: bool, labels: bool
+        self, out: str, options: ConvertOptions, *, append: bool, labels: bool
     ) -> ConversionReport:
         """Convert it into a dataset at `out`, or into more of it.
 
@@ -59,20 +59,20 @@ class PythonSource:
         self._check()
         self._check_source()
         if self.samples is None and (
-            is_data_frame(self.src) or not is_map_style(self.src, request.workers)
+            is_data_frame(self.src) or not is_map_style(self.src, options.workers)
         ):
-            request.refuse_for_samples(labels=labels)
+            options.check_for_samples(labels=labels)
             to_dataset = append_samples if append else convert_samples
             schema, rows = self._rows(append=append)
-            return to_dataset(rows, out, schema, request.shard_bytes)
-        request.refuse_for_items(labels=labels)
+            return to_dataset(rows, out, schema, options.shard_bytes)
+        options.check_for_items(labels=labels)
         items, make, function = self._items()
         return convert_items(
             items,
             make,
             function,
             out,
-            request,
+            options,
             schema=self.schema,
             names=self.names,
             append=append,
@@ -212,7 +212,7 @@ def convert(
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
-    request = ConvertOptions(
+    convert_options = ConvertOptions(
         kind,
         options,
         workers,
@@ -224,16 +224,16 @@ def convert(
         overwrite,
         Engine(engine, address),
     )
-    asked = _Conversion(src, samples, names, schema, labels, append, out)
+    conversion = _Conversion(src, samples, names, schema, labels, append, out)
     if not (isinstance(out, str) and is_url(out)):
-        return asked.convert(out, request)
-    for_folders = {"append": append, "overwrite": overwrite}
-    with Upload(out, storage_options, resume=resume, **for_folders) as upload:
+        return conversion.convert(out, convert_options)
+    folder_options = {"append": append, "overwrite": overwrite}
+    with Upload(out, storage_options, resume=resume, **folder_options) as upload:
         if upload.is_converted and not upload.has_plan:  # of samples that came from a program
             return upload.publish()
-        request = replace(request, sender=upload.sender)
-        report = asked.convert(upload.folder, request)
-        return upload.publish(report) if report.generation else upload.give_up(report)
+        convert_options = replace(convert_options, uploader=upload.uploader)
+        report = conversion.convert(upload.folder, convert_options)
+        return upload.publish(report) if report.generation else upload.discard(report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,38 +248,38 @@ class _Conversion:
     append: bool
     out: PathName
 
-    def convert(self, out: PathName, request: ConvertOptions) -> ConversionReport:
+    def convert(self, out: PathName, options: ConvertOptions) -> ConversionReport:
         """Convert it into a folder."""
         check_folder_name(out)
         if self.samples is None and isinstance(self.src, str | os.PathLike):
-            return self._convert_files(os.fspath(self.src), out, request)
+            return self._convert_files(os.fspath(self.src), out, options)
         given = PythonSource(self.src, self.samples, self.names, self.schema)
         has_labels = self.labels is not None
-        return given.convert(os.fspath(out), request, append=self.append, labels=has_labels)
+        return given.convert(os.fspath(out), options, append=self.append, labels=has_labels)
 
-    def _convert_files(self, src: str, out: PathName, request: ConvertOptions) -> ConversionReport:
+    def _convert_files(self, src: str, out: PathName, options: ConvertOptions) -> ConversionReport:
         if self.names is not None:
             raise InvalidArgument("names: only for samples that are tuples, not for files")
-        request = replace(request, source=src)
-        request.check(self.schema, append=self.append)
+        options = replace(options, source=src)
+        options.check_for_inputs(self.schema, append=self.append)
         base = load_base(out) if self.append else None
         staging = Staging(
             os.fspath(out),
-            resume=request.resume,
-            overwrite=request.overwrite,
+            resume=options.resume,
+            overwrite=options.overwrite,
             appends=self.append,
-            hint=request.hint,
+            hint=options.hint,
         )
-        listing = list_inputs(src, but=str(staging.out))
+        listing = list_inputs(src, exclude=str(staging.out))
         # Now, so that options are refused before anything is made.
-        job_in, listing = request.job(base, listing, out)
-        job = job_in(str(staging.folder))
+        job_for_folder, listing = options.make_job(base, listing, out)
+        job = job_for_folder(str(staging.folder))
         if self.labels is None:
             names_own = classes_of(job.source) is not None
             out_named = os.fspath(self.out)  # the folder `out` may be a cache of a store's place
             warn_about_split(listing.classes, src, out_named, are_classes=not names_own)
         listing = self._labelled(listing, job.source)
-        return (append_inputs if self.append else convert_inputs)(listing, staging, job, request)
+        return (append_inputs if self.append else convert_inputs)(listing, staging, job, options)
 
     def _labelled(self, listing: Listing, source: Source) -> Listing:
         """The inputs with the classes that a file, or what reads them, says."""

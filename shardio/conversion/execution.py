@@ -123,14 +123,14 @@ def _merge_shards(members: Sequence[PlacedShard], job: ConversionJob) -> PlacedS
 
 
 def convert_inputs(
-    listing: Listing, staging: Staging, job: ConversionJob, request: ConvertOptions
+    listing: Listing, staging: Staging, job: ConversionJob, options: ConvertOptions
 ) -> ConversionReport:
     """Cut, run, publish a new dataset; without a sample, leave `out` as it was."""
     start_s = time.monotonic()
     units = cut_units(listing.inputs)
-    compacts, sender = has_items(listing.inputs), request.sender
-    send = None if sender is None else partial(_upload, sender, job, compacts=compacts)
-    ledger = ConversionState(listing, units, request.progress, send)
+    compacts, uploader = has_items(listing.inputs), options.uploader
+    send = None if uploader is None else partial(_upload, uploader, job, compacts=compacts)
+    state = ConversionState(listing, units, options.progress, send)
     converter = _converter_record(job)
     settings = conversion_settings(converter, job.source.libraries())
     with staging:
@@ -140,17 +140,17 @@ def convert_inputs(
             known = {source.name: source for source in listing.inputs}
             reports = [InputReport.of_json(entry, known) for entry in found.inputs]
         else:
-            _run(units, job, request, ledger, staging, settings)
-            reports = ledger.reports()
-            _check_any_input(reports, job, request, staging)
-            if not ledger.shards():
-                staging.forget_units()
-                return _unpublished_report(job, ledger, reports, staging, start_s)
-            placed = _final_shards(ledger, job, sender, compacts=compacts)
-            found = _publish(job, ledger, placed, reports, staging, converter, sender)
+            _run(units, job, options, state, staging, settings)
+            reports = state.reports()
+            _check_any_input(reports, job, options, staging)
+            if not state.shards():
+                staging.discard_units()
+                return _unpublished_report(job, state, reports, staging, start_s)
+            placed = _final_shards(state, job, uploader, compacts=compacts)
+            found = _publish(job, state, placed, reports, staging, converter, uploader)
         staging.finish()
     return replace(
-        _unpublished_report(job, ledger, reports, staging, start_s),
+        _unpublished_report(job, state, reports, staging, start_s),
         n_samples=found.n_samples,
         n_bytes=sum(shard.n_bytes for shard in found.shards),
         classes=found.classes,
@@ -161,7 +161,7 @@ def convert_inputs(
 
 def _unpublished_report(
     job: ConversionJob,
-    ledger: ConversionState,
+    state: ConversionState,
     reports: Sequence[InputReport],
     staging: Staging,
     start_s: float,
@@ -174,7 +174,7 @@ def _unpublished_report(
         n_bytes=0,
         elapsed_s=time.monotonic() - start_s,
         inputs=tuple(reports),
-        classes=ledger.classes,
+        classes=state.classes,
         stopped=any(report.outcome == "not_processed" for report in reports),
         generation=0,
         view=view_of(job.source),
@@ -182,7 +182,7 @@ def _unpublished_report(
 
 
 def append_inputs(
-    listing: Listing, staging: Staging, job: ConversionJob, request: ConvertOptions
+    listing: Listing, staging: Staging, job: ConversionJob, options: ConvertOptions
 ) -> ConversionReport:
     """Convert what the dataset does not have, and publish its next generation."""
     start_s = time.monotonic()
@@ -192,17 +192,17 @@ def append_inputs(
         base = load_base(staging.out)  # as it is now that nobody else appends files
         check_not_repaired(base, staging.out)
         check_same_samples(base, converter, job.source.schema(), staging.out)
-        additions = classify_inputs(listing, base, request.n_workers, staging.out)
+        additions = classify_inputs(listing, base, options.n_workers, staging.out)
         units = cut_units(additions.listing.inputs)
-        ledger = ConversionState(additions.listing, units, request.progress)
+        state = ConversionState(additions.listing, units, options.progress)
         staging.begin(settings, [unit.key for unit in units])
-        _run(units, job, request, ledger, staging, settings)
-        _check_any_input([*ledger.reports(), *additions.others], job, request, staging)
-        placed = _final_shards(ledger, job, None, compacts=has_items(listing.inputs))
-        found = _publish_next(base, job, ledger, placed, staging)
+        _run(units, job, options, state, staging, settings)
+        _check_any_input([*state.reports(), *additions.others], job, options, staging)
+        placed = _final_shards(state, job, None, compacts=has_items(listing.inputs))
+        found = _publish_next(base, job, state, placed, staging)
         staging.finish()
     order = {source.name: position for position, source in enumerate(listing.inputs)}
-    reports = sorted([*ledger.reports(), *additions.others], key=lambda one: order[one.name])
+    reports = sorted([*state.reports(), *additions.others], key=lambda one: order[one.name])
     n_samples = sum(shard.n_samples for _, shard in placed)
     return ConversionReport(
         dataset=staging.out,
@@ -223,83 +223,83 @@ def append_inputs(
 def _run(
     units: Sequence[Unit],
     job: ConversionJob,
-    request: ConvertOptions,
-    ledger: ConversionState,
+    options: ConvertOptions,
+    state: ConversionState,
     staging: Staging,
     settings: Mapping[str, Any],
 ) -> None:
-    ledger.tell_start()
-    patient, n_workers = replace(job, step_s=source_step_s(job.source)), request.n_workers
-    if request.engine.is_ray and units:
-        run_on_ray(units, patient, request.engine, request.workers, ledger, settings)
+    state.report_start()
+    limited, n_workers = replace(job, step_s=source_step_s(job.source)), options.n_workers
+    if options.engine.is_ray and units:
+        run_on_ray(units, limited, options.engine, options.workers, state, settings)
         return
     if n_workers and units:
-        run_units(units, patient, min(n_workers, len(units)), ledger, [staging.lock_fd])
+        run_units(units, limited, min(n_workers, len(units)), state, [staging.lock_fd])
         return
-    while (number := ledger.next_unit()) is not None:
-        convert_unit(units[number], job, ledger.take)
+    while (number := state.next_unit()) is not None:
+        convert_unit(units[number], job, state.handle)
 
 
 def _check_any_input(
-    reports: Sequence[InputReport], job: ConversionJob, request: ConvertOptions, staging: Staging
+    reports: Sequence[InputReport], job: ConversionJob, options: ConvertOptions, staging: Staging
 ) -> None:
     """Make sure that a file is of the kind; else there is nothing that may be gone on with."""
     try:
         check_any_of_kind(
-            request.source,
+            options.source,
             job.source.kind,
             reports,
-            is_told=request.kind is not None,
+            kind_given=options.kind is not None,
             appends=staging.appends,
         )
     except NoMatchingInputs:
-        staging.forget_units()
+        staging.discard_units()
         raise
 
 
 def _final_shards(
-    ledger: ConversionState, job: ConversionJob, sender: ShardUploader | None, *, compacts: bool
+    state: ConversionState, job: ConversionJob, uploader: ShardUploader | None, *, compacts: bool
 ) -> list[PlacedShard]:
-    """Return the shards that are to be published; with a sender, all are uploaded."""
-    made = ledger.shards()
+    """Return the shards that are to be published; with a uploader, all are uploaded."""
+    made = state.shards()
     placed = compact_shards(made, job) if compacts else made
-    if sender is not None:
+    if uploader is not None:
         if compacts:
             sent = {place for place, shard in made if not is_small(shard, job.shard_bytes)}
             for place, shard in placed:
                 if place not in sent:
-                    sender.send(os.path.join(job.folder, place), shard)
-        sender.finish()
+                    uploader.submit(os.path.join(job.folder, place), shard)
+        uploader.finish()
     return placed
 
 
 def _upload(
-    sender: ShardUploader, job: ConversionJob, place: str, shard: ShardSummary, *, compacts: bool
+    uploader: ShardUploader, job: ConversionJob, place: str, shard: ShardSummary, *, compacts: bool
 ) -> None:
     """Upload a shard, unless it is to be put together with others first."""
     if not (compacts and is_small(shard, job.shard_bytes)):
-        sender.send(os.path.join(job.folder, place), shard)
+        uploader.submit(os.path.join(job.folder, place), shard)
 
 
 def _publish(
     job: ConversionJob,
-    ledger: ConversionState,
+    state: ConversionState,
     placed: Sequence[PlacedShard],
     reports: Sequence[InputReport],
     staging: Staging,
     converter: Mapping[str, Any],
-    sender: ShardUploader | None,
+    uploader: ShardUploader | None,
 ) -> Generation:
     """Make the finished shards a dataset, whether they lie here or were sent."""
     shards = [shard for _, shard in placed]
     schema = job.source.schema()
-    moves = [(place, shard.name) for place, shard in placed] if sender is None else []
+    moves = [(place, shard.name) for place, shard in placed] if uploader is None else []
     staging.move_out(moves, lineage_of(schema, shards))
     return publish(
         staging.out,
         schema=schema,
         shards=shards,
-        classes=ledger.classes,
+        classes=state.classes,
         inputs=[report.as_json() for report in reports],
         converter=converter,
         versions=job.source.libraries(),
@@ -310,7 +310,7 @@ def _publish(
 def _publish_next(
     base: Generation,
     job: ConversionJob,
-    ledger: ConversionState,
+    state: ConversionState,
     placed: Sequence[PlacedShard],
     staging: Staging,
 ) -> Generation:
@@ -320,7 +320,7 @@ def _publish_next(
         return latest
     names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
     shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
-    changed = generation_changes(latest, shards, ledger.classes, ledger.reports())
+    changed = generation_changes(latest, shards, state.classes, state.reports())
     moves = [(place, names[shard.name]) for place, shard in placed]
     staging.move_out(moves, latest.lineage, latest.number + 1)
     return publish_next(

@@ -43,24 +43,24 @@ class Pattern:
     @property
     def start(self) -> MatchState:
         """What may come next below the root itself."""
-        return self._and_after([0])
+        return self._with_following([0])
 
-    def is_whole(self, reached: MatchState) -> bool:
+    def matches_all(self, reached: MatchState) -> bool:
         """Whether all that lies in a folder is meant."""
         return len(self.parts) in reached
 
-    def below(self, reached: MatchState, name: str) -> MatchState:
+    def descend(self, reached: MatchState, name: str) -> MatchState:
         """What may come next in a folder of this name; nothing where none of it is meant."""
-        if self.is_whole(reached):
+        if self.matches_all(reached):
             return reached
         stays = [k for k in reached if self.parts[k] == ANY_FOLDERS and name[:1] != "."]
-        return self._and_after([*stays, *(k + 1 for k in self._matched(reached, name))])
+        return self._with_following([*stays, *(k + 1 for k in self._matching(reached, name))])
 
-    def takes(self, reached: MatchState, name: str) -> bool:
+    def matches_file(self, reached: MatchState, name: str) -> bool:
         """Whether a file of this name is meant."""
-        return self.is_whole(reached) or len(self.parts) - 1 in self._matched(reached, name)
+        return self.matches_all(reached) or len(self.parts) - 1 in self._matching(reached, name)
 
-    def _matched(self, reached: MatchState, name: str) -> list[int]:
+    def _matching(self, reached: MatchState, name: str) -> list[int]:
         """The parts among those that may come next that match a name."""
         return [
             k
@@ -68,7 +68,7 @@ class Pattern:
             if self.parts[k] != ANY_FOLDERS and _name_matches(self.parts[k], name)
         ]
 
-    def _and_after(self, numbers: Iterable[int]) -> MatchState:
+    def _with_following(self, numbers: Iterable[int]) -> MatchState:
         """With the parts that may come next as well because `**` before them matches nothing."""
         found = set(numbers)
         for k, part in enumerate(self.parts):
@@ -184,7 +184,7 @@ class Listing:
         return sum(source.n_bytes for source in self.inputs)
 
 
-def list_inputs(source: str, but: str = "") -> Listing:
+def list_inputs(source: str, exclude: str = "") -> Listing:
     """List every file of a folder tree, or what matches a pattern; a file is a list of one.
 
     A class is a folder below the source that holds files, or nothing at all: not one that only
@@ -195,11 +195,11 @@ def list_inputs(source: str, but: str = "") -> Listing:
     lists the files that match, and those in folders that match.
 
     Args:
-        but: a folder that is left out wherever it lies: the one that is written to.
+        exclude: a folder that is left out wherever it lies: the one that is written to.
 
     Raises:
         InvalidArgument: there is nothing at `source`, or no file in it, or nothing matches, or it
-            is a pipe or device, or it is `but`.
+            is a pipe or device, or it is `exclude`.
         OSError: `source` itself, or the root of a pattern, cannot be listed.
     """
     pattern = parse_pattern(source)
@@ -207,7 +207,7 @@ def list_inputs(source: str, but: str = "") -> Listing:
     root = os.path.abspath(pattern.root)
     if not os.path.isdir(root):
         return Listing((_make_input(stored_name(os.path.basename(root)), root, -1),), ())
-    if (written := _file_id(but)) is not None and _file_id(root) == written:
+    if (written := _file_id(exclude)) is not None and _file_id(root) == written:
         raise InvalidArgument(
             f"{pattern.root}: is the folder that is written to; choose another one"
         )
@@ -250,7 +250,9 @@ def _check_root(source: str, pattern: Pattern) -> None:
 FileId = tuple[int, int]
 
 
-def _walk(root: str, pattern: Pattern, but: FileId | None) -> Iterator[tuple[str, list[str], bool]]:
+def _walk(
+    root: str, pattern: Pattern, exclude: FileId | None
+) -> Iterator[tuple[str, list[str], bool]]:
     """Yield (folder below root, names of its files, whether it is a class) of what is meant.
 
     The one name of a folder that cannot be listed is "": it stands for the folder itself.
@@ -271,15 +273,17 @@ def _walk(root: str, pattern: Pattern, but: FileId | None) -> Iterator[tuple[str
             yield folder, [""], True
             continue
         folders = sorted(name for name, is_dir in found if is_dir)
-        files = [name for name, is_dir in found if not is_dir and pattern.takes(reached, name)]
-        if but is not None:
-            folders = [name for name in folders if _file_id(os.path.join(here, name)) != but]
-        yield folder, files, bool(files) or (not found and pattern.is_whole(reached))
+        files = [
+            name for name, is_dir in found if not is_dir and pattern.matches_file(reached, name)
+        ]
+        if exclude is not None:
+            folders = [name for name in folders if _file_id(os.path.join(here, name)) != exclude]
+        yield folder, files, bool(files) or (not found and pattern.matches_all(reached))
         circle = above | {identity} if identity else above
         waiting += [
             (os.path.join(folder, name), below, circle)
             for name in reversed(folders)
-            if (below := pattern.below(reached, name))
+            if (below := pattern.descend(reached, name))
         ]
 
 

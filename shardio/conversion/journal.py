@@ -223,7 +223,7 @@ def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
         return False  # it lies elsewhere: nothing that a conversion wrote
     place = os.path.join(folder, shard.name)
     if (name := uploaded_name(place)) is not None:  # main looks for it
-        return name == unit.published(shard).name
+        return name == unit.published_shard(shard).name
     with ShardReader(place, verify="off") as reader:
         found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
     return found == shard and not audit_shard(place)

@@ -26,11 +26,11 @@ ON_ERROR: Final = ("skip", "stop")
 class ConvertOptions:
     """The options of a conversion, as they are given; `source` is the name of what is read.
 
-    `sender` takes finished shards to where the dataset is to be, if that is not here.
+    `uploader` takes finished shards to where the dataset is to be, if that is not here.
     """
 
     kind: str | None
-    options: Mapping[str, Any]
+    converter_options: Mapping[str, Any]
     workers: int | None
     on_error: str
     keep_partial: bool
@@ -39,7 +39,7 @@ class ConvertOptions:
     resume: bool
     overwrite: bool
     engine: Engine = LOCAL
-    sender: ShardUploader | None = None
+    uploader: ShardUploader | None = None
     source: str = ""
 
     @property
@@ -50,9 +50,9 @@ class ConvertOptions:
     @property
     def hint(self) -> str:
         """How to begin anew what goes on to a store; nothing for a folder, which says it."""
-        return "" if self.sender is None else self.sender.hint
+        return "" if self.uploader is None else self.uploader.hint
 
-    def refuse_for_samples(self, *, labels: bool) -> None:
+    def check_for_samples(self, *, labels: bool) -> None:
         """Make sure that nothing is given that is for files alone."""
         for_files = {
             "kind": self.kind is not None,
@@ -64,18 +64,18 @@ class ConvertOptions:
             "overwrite": self.overwrite,
             "labels": labels,
             "engine": self.engine.is_ray,
-            **dict.fromkeys(self.options, True),
+            **dict.fromkeys(self.converter_options, True),
         }
         if given := [name for name, is_given in for_files.items() if is_given]:
             raise InvalidArgument(f"{', '.join(given)}: not for samples from an iterable")
 
-    def refuse_for_items(self, *, labels: bool) -> None:
+    def check_for_items(self, *, labels: bool) -> None:
         """Make sure that nothing is given that is for files alone, and not for items either."""
-        for_files = {"kind": self.kind is not None, "labels": labels, **self.options}
+        for_files = {"kind": self.kind is not None, "labels": labels, **self.converter_options}
         if given := [name for name, is_given in for_files.items() if is_given is not False]:
             raise InvalidArgument(f"{', '.join(given)}: only for files")
 
-    def check(self, schema: Schema | None, *, append: bool) -> None:
+    def check_for_inputs(self, schema: Schema | None, *, append: bool) -> None:
         """Check the options of a conversion of files."""
         if schema is not None:
             raise InvalidArgument(
@@ -92,7 +92,7 @@ class ConvertOptions:
         if self.engine.is_ray and self.workers == 0:
             raise InvalidArgument("workers is 0; with engine='ray' it must be 1 or more")
 
-    def job(
+    def make_job(
         self, base: Generation | None, listing: Listing, out: PathName
     ) -> tuple[Callable[[str], ConversionJob], Listing]:
         """What makes the job, once the folder for its shards is known; inputs with their parts.
@@ -104,22 +104,24 @@ class ConvertOptions:
             InvalidArgument: the converter does not take the options, or makes other samples than
                 `base` has.
         """
-        kind, options, keeps = self.kind, self.options, self.keep_partial
+        kind, options, keep_partial = self.kind, self.converter_options, self.keep_partial
         if base is not None:
-            kind, options, keeps = inherit_options(base, kind, options, keep_partial=keeps)
+            kind, options, keep_partial = inherit_options(
+                base, kind, options, keep_partial=keep_partial
+            )
         try:
             source = make_source(kind or guess_kind(listing.inputs), options)
             listing = join_parts(listing, source)
             source = fit_source(source, listing.inputs)
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
-                check_same_options(base, self.options, out)
+                check_same_options(base, self.converter_options, out)
             raise
-        job_in = partial(
+        job_for_folder = partial(
             ConversionJob,
             source,
             shard_bytes=self.shard_bytes,
-            keep_partial=keeps,
+            keep_partial=keep_partial,
             stop_at_broken=self.on_error == "stop",
         )
-        return job_in, listing
+        return job_for_folder, listing

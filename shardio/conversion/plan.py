@@ -28,7 +28,7 @@ MAX_UNIT_ITEMS: Final = 4096  # what is not finished is done anew by a conversio
 class Unit:
     """A run of inputs that one worker converts into shards of its own.
 
-    `number` names the shards; `first` is the position of its first input among all. `lost` are
+    `number` names the shards; `first` is the position of its first input among all. `skipped` are
     positions of inputs that end every process which reads them, each with the reason: they are
     not read again.
     """
@@ -36,7 +36,7 @@ class Unit:
     number: int
     first: int
     inputs: tuple[Input, ...]
-    lost: tuple[tuple[int, str], ...] = ()
+    skipped: tuple[tuple[int, str], ...] = ()
 
     @property
     def key(self) -> str:
@@ -48,7 +48,7 @@ class Unit:
         ]
         return f"{hash_bytes(json.dumps(content).encode()):016x}"
 
-    def published(self, shard: ShardSummary) -> ShardSummary:
+    def published_shard(self, shard: ShardSummary) -> ShardSummary:
         """A shard of the unit, by the name that it has in the dataset."""
         return replace(shard, name=f"{self.number:06d}-{shard.name}")
 

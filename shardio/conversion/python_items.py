@@ -313,34 +313,36 @@ def convert_items(
     make: SampleFunction,
     function: str,
     out: str | os.PathLike[str],
-    request: ConvertOptions,
+    options: ConvertOptions,
     *,
     schema: Schema | None,
     names: Sequence[str] | None,
     append: bool,
 ) -> ConversionReport:
     """Convert what a function makes of items into a dataset at `out`, or into more of it."""
-    request.check(None, append=append)
+    options.check_for_inputs(None, append=append)
     base = load_base(out) if append else None
     staging = Staging(
         os.fspath(out),
-        resume=request.resume,
-        overwrite=request.overwrite,
+        resume=options.resume,
+        overwrite=options.overwrite,
         appends=append,
-        hint=request.hint,
+        hint=options.hint,
     )
     listing = list_items(items)
     parts = None if names is None else tuple(names)
     if schema is None:
         schema = base.schema if base is not None else infer_item_schema(make, listing.inputs, parts)
-    keeps = request.keep_partial
+    keep_partial = options.keep_partial
     if base is not None and base.converter:
-        keeps = keeps or bool(base.converter.get("options", {}).get("keep_partial", False))
+        keep_partial = keep_partial or bool(
+            base.converter.get("options", {}).get("keep_partial", False)
+        )
     job = ConversionJob(
         ItemSource(function, parts, make, schema),
         str(staging.folder),
-        shard_bytes=request.shard_bytes,
-        keep_partial=keeps,
-        stop_at_broken=request.on_error == "stop",
+        shard_bytes=options.shard_bytes,
+        keep_partial=keep_partial,
+        stop_at_broken=options.on_error == "stop",
     )
-    return (append_inputs if append else convert_inputs)(listing, staging, job, request)
+    return (append_inputs if append else convert_inputs)(listing, staging, job, options)

@@ -35,13 +35,13 @@ _ATTEMPTS: Final = "attempts-"
 class UnitAttempt:
     """What a machine says of a unit: its events, and the folder of its shards.
 
-    `folder` is empty where the unit was there already. `unseen`: an input that the machine does not
+    `folder` is empty where the unit was there already. `missing_path`: an input that the machine does not
     see, instead of anything else.
     """
 
     events: tuple[UnitEvent, ...] = ()
     folder: str = ""
-    unseen: str = ""
+    missing_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class _UnitTask:
     attempts: str
     settings: Mapping[str, Any]
 
-    def __call__(self, asked: tuple[Unit, bool]) -> UnitAttempt:
+    def __call__(self, assignment: tuple[Unit, bool]) -> UnitAttempt:
         """Convert a unit; whether to look for its inputs first."""
-        unit, looks = asked
-        self._refuse_other_libraries()
-        unseen = _first_invisible(unit) if looks else ""
-        if unseen:
-            return UnitAttempt(unseen=unseen)
+        unit, checks_inputs = assignment
+        self._check_same_libraries()
+        missing_path = _first_invisible(unit) if checks_inputs else ""
+        if missing_path:
+            return UnitAttempt(missing_path=missing_path)
         if kept := read_record(Path(self.job.folder, unit.key), unit):
             done, end = kept
             return UnitAttempt((*done, end))
@@ -73,7 +73,7 @@ class _UnitTask:
         run_units([replace(unit, number=0)], replace(self.job, folder=folder), 1, log)
         return UnitAttempt(log.events(unit.number), os.path.join(folder, unit.key))
 
-    def _refuse_other_libraries(self) -> None:
+    def _check_same_libraries(self) -> None:
         """Make sure that this machine makes the bytes that the others make."""
         found = conversion_settings(self.settings["converter"], self.job.source.libraries())
         was = {**self.settings["versions"], "machine": self.settings["machine"]}
@@ -104,10 +104,10 @@ def run_on_ray(
     job: ConversionJob,
     engine: Engine,
     n_at_once: int | None,
-    ledger: ConversionState,
+    state: ConversionState,
     settings: Mapping[str, Any],
 ) -> None:
-    """Have the machines of a cluster convert units until the ledger is finished.
+    """Have the machines of a cluster convert units until the state is finished.
 
     Raises:
         UnsupportedEnvironment: a machine does not see the source or the dataset, or has another
@@ -116,27 +116,27 @@ def run_on_ray(
     """
     attempts = os.path.join(job.folder, f"{_ATTEMPTS}{secrets.token_hex(8)}")
     make_folder(attempts)
-    again: list[int] = []  # their inputs are missing here as well
+    retries: list[int] = []  # their inputs are missing here as well
 
     def next_job() -> tuple[int, tuple[Unit, bool]] | None:
-        if again:
-            number = again.pop()
+        if retries:
+            number = retries.pop()
             return number, (units[number], False)
-        following = ledger.next_unit()
+        following = state.next_unit()
         return None if following is None else (following, (units[following], True))
 
     try:
         with Cluster(engine, sees=attempts, n_at_once=n_at_once) as cluster:
             work = _UnitTask(job, attempts, settings)
             for number, found in cluster.run(work, next_job, lambda n: _unit_name(units[n])):
-                if found.unseen:
-                    _check_visible(found.unseen)
-                    again.append(number)
+                if found.missing_path:
+                    _check_visible(found.missing_path)
+                    retries.append(number)
                     continue
                 _commit_attempt(found, units[number], job)
                 for event in found.events:
-                    ledger.take(event)
-                if ledger.is_finished():
+                    state.handle(event)
+                if state.is_finished():
                     break
     finally:
         with contextlib.suppress(OSError):  # the next conversion removes it

@@ -190,14 +190,14 @@ def guess_kind(inputs: Iterable[Input]) -> str:
     return kind_from_names(one.name for one in inputs) or VIDEOS
 
 
-def kind_from_names(of_files: Iterable[str]) -> str | None:
+def kind_from_names(names: Iterable[str]) -> str | None:
     """What the names of files promise: sound, or pictures, where there is no video.
 
     A data set of LeRobot's is one whatever else is there. Sound comes first: pictures beside it are
     covers. A GIF counts as neither picture nor video. All others come last: beside media they are
     about them. None: no name promises anything.
     """
-    names = list(of_files)
+    names = list(names)
     if all(any(map(known.fullmatch, names)) for known in _LEROBOT):
         return LEROBOT
     is_image = any(has_image_suffix(name) and not has_media_suffix(name) for name in names)
@@ -228,7 +228,7 @@ class NoMatchingInputs(InvalidArgument):
 
 
 def check_any_of_kind(
-    source: str, kind: str, reports: Sequence[InputReport], *, is_told: bool, appends: bool
+    source: str, kind: str, reports: Sequence[InputReport], *, kind_given: bool, appends: bool
 ) -> None:
     """Make sure that a file is of the kind, be it broken, too short or there already.
 
@@ -236,7 +236,7 @@ def check_any_of_kind(
         source: what was read, as the user calls it.
         kind: what it was read as.
         reports: of all its files.
-        is_told: whether the user said so.
+        kind_given: whether the user said so.
         appends: to a dataset of that kind.
 
     Raises:
@@ -245,7 +245,7 @@ def check_any_of_kind(
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return
     promised = kind_from_names(report.name for report in reports)
-    if is_told or promised:
+    if kind_given or promised:
         what = f"nothing of the kind {kind!r}"
     else:
         what = "no file whose name says of which kind it is, and no video"

@@ -38,7 +38,7 @@ _LOG_FILE: Final = "moves.json"
 _REPLACED: Final = "replaced"
 
 
-def check_only_dataset(out: Path, but: str) -> None:
+def check_only_dataset(out: Path, exclude: str) -> None:
     """Make sure that `out` is missing, empty, or holds a dataset and nothing else, save `but`.
 
     Raises:
@@ -46,9 +46,9 @@ def check_only_dataset(out: Path, but: str) -> None:
         DatasetCorrupt, ShardUnsupported: nobody knows what is part of it.
     """
     if not holds_dataset(out):
-        refuse_existing(out, but=but)
+        refuse_existing(out, but=exclude)
         return
-    if strangers := sorted({*os.listdir(out)} - {but, *_dataset_entries(out)}):
+    if strangers := sorted({*os.listdir(out)} - {exclude, *_dataset_entries(out)}):
         raise DatasetExists(
             f"{out}: holds {strangers[0]} beside the dataset ({len(strangers)} such entries in "
             "all), which overwrite would leave without it; choose another folder"
@@ -87,7 +87,7 @@ class RenameLog:
     def __init__(self, out: Path, folder: Path) -> None:
         self._out, self._folder = out, folder
 
-    def do(
+    def apply(
         self, shards: Sequence[tuple[str, str]], lineage: str, number: int, *, replace: bool
     ) -> None:
         """Move shards, (name in the folder, name in `out`), durably.
@@ -123,7 +123,7 @@ class RenameLog:
                 ) from error
         sync_folder(str(self._out))
 
-    def are_published(self) -> bool:
+    def is_published(self) -> bool:
         """Whether the dataset in `out` has the shards that were moved there.
 
         A generation that is there and only lacks its pointer is published: the next writer of one
@@ -169,7 +169,7 @@ class RenameLog:
             return None
         try:
             content = read_sealed(place)
-            if not self._is_list(content):
+            if not self._is_valid(content):
                 raise DatasetCorrupt(f"{place}: no list of what a conversion moves")
         except DatasetCorrupt as error:
             replaced = self._folder / _REPLACED
@@ -179,16 +179,17 @@ class RenameLog:
             ) from error
         return content["lineage"], content["generation"], [(a, b) for a, b in content["moves"]]
 
-    def _is_list(self, content: Mapping[str, Any]) -> bool:
-        """Whether `do` can have written it: nothing outside of the two folders is ever moved."""
+    def _is_valid(self, content: Mapping[str, Any]) -> bool:
+        """Whether `apply` can have written it: nothing outside of the two folders is ever moved."""
         moves = content.get("moves")
         if type(content.get("lineage")) is not str or type(content.get("generation")) is not int:
             return False
         return isinstance(moves, list) and all(
-            isinstance(move, list) and len(move) == 2 and self._is_move(*move) for move in moves
+            isinstance(move, list) and len(move) == 2 and self._is_valid_move(*move)
+            for move in moves
         )
 
-    def _is_move(self, source: object, target: object) -> bool:
+    def _is_valid_move(self, source: object, target: object) -> bool:
         """Whether it leads from the folder into `out`, or from `out` to what is replaced."""
         if not (isinstance(source, str) and isinstance(target, str)):
             return False

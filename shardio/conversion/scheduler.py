@@ -4,7 +4,7 @@ Runs the units of a plan in worker processes, and decides what a process that en
 
 A process may be ended by the file it reads (a decoder that crashes) or by something else (the
 kernel was short of memory). So the unit is begun again in a new process; an input that ends a
-second one is lost: it is broken, with that as the reason, and all others are converted.
+second one is skipped: it is broken, with that as the reason, and all others are converted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from shardio.storage.fs import create, unlink
 class ConversionState:
     """What is known of every unit so far, and which is to be done next. Pure bookkeeping.
 
-    `send` is told of every shard of a unit that is done: where it lies, and as it is published.
+    `on_shard` is message of every shard of a unit that is done: where it lies, and as it is published.
 
     Once a unit has stopped at a broken input, only the units before it count: whatever later
     ones did, in whatever order, is forgotten. So the result does not depend on the workers.
@@ -47,58 +47,58 @@ class ConversionState:
         listing: Listing,
         units: Sequence[Unit],
         progress: Callable[[Progress], None] | None,
-        send: Callable[[str, ShardSummary], object] | None = None,
+        on_shard: Callable[[str, ShardSummary], object] | None = None,
     ) -> None:
-        self._listing, self._progress, self._send = listing, progress, send
-        self._units, self._n_begun = units, 0
+        self._listing, self._progress, self._on_shard = listing, progress, on_shard
+        self._units, self._n_started = units, 0
         self._running: set[int] = set()
         self._done: dict[int, InputDone] = {}
         self._shards: dict[int, tuple[ShardSummary, ...]] = {}
-        self._n_bytes = listing.n_bytes  # of all inputs: summed once, it is told after each
+        self._n_bytes = listing.n_bytes  # of all inputs: summed once, it is message after each
         self._n_bytes_done = self._n_samples = self._n_broken = 0
         self.stopped_at: int | None = None
 
     def next_unit(self) -> int | None:
         """Give the number of a unit to start; None when no more are to be started."""
-        if self.stopped_at is not None or self._n_begun == len(self._units):
+        if self.stopped_at is not None or self._n_started == len(self._units):
             return None
-        number = self._n_begun
-        self._n_begun += 1
+        number = self._n_started
+        self._n_started += 1
         self._running.add(number)
         return number
 
     def is_finished(self) -> bool:
         """Whether everything that counts has been done."""
         if self.stopped_at is None:
-            return not self._running and self._n_begun == len(self._units)
+            return not self._running and self._n_started == len(self._units)
         return not any(number <= self.stopped_at for number in self._running)
 
-    def take(self, event: UnitEvent) -> None:
+    def handle(self, event: UnitEvent) -> None:
         """Note what a unit says; a unit that is done again says the same of its inputs again."""
         if isinstance(event, InputDone):
-            is_news = event.position not in self._done
+            is_new = event.position not in self._done
             self._done[event.position] = event
-            if is_news:
-                self._tell(event)
+            if is_new:
+                self._report_progress(event)
         elif isinstance(event, UnitDone):
             self._shards[event.unit] = event.shards
             self._running.discard(event.unit)
             if event.stopped and (self.stopped_at is None or event.unit < self.stopped_at):
                 self.stopped_at = event.unit
-            if self._send is not None and self._counts(event.unit):
+            if self._on_shard is not None and self._is_included(event.unit):
                 for place, shard in self._shards_of(event.unit):
-                    self._send(place, shard)
+                    self._on_shard(place, shard)
 
-    def _counts(self, unit: int) -> bool:
+    def _is_included(self, unit: int) -> bool:
         return self.stopped_at is None or unit <= self.stopped_at
 
     def _shards_of(self, unit: int) -> list[tuple[str, ShardSummary]]:
         made = self._units[unit]
-        return [(f"{made.key}/{one.name}", made.published(one)) for one in self._shards[unit]]
+        return [(f"{made.key}/{one.name}", made.published_shard(one)) for one in self._shards[unit]]
 
     def shards(self) -> list[tuple[str, ShardSummary]]:
         """The shards that count, in order of the plan: where each lies, and as it is published."""
-        units = [unit for unit in sorted(self._shards) if self._counts(unit)]
+        units = [unit for unit in sorted(self._shards) if self._is_included(unit)]
         return [placed for unit in units for placed in self._shards_of(unit)]
 
     @property
@@ -128,11 +128,11 @@ class ConversionState:
             )
         return reports
 
-    def tell_start(self) -> None:
+    def report_start(self) -> None:
         """Report the size of what is to be done."""
-        self._tell(None)
+        self._report_progress(None)
 
-    def _tell(self, done: InputDone | None) -> None:
+    def _report_progress(self, done: InputDone | None) -> None:
         name = reason = ""
         kind = None
         if done is not None:
@@ -159,25 +159,25 @@ class ConversionState:
 
 
 class UnitRecorder:
-    """What is said of one unit: in place of the ledger, where that is on another machine."""
+    """What is said of one unit: in place of the state, where that is on another machine."""
 
     def __init__(self) -> None:
         self._done: dict[int, InputDone] = {}
         self._end: UnitDone | None = None
-        self._has_begun = False
+        self._has_started = False
 
     def next_unit(self) -> int | None:
         """Give the unit's number, once."""
-        if self._has_begun:
+        if self._has_started:
             return None
-        self._has_begun = True
+        self._has_started = True
         return 0
 
     def is_finished(self) -> bool:
         """Whether the unit is done."""
         return self._end is not None
 
-    def take(self, event: UnitEvent) -> None:
+    def handle(self, event: UnitEvent) -> None:
         """Note what the unit says; of an input that is done again, the last."""
         if isinstance(event, InputDone):
             self._done[event.position] = event
@@ -198,10 +198,10 @@ def run_units(
     units: Sequence[Unit],
     job: ConversionJob,
     n_workers: int,
-    ledger: ConversionState | UnitRecorder,
+    state: ConversionState | UnitRecorder,
     lock_fds: Sequence[int] = (),
 ) -> None:
-    """Keep `n_workers` processes busy with one unit each until the ledger is finished.
+    """Keep `n_workers` processes busy with one unit each until the state is finished.
 
     The workers hold `lock_fds` as well: a lock lasts as long as any of them can write.
 
@@ -210,86 +210,86 @@ def run_units(
         OSError, ShardioError: as a unit raised it.
     """
     with Crew(n_workers, partial(_worker_main, job), fds=lock_fds, preload=(__name__,)) as crew:
-        run = _UnitScheduler(units, job, ledger, crew)
+        run = _UnitScheduler(units, job, state, crew)
         for worker in range(n_workers):
             run.start(worker)
-        while not ledger.is_finished():
+        while not state.is_finished():
             for event in crew.wait():
-                run.take(event)
+                run.handle(event)
 
 
 class _UnitScheduler:
-    """Which worker does what; borrows the crew and the ledger."""
+    """Which worker does what; borrows the crew and the state."""
 
     def __init__(
         self,
         units: Sequence[Unit],
         job: ConversionJob,
-        ledger: ConversionState | UnitRecorder,
+        state: ConversionState | UnitRecorder,
         crew: Crew,
     ) -> None:
-        self._units, self._job, self._ledger, self._crew = list(units), job, ledger, crew
+        self._units, self._job, self._state, self._crew = list(units), job, state, crew
         self._pieces = Pieces()
-        self._doing: dict[int, int] = {}  # the unit of each worker
-        self._reading: dict[int, int] = {}  # the position of the input that each unit reads
-        self._n_deaths: Counter[tuple[int, int | None]] = Counter()
+        self._unit_of: dict[int, int] = {}  # the unit of each worker
+        self._position_of: dict[int, int] = {}  # the position of the input that each unit reads
+        self._n_crashes: Counter[tuple[int, int | None]] = Counter()
 
     def start(self, worker: int) -> None:
         """Give a worker its next unit, if there is one."""
-        number = self._ledger.next_unit()
+        number = self._state.next_unit()
         if number is not None:
-            self._send(worker, number)
+            self._assign(worker, number)
 
-    def _send(self, worker: int, number: int) -> None:
+    def _assign(self, worker: int, number: int) -> None:
         """A unit travels as a file: its list of inputs may be longer than a message can be."""
-        place = os.path.join(self._job.folder, f"{number:06d}-{sum(self._n_deaths.values())}.unit")
+        place = os.path.join(self._job.folder, f"{number:06d}-{sum(self._n_crashes.values())}.unit")
         with create(place) as file:
             pickle.dump(self._units[number], file)
-        self._doing[worker] = number
+        self._unit_of[worker] = number
         self._crew.send(worker, os.fsencode(place))
 
-    def take(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Act upon what has happened to a worker."""
         if isinstance(event, Died):
-            self._begin_again(event)
+            self._on_worker_exit(event)
         elif isinstance(event, Failed):
-            raise WorkerDied(f"a worker raised an exception{self._over(event)}\n{event.text}")
+            raise WorkerDied(f"a worker raised an exception{self._context(event)}\n{event.text}")
         elif (whole := self._pieces.take(event.worker, event.data)) is not None:
-            told = pickle.loads(whole)
-            if isinstance(told, Exception):
-                raise told
-            if isinstance(told, InputStarted):
-                self._reading[told.unit] = told.position
-            elif isinstance(told, InputDone | UnitDone):
-                self._reading.pop(told.unit, None)
-                self._ledger.take(told)
-            if isinstance(told, UnitDone):
-                del self._doing[event.worker]
+            message = pickle.loads(whole)
+            if isinstance(message, Exception):
+                raise message
+            if isinstance(message, InputStarted):
+                self._position_of[message.unit] = message.position
+            elif isinstance(message, InputDone | UnitDone):
+                self._position_of.pop(message.unit, None)
+                self._state.handle(message)
+            if isinstance(message, UnitDone):
+                del self._unit_of[event.worker]
                 self.start(event.worker)
 
-    def _begin_again(self, event: Died) -> None:
+    def _on_worker_exit(self, event: Died) -> None:
         """Have another process do the unit of one that has ended, without what ended two."""
         self._pieces.forget(event.worker)
-        number = self._doing.get(event.worker)
+        number = self._unit_of.get(event.worker)
         if number is None:
             return  # it had nothing to do, and there is nothing more
-        position = self._reading.pop(number, None)
-        self._n_deaths[number, position] += 1
+        position = self._position_of.pop(number, None)
+        self._n_crashes[number, position] += 1
         if position is None:  # perhaps over the check of what is recorded: a page that is not read
             delete_record(Path(self._job.folder, self._units[number].key))
-        if self._n_deaths[number, position] == MAX_CRASHES:
+        if self._n_crashes[number, position] == MAX_CRASHES:
             if position is None:
                 raise WorkerDied(
-                    f"{MAX_CRASHES} workers ended with {_describe_exit(event)}{self._over(event)}"
+                    f"{MAX_CRASHES} workers ended with {_describe_exit(event)}{self._context(event)}"
                 )
             unit = self._units[number]
             reason = self._reason(event, unit.inputs[position - unit.first])
-            self._units[number] = replace(unit, lost=(*unit.lost, (position, reason)))
+            self._units[number] = replace(unit, skipped=(*unit.skipped, (position, reason)))
         self._crew.restart(event.worker)
-        self._send(event.worker, number)
+        self._assign(event.worker, number)
 
     def _reason(self, event: Died, source: Input) -> str:
-        """Why an input is lost."""
+        """Why an input is skipped."""
         if event.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
             seconds = cpu_limit_s(self._job.step_s, source)
             return (
@@ -297,13 +297,13 @@ class _UnitScheduler:
             )
         return f"{MAX_CRASHES} processes that read it ended with {_describe_exit(event)}"
 
-    def _over(self, event: Failed | Died) -> str:
+    def _context(self, event: Failed | Died) -> str:
         """Say over what a worker ended."""
-        number = self._doing.get(event.worker)
+        number = self._unit_of.get(event.worker)
         if number is None:
             return ""
         unit = self._units[number]
-        if (position := self._reading.get(number)) is not None:
+        if (position := self._position_of.get(number)) is not None:
             return f" while converting {unit.inputs[position - unit.first].name}"
         return f" while finishing {unit.inputs[0].name} to {unit.inputs[-1].name}"
 

@@ -107,14 +107,14 @@ class ShardUploader(Closing):
     def __init__(self, objects: Objects, hint: str) -> None:
         self._objects, self.hint = objects, hint
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[str, ShardSummary]] = deque()
-        self._n_under_way = 0
-        self._failed: BaseException | None = None
-        self._is_over = False
-        self._at_end: Callable[[], object] = _no_callback
+        self._queue: deque[tuple[str, ShardSummary]] = deque()
+        self._n_running = 0
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._add_done_callback: Callable[[], object] = _no_callback
         self._threads: list[threading.Thread] = []
 
-    def send(self, path: str, shard: ShardSummary) -> None:
+    def submit(self, path: str, shard: ShardSummary) -> None:
         """Have the shard at `path` uploaded by its name; returns before it is, unless many wait.
 
         Where it was already, it is looked for.
@@ -123,10 +123,10 @@ class ShardUploader(Closing):
             ShardioError: what an upload has met.
         """
         with self._changed:
-            while len(self._waiting) >= _MAX_QUEUED and self._failed is None:
+            while len(self._queue) >= _MAX_QUEUED and self._error is None:
                 self._changed.wait(_POLL_S)
             self._raise()
-            self._waiting.append((path, shard))
+            self._queue.append((path, shard))
             self._changed.notify_all()
             if len(self._threads) < _MAX_CONCURRENT:
                 thread = threading.Thread(target=self._run, name="shardio-send", daemon=True)
@@ -140,54 +140,54 @@ class ShardUploader(Closing):
             ShardioError: what an upload has met.
         """
         with self._changed:
-            while (self._waiting or self._n_under_way) and self._failed is None:
+            while (self._queue or self._n_running) and self._error is None:
                 self._changed.wait(_POLL_S)
             self._raise()
 
     def close(self) -> None:
         """Begin nothing more; what is under way is not waited for, and is noted no more."""
         with self._changed:
-            self._is_over = True
-            self._waiting.clear()
+            self._is_closed = True
+            self._queue.clear()
             self._changed.notify_all()
 
-    def at_end(self, call: Callable[[], object]) -> None:
+    def add_done_callback(self, call: Callable[[], object]) -> None:
         """Have a call made once it is closed, and what was under way has come to its end."""
         with self._changed:
-            self._at_end = call
-            self._let_go()
+            self._add_done_callback = call
+            self._call_back_if_done()
 
-    def _let_go(self) -> None:
-        if self._is_over and not self._n_under_way:
-            self._at_end()
+    def _call_back_if_done(self) -> None:
+        if self._is_closed and not self._n_running:
+            self._add_done_callback()
 
     def _raise(self) -> None:
-        if self._failed is not None:
-            raise self._failed
+        if self._error is not None:
+            raise self._error
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
             try:
-                self._do(*job)
+                self._upload(*job)
             except BaseException as error:  # noqa: BLE001  # raised where the next is sent
                 with self._changed:
-                    self._failed = self._failed or error
+                    self._error = self._error or error
             with self._changed:
-                self._n_under_way -= 1
-                self._let_go()
+                self._n_running -= 1
+                self._call_back_if_done()
                 self._changed.notify_all()
 
     def _next(self) -> tuple[str, ShardSummary] | None:
         with self._changed:
-            while not self._waiting and not self._is_over:
+            while not self._queue and not self._is_closed:
                 self._changed.wait()
-            if self._is_over or self._failed is not None:
+            if self._is_closed or self._error is not None:
                 return None
-            self._n_under_way += 1
+            self._n_running += 1
             self._changed.notify_all()
-            return self._waiting.popleft()
+            return self._queue.popleft()
 
-    def _do(self, path: str, shard: ShardSummary) -> None:
+    def _upload(self, path: str, shard: ShardSummary) -> None:
         if uploaded_name(path) is not None:
             check_uploaded(self._objects, shard, self.hint)
         else:
@@ -201,7 +201,7 @@ class ShardUploader(Closing):
 
     def _check(self) -> None:
         """Change nothing once it is over."""
-        if self._is_over:
+        if self._is_closed:
             raise _Cancelled
 
 

@@ -55,8 +55,8 @@ class Staging:
     """Owns `out/.conversion` from `with` to its end; two conversions cannot own the same.
 
     `resume` goes on with what an interrupted conversion left there, or begins where there is
-    nothing; `overwrite` begins anew, and a dataset in `out` gives way once the new one is done.
-    `appends`: to the dataset in `out`. `hint`: how to begin anew, of one that goes to a store.
+    nothing; `overwrite` begins restart_hint, and a dataset in `out` gives way once the new one is done.
+    `appends`: to the dataset in `out`. `hint`: how to begin restart_hint, of one that goes to a store.
     At the end of a conversion that called `finish` the folder disappears; for a store, all but the
     plan. After an error it stays if any unit is finished; otherwise it disappears too, and so does
     `out` if it was made here.
@@ -81,26 +81,26 @@ class Staging:
         self.folder = self.out / WORK_FOLDER
         self.is_published, self.lock_fd = False, -1
         self._resume, self._overwrite, self.appends = resume, overwrite, appends
-        anew = self._give_up if appends else "overwrite (--overwrite) starts again"
-        self._way_out, self._anew = hint, hint or anew
-        self._moves = RenameLog(self.out, self.folder)
+        restart_hint = self._abandon_hint if appends else "overwrite (--overwrite) starts again"
+        self._store_hint, self._restart_hint = hint, hint or restart_hint
+        self._rename_log = RenameLog(self.out, self.folder)
         self._plan: JournaledPlan | None = None
         self._has_begun = self._is_finished = self._made_out = False
 
     def __enter__(self) -> Self:
-        self._refuse_anothers_folder()
+        self._check_work_folder()
         if plan_path(self.folder) is None:
-            self._refuse_others()
+            self._check_out()
         self._made_out = not self.out.exists()
         self._lock()
         try:
-            self._look()
+            self._inspect()
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
         return self
 
-    def _refuse_anothers_folder(self) -> None:
+    def _check_work_folder(self) -> None:
         """Refuse what has the folder's name and is not ours: it would be emptied."""
         try:
             kind = os.lstat(self.folder).st_mode
@@ -121,37 +121,37 @@ class Staging:
                     "no conversion's; move it away, or choose another folder"
                 )
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         """Find out what an earlier conversion left; refuse what the options do not allow."""
         place = plan_path(self.folder)
         if place is None:
             self._clear()
-            self._refuse_others()
+            self._check_out()
             return
-        is_over = place.name == PUBLISHED_FILE or self._moves.are_published()
+        is_over = place.name == PUBLISHED_FILE or self._rename_log.is_published()
         goes_on = self._resume and not self.appends and holds_dataset(self.out)
         self.is_published = is_over and goes_on
         if is_over and not goes_on:
-            self._refuse_others()
-            self._forget_work()
+            self._check_out()
+            self._remove_work()
             return
         if self.appends:
-            self._look_at_append()
+            self._inspect_append()
             return
         if not (self._resume or self._overwrite):
             raise DatasetExists(self._interrupted())
         if self._resume:
-            self._plan = self._read_plan(self._anew)
+            self._plan = self._read_plan(self._restart_hint)
             if self._plan and self._plan.appends:
                 raise DatasetExists(self._interrupted())
         if not self.is_published:
-            self._moves.undo()
-            self._refuse_others()
+            self._rename_log.undo()
+            self._check_out()
 
-    def _look_at_append(self) -> None:
+    def _inspect_append(self) -> None:
         """Go on with an append that was interrupted."""
-        self._moves.undo()  # so that the folder may be deleted as well
-        plan = self._read_plan(self._give_up)
+        self._rename_log.undo()  # so that the folder may be deleted as well
+        plan = self._read_plan(self._abandon_hint)
         if plan is not None and not (plan.appends and self._resume):
             raise DatasetExists(self._interrupted())
         self._plan = plan
@@ -172,7 +172,7 @@ class Staging:
             if plan is not None and plan.appends:
                 return (
                     f"{self.out}: an interrupted append lies here; append and resume (--append "
-                    f"--resume) goes on with what it has finished; {self._give_up}"
+                    f"--resume) goes on with what it has finished; {self._abandon_hint}"
                 )
         if self.appends:
             return (
@@ -181,20 +181,20 @@ class Staging:
             )
         return (
             f"{self.out}: an interrupted conversion lies here; resume (--resume) goes on with "
-            f"what it has finished, {self._anew}"
+            f"what it has finished, {self._restart_hint}"
         )
 
     @property
-    def _give_up(self) -> str:
+    def _abandon_hint(self) -> str:
         return f"to give it up, delete {self.folder}: the dataset is whole without it"
 
-    def _refuse_others(self) -> None:
+    def _check_out(self) -> None:
         """Refuse an `out` that holds what the options do not allow to give way."""
         if self.appends:
             check_dataset_exists(self.out)
         elif self._overwrite or (self._plan is not None and self._plan.replaces):
             remove_leftovers(self.out)
-            check_only_dataset(self.out, but=WORK_FOLDER)
+            check_only_dataset(self.out, exclude=WORK_FOLDER)
         else:
             refuse_existing(self.out, but=WORK_FOLDER)
 
@@ -206,14 +206,14 @@ class Staging:
             DatasetExists: the earlier one is published, and was of other inputs.
         """
         if self._plan is not None:
-            check_same_settings(self._plan, settings, self.out, f"or {self._anew}")
+            check_same_settings(self._plan, settings, self.out, f"or {self._restart_hint}")
             if self.is_published:
-                check_same_units(self._plan, units, self.out, self._way_out)
+                check_same_units(self._plan, units, self.out, self._store_hint)
         self._has_begun = True
         if self.is_published:
             return
         replaces = holds_dataset(self.out) and not self.appends
-        self._clear(but={PLAN_FILE, *units} if self._plan is not None else set())
+        self._clear(exclude={PLAN_FILE, *units} if self._plan is not None else set())
         self._plan = JournaledPlan(settings, tuple(units), replaces, self.appends)
         write_plan(self.folder, self._plan)
         sync_folder(str(self.out))
@@ -244,18 +244,18 @@ class Staging:
             DatasetConflict: another writer has put something of the same name there.
         """
         replaces = self._plan is not None and self._plan.replaces
-        self._moves.do(shards, lineage, number, replace=replaces)
+        self._rename_log.apply(shards, lineage, number, replace=replaces)
 
-    def forget_units(self) -> None:
+    def discard_units(self) -> None:
         """Remove what units have left: none of it is of use."""
-        self._clear(but={PLAN_FILE})
+        self._clear(exclude={PLAN_FILE})
 
     def finish(self) -> None:
         """Say that the dataset is published: nothing is kept here."""
         sync_folder(str(self.out))
         self._is_finished = True
 
-    def _forget_work(self) -> None:
+    def _remove_work(self) -> None:
         """Remove what a published dataset needs no more; whoever is killed here, left a plan.
 
         So the same conversion can still be resumed, and then only has to do the rest of this.
@@ -263,13 +263,13 @@ class Staging:
         if (self.folder / PLAN_FILE).exists():
             rename(self.folder / PLAN_FILE, self.folder / PUBLISHED_FILE)
             sync_folder(str(self.folder))
-        self._clear(but={PUBLISHED_FILE})
-        if not self._way_out:
+        self._clear(exclude={PUBLISHED_FILE})
+        if not self._store_hint:
             unlink(self.folder / PUBLISHED_FILE)
 
-    def _clear(self, but: frozenset[str] | set[str] = frozenset()) -> None:
+    def _clear(self, exclude: frozenset[str] | set[str] = frozenset()) -> None:
         for entry in list(os.scandir(self.folder)):
-            if entry.name in but:
+            if entry.name in exclude:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 remove_tree(entry.path)
@@ -284,31 +284,31 @@ class Staging:
     ) -> None:
         try:
             with contextlib.suppress(OSError):  # what cannot be tidied up, the next one will
-                self._tidy_up(error)
+                self._clean_up(error)
         finally:
             self._unlock()
 
-    def _tidy_up(self, error: BaseException | None) -> None:
+    def _clean_up(self, error: BaseException | None) -> None:
         if not self._has_begun:
             remove_folder(self.folder)  # unless an interrupted conversion lies there
         elif self._is_finished:
-            self._forget_work()
+            self._remove_work()
             remove_folder(self.folder)
-        elif not self._keep():
+        elif not self._keeps_work():
             unlink(self.folder / PLAN_FILE)  # first: from here on there is nothing to resume
             remove_tree(self.folder)
         elif error is not None:
             way = "append and resume (--append --resume)" if self.appends else "resume (--resume)"
             kept = f"{self.out}: what is finished is kept; {way} goes on with it"
-            error.add_note(f"{kept}, {self._anew}")
+            error.add_note(f"{kept}, {self._restart_hint}")
         if self._made_out:
             remove_folder(self.out)  # unless the dataset is there
 
-    def _keep(self) -> bool:
+    def _keeps_work(self) -> bool:
         """Take back what was moved out; whether the next one has anything to go on with."""
         try:
-            if not self._moves.are_published():
-                self._moves.undo()
+            if not self._rename_log.is_published():
+                self._rename_log.undo()
                 return has_records(self.folder)
         except (OSError, DataError):  # the next one may be able to, or will say it
             pass

@@ -66,7 +66,7 @@ class UploadLease:
     def __init__(self, objects: Objects, place: Path) -> None:
         self._objects, self._place = objects, place
 
-    def is_there(self) -> bool:
+    def is_held(self) -> bool:
         """Whether it is ours already, as an earlier conversion has left it.
 
         Raises:
@@ -76,17 +76,17 @@ class UploadLease:
             content = self._objects.read(LEASE_OBJECT)
         except ShardNotFound:
             return False
-        if content != self._written():
+        if content != self._expected_content():
             raise self._conflict(content)
         return True
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Make it ours.
 
         Raises:
             DatasetConflict: another was faster.
         """
-        if (content := self._written()) is None:
+        if (content := self._expected_content()) is None:
             make_folder(str(self._place.parent))
             since = datetime.now(UTC).isoformat(timespec="seconds")
             said = {"token": secrets.token_hex(16), "host": platform.node(), "since": since}
@@ -97,14 +97,14 @@ class UploadLease:
         except DatasetConflict:
             raise self._conflict(self._objects.read(LEASE_OBJECT)) from None
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         """Remove it, there and here; another's stays. Idempotent."""
         with contextlib.suppress(DatasetConflict):
-            if self.is_there():
+            if self.is_held():
                 self._objects.remove(LEASE_OBJECT)
         unlink(self._place)
 
-    def _written(self) -> bytes | None:
+    def _expected_content(self) -> bytes | None:
         """What the object holds if it is ours."""
         try:
             return sealed(read_sealed(self._place))
@@ -137,7 +137,7 @@ class Upload(Closing):
         url: where it is to be.
         storage_options: of the store.
         resume: whether it goes on with what an earlier one left.
-        for_folders: options that only folders have, and whether they are given.
+        folder_options: options that only folders have, and whether they are given.
 
     Raises:
         DatasetExists: something is there; or an earlier one was converted, and not published.
@@ -151,9 +151,9 @@ class Upload(Closing):
         storage_options: Mapping[str, Any] | None,
         *,
         resume: bool,
-        **for_folders: bool,
+        **folder_options: bool,
     ) -> None:
-        if given := [name for name, is_given in for_folders.items() if is_given]:
+        if given := [name for name, is_given in folder_options.items() if is_given]:
             raise InvalidArgument(f"{url}: {', '.join(given)}: only for a dataset in a folder")
         if url.lower().startswith(("http://", "https://")):
             raise InvalidArgument(
@@ -165,16 +165,16 @@ class Upload(Closing):
         name = hash_bytes(f"{self._objects.endpoint} {self._objects.url}".encode())
         self.folder = os.path.join(remote.folder, "converting", f"{name:016x}")
         """The folder of this machine that it is converted in."""
-        self._way_out = (
+        self._hint = (
             f"to convert all of it again, remove {self.folder} and what lies at {self._objects.url}"
         )
-        self.sender, self._lock = (
-            ShardUploader(self._objects, self._way_out),
+        self.uploader, self._lock = (
+            ShardUploader(self._objects, self._hint),
             contextlib.ExitStack(),
         )
-        self._done = f"{self.folder}.done"
+        self._done_folder = f"{self.folder}.done"
         """What that is called once the dataset is published."""
-        self._claim, self._has_claim = (
+        self._lease, self._has_lease = (
             UploadLease(self._objects, Path(f"{self.folder}.json")),
             False,
         )
@@ -182,16 +182,16 @@ class Upload(Closing):
         """Whether there is nothing left to do but to publish."""
         try:
             make_folder(remote.folder)
-            self._refuse_others_here(f"{remote.folder}/converting.lock", name >> 2)
-            self._tidy_up()
+            self._lock_locally(f"{remote.folder}/converting.lock", name >> 2)
+            self._clean_up()
             self.is_converted = holds_dataset(self.folder)
-            self._has_claim = self._claim.is_there()
+            self._has_lease = self._lease.is_held()
             self._begin(resume=resume)
         except BaseException:
             self.close()
             raise
 
-    def _refuse_others_here(self, place: str, byte: int) -> None:
+    def _lock_locally(self, place: str, byte: int) -> None:
         """Make sure that no conversion of this machine is at work: it would have the same claim."""
         end_s = time.monotonic() + LOCK_PATIENCE_S
         while not self._lock.enter_context(exclusive(place, byte)):
@@ -210,15 +210,15 @@ class Upload(Closing):
         if not resume and self.is_converted:
             raise DatasetExists(
                 f"{self.folder}: what was converted for {url} is not published yet: go on by "
-                f"resume (--resume); {self._way_out}"
+                f"resume (--resume); {self._hint}"
             )
         if self._is_published():
             return
-        if not self._has_claim:
+        if not self._has_lease:
             if found := self._objects.names(1):
                 raise DatasetExists(f"{url}: already holds data ({found[0]}); choose another place")
-            self._claim.take()
-            self._has_claim = True
+            self._lease.acquire()
+            self._has_lease = True
             self._is_published()  # another may have begun, and have come to its end, in between
         if not self.is_converted and not self.has_plan:
             remove_tree(self.folder)  # samples of a program that was killed: nobody goes on there
@@ -257,56 +257,58 @@ class Upload(Closing):
         found, root = load(self.folder), Path(self.folder)
         shards = [shard for shard, _ in found.files]
         here = {shard.name for shard in shards if (root / shard.name).exists()}
-        side_by_side(_MAX_CONCURRENT, self._send, [shard for shard in shards if shard.name in here])
+        side_by_side(
+            _MAX_CONCURRENT, self._upload_shard, [shard for shard in shards if shard.name in here]
+        )
         if self.is_converted:  # who sent the others was another process
             sent = [shard for shard in shards if shard.name not in here]
-            side_by_side(_MAX_CONCURRENT, self._check, sent)
+            side_by_side(_MAX_CONCURRENT, self._check_shard, sent)
         for part in found.parts:
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
         report = report or _report_from(found)  # reads the inputs, which may lie in a part
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
-        self._remove_others({shard.name for shard in shards})  # now that they are no other writer's
-        rename(self.folder, self._done)
-        self._tidy_up()
+        self._remove_unused({shard.name for shard in shards})  # now that they are no other writer's
+        rename(self.folder, self._done_folder)
+        self._clean_up()
         elapsed_s = time.monotonic() - self._start_s
         return replace(report, dataset=self._objects.url, elapsed_s=elapsed_s)
 
-    def give_up(self, report: ConversionReport) -> ConversionReport:
+    def discard(self, report: ConversionReport) -> ConversionReport:
         """Remove what was sent, as there is nothing to publish; return the report of this place.
 
         Raises:
             DatasetConflict: another conversion is at work there.
             StoreAccessDenied, StoreUnavailable: the store cannot be asked.
         """
-        if self._claim.is_there():
-            self._remove_others(set())
+        if self._lease.is_held():
+            self._remove_unused(set())
         remove_tree(self.folder)  # so that the claim goes as well
         return replace(report, dataset=self._objects.url)
 
     def close(self) -> None:
         """End the threads. Where there is nothing to go on with, others may begin."""
-        self.sender.close()
+        self.uploader.close()
         try:
-            if self._has_claim and not os.path.exists(self.folder):
+            if self._has_lease and not os.path.exists(self.folder):
                 with contextlib.suppress(ShardioError, OSError):  # then who begins next is told
-                    self._claim.give_up()
+                    self._lease.release()
         finally:
-            self.sender.at_end(self._lock.close)
+            self.uploader.add_done_callback(self._lock.close)
 
-    def _tidy_up(self) -> None:
+    def _clean_up(self) -> None:
         """Remove what a dataset that is published needs no more, the first time or the next."""
-        if os.path.exists(self._done):
-            self._claim.give_up()
-            remove_tree(self._done)
+        if os.path.exists(self._done_folder):
+            self._lease.release()
+            remove_tree(self._done_folder)
 
-    def _send(self, shard: ShardSummary) -> None:
+    def _upload_shard(self, shard: ShardSummary) -> None:
         upload_shard(self._objects, os.path.join(self.folder, shard.name), shard)
 
-    def _check(self, shard: ShardSummary) -> None:
-        check_uploaded(self._objects, shard, self._way_out)
+    def _check_shard(self, shard: ShardSummary) -> None:
+        check_uploaded(self._objects, shard, self._hint)
 
-    def _remove_others(self, names: set[str]) -> None:
+    def _remove_unused(self, names: set[str]) -> None:
         """Remove shards that were sent, and have no part in the dataset."""
         for name in self._objects.names():
             if _SHARD_NAME.fullmatch(name) and name not in names:

@@ -105,16 +105,16 @@ class SampleBuffer:
         self._waiting_bytes += getsizeof(sample) + sum(map(_memory_bytes, sample.values()))
         self.n_samples += 1
         if self._waiting_bytes >= BUFFER_BYTES:
-            self._put_away()
+            self._spill()
 
-    def _put_away(self) -> None:
+    def _spill(self) -> None:
         if self._file is None:
             self._file = create_unnamed(self._folder)
         n_waiting = len(self._waiting)
-        n_together = -(-n_waiting // _N_PICKLES)
-        for start in range(0, n_waiting, n_together):
-            together = _transpose(self._waiting[start : start + n_together])
-            pickle.dump(together, self._file, protocol=5)
+        n_per_pickle = -(-n_waiting // _N_PICKLES)
+        for start in range(0, n_waiting, n_per_pickle):
+            stacked = _transpose(self._waiting[start : start + n_per_pickle])
+            pickle.dump(stacked, self._file, protocol=5)
             self._n_pickles += 1
         self._waiting, self._waiting_bytes = [], 0
 
@@ -204,8 +204,8 @@ class ConversionJob:
     step_s: float | None = None
 
 
-def convert_unit(unit: Unit, job: ConversionJob, tell: Callable[[UnitEvent], None]) -> None:
-    """Convert the inputs of one unit in order, and tell of each; what is recorded already is kept.
+def convert_unit(unit: Unit, job: ConversionJob, emit: Callable[[UnitEvent], None]) -> None:
+    """Convert the inputs of one unit in order, and emit of each; what is recorded already is kept.
 
     Raises:
         OSError: the disk refuses.
@@ -214,37 +214,37 @@ def convert_unit(unit: Unit, job: ConversionJob, tell: Callable[[UnitEvent], Non
     if kept := read_record(folder, unit):
         done, end = kept
         for one in done:
-            tell(one)
+            emit(one)
     else:
         remove_tree(folder)  # what an earlier attempt left
         make_folder(folder)
         sync_folder(job.folder)
-        end = _convert(unit, job, folder, tell)
-    tell(end)
+        end = _convert(unit, job, folder, emit)
+    emit(end)
 
 
 def _convert(
-    unit: Unit, job: ConversionJob, folder: Path, tell: Callable[[UnitEvent], None]
+    unit: Unit, job: ConversionJob, folder: Path, emit: Callable[[UnitEvent], None]
 ) -> UnitDone:
     """Convert all inputs into shards in `folder`, and record that."""
-    lost, done, stopped = dict(unit.lost), [], False
+    skipped, done, stopped = dict(unit.skipped), [], False
     with _RollingShardWriter(str(folder), job) as shards:
         for position, source in enumerate(unit.inputs, unit.first):
-            tell(InputStarted(unit.number, position))
-            with SampleBuffer(str(folder)) as spool:
+            emit(InputStarted(unit.number, position))
+            with SampleBuffer(str(folder)) as buffer:
                 states, content = input_states(source), ""
-                if position in lost:
-                    outcome = Outcome("broken", lost[position])
+                if position in skipped:
+                    outcome = Outcome("broken", skipped[position])
                 elif source.part_of:
                     outcome = Outcome("part", f"of {source.part_of}")
                 else:
-                    outcome, content = _read_input(source, states, job, spool)
-                shards.extend(spool)
+                    outcome, content = _read_input(source, states, job, buffer)
+                shards.extend(buffer)
                 n_bytes = sum(state.n_bytes for state in states.values() if state)
                 done.append(
-                    InputDone(unit.number, position, outcome, spool.n_samples, n_bytes, content)
+                    InputDone(unit.number, position, outcome, buffer.n_samples, n_bytes, content)
                 )
-                tell(done[-1])
+                emit(done[-1])
             if outcome.kind == "broken" and job.stop_at_broken:
                 stopped = True
                 break
@@ -254,9 +254,9 @@ def _convert(
 
 
 def _read_input(
-    source: Input, before: Mapping[str, FileState | None], job: ConversionJob, spool: SampleBuffer
+    source: Input, before: Mapping[str, FileState | None], job: ConversionJob, buffer: SampleBuffer
 ) -> tuple[Outcome, str]:
-    """Read one input to its end, into the spool: what became of it, its hash if it gave samples."""
+    """Read one input to its end, into the buffer: what became of it, its hash if it gave samples."""
     content = ""
     state = before[source.name]
     if state is not None and not stat.S_ISREG(state.mode):
@@ -265,14 +265,14 @@ def _read_input(
         if (state := before[part.name]) is None or not stat.S_ISREG(state.mode):
             what = "is gone, or leads nowhere" if state is None else "is not a regular file"
             return Outcome("broken", f"{part.name}, a part of it, {what}"), ""
-    outcome = _convert_input(source, job, spool)
+    outcome = _convert_input(source, job, buffer)
     if outcome.kind == "broken" and not job.keep_partial:
-        spool.clear()
-    if spool.n_samples:
+        buffer.clear()
+    if buffer.n_samples:
         with contextlib.suppress(OSError):  # then it is known by its name alone
             content = input_hash(source)
     if (after := input_states(source)) != before:  # samples may be of both states, or of neither
-        spool.clear()
+        buffer.clear()
         name = next(name for name, state in after.items() if state != before[name])
         which = "" if name == source.name else f"{name}, a part of it, "
         what = "changed" if after[name] else "vanished"
@@ -288,13 +288,13 @@ def _strip_paths(reason: str, source: Input) -> str:
     return reason
 
 
-def _convert_input(source: Input, job: ConversionJob, spool: SampleBuffer) -> Outcome:
-    """Have the converter read an input; its samples are in the spool then."""
+def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> Outcome:
+    """Have the converter read an input; its samples are in the buffer then."""
     samples = job.source.samples(source)
     if job.step_s is not None:
         samples = limit_cpu(samples, cpu_limit_s(job.step_s, source))
     try:
-        outcome = _fill_buffer(samples, source, spool)
+        outcome = _fill_buffer(samples, source, buffer)
     except MediaError as error:
         return Outcome("broken", str(error).removeprefix(f"{source.path}: "))
     if isinstance(outcome, Outcome) and outcome.kind in OUTCOMES:
@@ -325,9 +325,9 @@ def _classify_non_file(path: str, mode: int) -> Outcome:
 
 
 def _fill_buffer(
-    samples: Iterator[Mapping[str, Any]], source: Input, spool: SampleBuffer
+    samples: Iterator[Mapping[str, Any]], source: Input, buffer: SampleBuffer
 ) -> object:
-    """Put all samples into the spool; what the generator returned at its end."""
+    """Put all samples into the buffer; what the generator returned at its end."""
     while True:
         try:
             sample = next(samples)
@@ -337,7 +337,7 @@ def _fill_buffer(
             if not _concerns(error, source):
                 raise
             return Outcome("broken", f"cannot be read: {error.strerror or error}")
-        spool.append(sample)
+        buffer.append(sample)
 
 
 class _RollingShardWriter:

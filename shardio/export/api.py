@@ -20,10 +20,10 @@ from shardio.storage.fs import create, sync
 from shardio.version import __version__
 
 FORMATS: Final = {
-    "files": ("shardio.export.files", "Files"),
-    "npy": ("shardio.export.files", "Arrays"),
-    "parquet": ("shardio.export.parquet", "Parquet"),
-    "webdataset": ("shardio.export.webdataset", "Tars"),
+    "files": ("shardio.export.files", "FilesExporter"),
+    "npy": ("shardio.export.files", "NpyExporter"),
+    "parquet": ("shardio.export.parquet", "ParquetExporter"),
+    "webdataset": ("shardio.export.webdataset", "WebDatasetExporter"),
 }
 """Where what writes each format lives."""
 SCHEMA_FILE: Final = "_schema.json"

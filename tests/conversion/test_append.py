@@ -415,7 +415,7 @@ def test_an_interrupted_append_is_resumed_to_the_same_bytes(
 def leave(lines: Path, out: Path, place: object, name: str) -> None:
     """Append, and be killed when `name` is called."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Staging, "_tidy_up", killed)
+        patch.setattr(Staging, "_clean_up", killed)
         patch.setattr(place, name, killed)
         with pytest.raises(KeyboardInterrupt):
             append(lines, out)

@@ -223,7 +223,7 @@ def test_what_a_report_of_progress_costs_does_not_grow_with_the_inputs() -> None
     told: list[Progress] = []
     ledger = ConversionState(Counted(inputs, ()), cut_units(inputs), told.append)
     for position in range(50):
-        ledger.take(InputDone(0, position, Outcome("converted"), 1, 3))
+        ledger.handle(InputDone(0, position, Outcome("converted"), 1, 3))
     assert [(each.n_bytes_done, each.n_bytes) for each in told][-1] == (150, 150)
     assert (len(told), sums) == (50, [150])
 

@@ -113,7 +113,7 @@ def leave(lines: Path, out: Path, killed_at: str, **options: bool) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Staging, "_tidy_up", kill)
+        patch.setattr(Staging, "_clean_up", kill)
         patch.setattr(execution, killed_at, kill)
         with pytest.raises(KeyboardInterrupt):
             convert(lines, out, **options)

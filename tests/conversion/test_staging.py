@@ -86,7 +86,7 @@ def convert(source: Path, out: Path, **options: Any) -> shardio.ConversionReport
 def abandoned(source: Path, out: Path, *, publish: bool = False) -> None:
     """Leave what a conversion leaves that was killed when it had moved its shards out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Staging, "_tidy_up", lambda *_: None)
+        patch.setattr(Staging, "_clean_up", lambda *_: None)
         if not publish:
             patch.setattr(execution, "publish", killed)
             with pytest.raises(KeyboardInterrupt):

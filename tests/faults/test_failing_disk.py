@@ -220,7 +220,7 @@ def test_after_any_call_that_fails_the_taking_up_again_may_fail_as_well(
     for fail_at in range(len(calls)):
         out = tmp_path / f"{fail_at}"
         with monkeypatch.context() as during:
-            during.setattr(Staging, "_tidy_up", lambda *_: None)  # as after SIGKILL
+            during.setattr(Staging, "_clean_up", lambda *_: None)  # as after SIGKILL
             assert refuse(lines, out, FailingDisk(errno.EIO, pointing), during)
         failing = FailingDisk(errno.EIO, fail_at)
         if refuse(lines, out, failing, monkeypatch, resume=True):

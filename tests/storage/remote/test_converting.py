@@ -248,8 +248,8 @@ def test_a_sender_that_is_closed_removes_nothing_any_more(
         "shardio.conversion.shard_uploader.check_uploaded", lambda *_: sender.close()
     )
     (tmp_path / "000.shard").write_bytes(b"of the next conversion")
-    sender.at_end(has_ended.set)
-    sender.send(str(tmp_path / "000.shard"), ShardSummary("000000-000.shard", 1, 1, "0"))
+    sender.add_done_callback(has_ended.set)
+    sender.submit(str(tmp_path / "000.shard"), ShardSummary("000000-000.shard", 1, 1, "0"))
     assert has_ended.wait(60)
     assert (tmp_path / "000.shard").exists()
 
@@ -257,13 +257,13 @@ def test_a_sender_that_is_closed_removes_nothing_any_more(
 def test_who_came_and_published_before_the_claim_is_seen(
     store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = UploadLease.take
+    take = UploadLease.acquire
 
     def late(self: UploadLease) -> None:
         store.put("just/dataset.json", b"another's")
         take(self)
 
-    monkeypatch.setattr(UploadLease, "take", late)
+    monkeypatch.setattr(UploadLease, "acquire", late)
     with pytest.raises(DatasetExists, match="already holds a dataset"):
         _convert(store, lines, store.url("just"), **OPTIONS)
     assert list(_objects(store, store.url("just"))) == ["dataset.json"]
@@ -376,7 +376,7 @@ def test_who_is_killed_while_tidying_up_has_published(
 ) -> None:
     url = store.url("tidied")
     with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
-        during.setattr("shardio.conversion.upload.Upload._tidy_up", _tidy_up_later())
+        during.setattr("shardio.conversion.upload.Upload._clean_up", _tidy_up_later())
         _convert(store, lines, url, **OPTIONS)
     assert _texts(store, url) == ["one", "two", "three", "four"]
     with pytest.raises(DatasetExists, match="already holds a dataset"):
