@@ -35,8 +35,8 @@ _ATTEMPTS: Final = "attempts-"
 class UnitAttempt:
     """What a machine says of a unit: its events, and the folder of its shards.
 
-    `folder` is empty where the unit was there already. `missing_path`: an input that the machine does not
-    see, instead of anything else.
+    `folder` is empty where the unit was there already. `missing_path` is an input that
+    this machine cannot see; everything else is empty then.
     """
 
     events: tuple[UnitEvent, ...] = ()

@@ -36,7 +36,7 @@ from shardio.storage.fs import create, unlink
 class ConversionState:
     """What is known of every unit so far, and which is to be done next. Pure bookkeeping.
 
-    `on_shard` is message of every shard of a unit that is done: where it lies, and as it is published.
+    `on_shard` is called with the path and the published summary of each shard of a finished unit.
 
     Once a unit has stopped at a broken input, only the units before it count: whatever later
     ones did, in whatever order, is forgotten. So the result does not depend on the workers.
@@ -280,7 +280,8 @@ class _UnitScheduler:
         if self._n_crashes[number, position] == MAX_CRASHES:
             if position is None:
                 raise WorkerDied(
-                    f"{MAX_CRASHES} workers ended with {_describe_exit(event)}{self._context(event)}"
+                    f"{MAX_CRASHES} workers ended with {_describe_exit(event)}"
+                    f"{self._context(event)}"
                 )
             unit = self._units[number]
             reason = self._reason(event, unit.inputs[position - unit.first])

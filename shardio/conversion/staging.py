@@ -55,8 +55,8 @@ class Staging:
     """Owns `out/.conversion` from `with` to its end; two conversions cannot own the same.
 
     `resume` goes on with what an interrupted conversion left there, or begins where there is
-    nothing; `overwrite` begins restart_hint, and a dataset in `out` gives way once the new one is done.
-    `appends`: to the dataset in `out`. `hint`: how to begin restart_hint, of one that goes to a store.
+    nothing; `overwrite` starts again, and a dataset in `out` gives way once the new one is done.
+    `appends`: to the dataset in `out`. `hint`: how to start again, for an upload.
     At the end of a conversion that called `finish` the folder disappears; for a store, all but the
     plan. After an error it stays if any unit is finished; otherwise it disappears too, and so does
     `out` if it was made here.

@@ -256,7 +256,7 @@ def _convert(
 def _read_input(
     source: Input, before: Mapping[str, FileState | None], job: ConversionJob, buffer: SampleBuffer
 ) -> tuple[Outcome, str]:
-    """Read one input to its end, into the buffer: what became of it, its hash if it gave samples."""
+    """Read one input into the buffer; return its outcome, and its hash if it gave samples."""
     content = ""
     state = before[source.name]
     if state is not None and not stat.S_ISREG(state.mode):
