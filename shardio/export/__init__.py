@@ -1,7 +1,12 @@
-"""Takes datasets out again: as WebDataset's tars, as Parquet, as arrays or as folders of files.
+"""Export datasets as WebDataset tars, Parquet files, .npy arrays or folders of files.
 
-`reading` gives verified samples, one module for each format writes them, `driver` puts both
-together and lets the result appear when all of it is on the disk.
+| module | contents |
+|---|---|
+| `api` | `export`: select fields, write, publish |
+| `formats` | `SampleReader`: verified batches of samples; `Exporter`: the interface of a format |
+| `value_files` | a field's value as a file: encoding, suffix and safe file names |
+| `webdataset`, `parquet`, `files` | the formats |
+| `target` | the output folder, which appears complete or not at all |
 """
 
 from shardio.export.api import ExportProgress, ExportReport, export

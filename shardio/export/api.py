@@ -1,4 +1,4 @@
-"""The one driver of exports: reads, writes, and publishes the result as a whole."""
+"""Export a dataset: read samples, write them with an exporter, publish the folder as a whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMATS: Final = {
     "parquet": ("shardio.export.parquet", "ParquetExporter"),
     "webdataset": ("shardio.export.webdataset", "WebDatasetExporter"),
 }
-"""Where what writes each format lives."""
+"""Module and class of each format's exporter."""
 SCHEMA_FILE: Final = "_schema.json"
 SHARD_BYTES: Final = 256 << 20
 _PACKAGES: Final = {"parquet": ("pyarrow", "arrow")}
@@ -33,9 +33,9 @@ _PACKAGES: Final = {"parquet": ("pyarrow", "arrow")}
 
 @dataclass(frozen=True, slots=True)
 class ExportProgress:
-    """How far an export is; bytes are those of the dataset.
+    """Progress of an export, with bytes as the dataset stores them.
 
-    `is_syncing`: all samples are written, and the disk is waited for.
+    `is_syncing` is True once all samples are written and the export waits for the disk.
     """
 
     n_samples_done: int
@@ -47,7 +47,7 @@ class ExportProgress:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What came of an export."""
+    """The result of an export."""
 
     out: str
     format: str
@@ -58,7 +58,7 @@ class ExportReport:
     skipped: tuple[Skipped, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The report in JSON's terms."""
+        """Return the report as JSON values."""
         return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
 
 
@@ -76,25 +76,25 @@ def export(
 ) -> ExportReport:
     """Write the samples of a dataset as files of another format, into a folder of their own.
 
-    The folder appears when all of it is written and on the disk.
+    The folder appears once everything is written and synced to disk.
 
     Args:
-        dataset: a folder, or an open dataset, of which the samples are those it shows.
-        out: the folder to make; it may be there if it is empty.
+        dataset: a folder, or an open dataset, whose current selection of samples is exported.
+        out: the folder to create; an empty one may exist already.
         format: "webdataset", "parquet", "npy" or "files".
-        fields: names of those to export; all by default. A nested record's name stands for all
-            that is in it.
-        subset: the name of a subset of a folder's dataset.
-        shard_bytes: about how much goes into one tar, or one file of Parquet.
+        fields: names of the fields to export; all by default. The name of a nested record stands
+            for all fields in it.
+        subset: the name of a subset; only with the path of a dataset.
+        shard_bytes: approximate size of one tar or Parquet file.
         on_error: "stop" at the first damaged sample, or "skip" it.
-        overwrite: an export in `out` gives way once the new one is done.
-        progress: called now and then, and before the disk is waited for at the end.
+        overwrite: replace an earlier export in `out` once the new one is complete.
+        progress: called after each batch of samples, and before the final sync to disk.
 
     Raises:
-        InvalidArgument: an option is not acceptable, or the format cannot hold a field.
-        DatasetExists: there is something in `out`.
-        ShardCorrupt, …: a sample is damaged; nothing is left of the export.
-        DatasetConflict: another writer has removed shards of the generation that is exported.
+        InvalidArgument: an option is invalid, or the format cannot hold a field.
+        DatasetExists: `out` is not empty.
+        ShardCorrupt, …: a sample is damaged; the incomplete export is removed.
+        DatasetConflict: another writer has removed shards of the exported generation.
         UnsupportedEnvironment: a package is missing.
     """
     if format not in FORMATS or on_error not in ("stop", "skip"):
@@ -105,16 +105,18 @@ def export(
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes!r}; it must be 1 or more")
     with _open(dataset, subset) as source:
-        asked = ExportOptions(source, _select_fields(source, fields), shard_bytes)
+        options = ExportOptions(source, _select_fields(source, fields), shard_bytes)
         target = ExportTarget(out, source.path, overwrite=overwrite)
-        writer = _make_exporter(format, asked)
-        samples = SampleReader(source, asked.fields, writer.prepare, skips=on_error == "skip")
+        exporter = _make_exporter(format, options)
+        samples = SampleReader(
+            source, options.fields, exporter.prepare, skip_damaged=on_error == "skip"
+        )
         with target, tell_overtaken(source.path, source.generation):
-            n_samples = _write_samples(samples, writer, target.folder, progress)
+            n_samples = _write_samples(samples, exporter, target.folder, progress)
             about = {"format": format, "samples": n_samples, **_provenance(source, samples)}
             _write_json(target.folder / ABOUT_FILE, about)
-            if writer.words is not None:
-                _write_json(target.folder / SCHEMA_FILE, writer.words)
+            if exporter.schema_spec is not None:
+                _write_json(target.folder / SCHEMA_FILE, exporter.schema_spec)
             sizes = [*_sizes(target.folder)]
             target.publish()
     return ExportReport(
@@ -123,7 +125,7 @@ def export(
         n_samples,
         len(sizes),
         sum(sizes),
-        tuple(asked.fields),
+        tuple(options.fields),
         tuple(samples.skipped),
     )
 
@@ -134,30 +136,30 @@ def _open(
     if not isinstance(dataset, Dataset):
         return ShardDataset(dataset, subset=subset)
     if subset is not None:
-        raise InvalidArgument("subset is for the path of a dataset: open it with its subset")
+        raise InvalidArgument("subset applies to paths only; open the dataset with the subset")
     if dataset.rows.clips is not None or dataset.rows.packed is not None:
         raise InvalidArgument(
-            f"{dataset.path}: shows clips or windows; what is exported is whole samples"
+            f"{dataset.path}: opened as clips or windows; only whole samples can be exported"
         )
     return contextlib.nullcontext(dataset)
 
 
 def _select_fields(dataset: Dataset, names: Iterable[str] | None) -> dict[str, Any]:
-    """The fields of some names, or all, in the order of the schema."""
+    """Return the fields of the given names (default: all) in schema order."""
     schema = dataset.schema
     if names is None:
         return dict(schema)
-    asked = [names] if isinstance(names, str) else [*names]
+    selected = [names] if isinstance(names, str) else [*names]
     known = {*schema, *schema.groups}
-    if not asked or (unknown := [name for name in asked if name not in known]):
-        found = f"no field {unknown[0]!r}" if asked else "no field is asked for"
-        raise InvalidArgument(f"{dataset.place}: {found}; there are: {', '.join(schema)}")
-    inside = tuple(f"{name}." for name in asked)
-    return {n: f for n, f in schema.items() if n in asked or f"{n}.".startswith(inside)}
+    if not selected or (unknown := [name for name in selected if name not in known]):
+        found = f"no field {unknown[0]!r}" if selected else "fields is empty"
+        raise InvalidArgument(f"{dataset.place}: {found}; the fields are {', '.join(schema)}")
+    inside = tuple(f"{name}." for name in selected)
+    return {n: f for n, f in schema.items() if n in selected or f"{n}.".startswith(inside)}
 
 
-def _make_exporter(format: str, asked: ExportOptions) -> Exporter:
-    """What writes a format, once it is sure that it can hold the fields."""
+def _make_exporter(format: str, options: ExportOptions) -> Exporter:
+    """Create the exporter of a format; it refuses fields that it cannot hold."""
     module, name = FORMATS[format]
     try:
         kind: Callable[[ExportOptions], Exporter] = getattr(import_module(module), name)
@@ -168,37 +170,37 @@ def _make_exporter(format: str, asked: ExportOptions) -> Exporter:
         raise UnsupportedEnvironment(
             f"format {format!r} needs {package}: {install_hint(extra)}"
         ) from error
-    return kind(asked)
+    return kind(options)
 
 
 def _write_samples(
     samples: SampleReader,
-    writer: Exporter,
+    exporter: Exporter,
     folder: Path,
     progress: Callable[[ExportProgress], None] | None,
 ) -> int:
-    """Write all samples; returns how many there are."""
+    """Write all samples; return their number."""
     dataset, n_samples = samples.dataset, 0
     n_all, n_rows = len(dataset), int(dataset.starts[-1])
     n_bytes = sum(shard.n_bytes for shard in dataset.shards) * n_all // max(1, n_rows)
     try:
-        writer.begin(folder)
+        exporter.open(folder)
         for batch in samples:
-            writer.add(batch)
+            exporter.write(batch)
             n_samples += len(batch)
             if progress is not None:
                 n_done = n_samples + len(samples.skipped)
                 progress(ExportProgress(n_done, n_all, n_bytes * n_done // n_all, n_bytes))
         if progress is not None:
             progress(ExportProgress(n_all, n_all, n_bytes, n_bytes, is_syncing=True))
-        writer.end()
+        exporter.finish()
     finally:
-        writer.close()
+        exporter.close()
     return n_samples
 
 
 def _provenance(dataset: Dataset, samples: SampleReader) -> dict[str, Any]:
-    """What an export says of where it comes from."""
+    """Return what `_export.json` records about the exported dataset."""
     return {
         "fields": list(samples.fields),
         "classes": list(dataset.classes),
@@ -217,7 +219,7 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """The sizes of all files below a folder."""
+    """Yield the sizes of all files below a folder."""
     for place, _, names in os.walk(folder):
         for name in names:
             yield os.path.getsize(os.path.join(place, name))

@@ -1,7 +1,4 @@
-"""Exports fields as arrays: a .npy of all samples for each.
-
-Exports samples to a folder of files, with a table that has all else, and the files' names.
-"""
+"""Exporters for plain files: one file per value in folders, or one .npy array per field."""
 
 from __future__ import annotations
 
@@ -35,47 +32,47 @@ from shardio.storage.fs import create, make_folder, perform, sync
 
 _MAGIC: Final = b"\x93NUMPY\x01\x00"
 _MAX_CHARACTERS: Final = 1024
-"""Every string of an array takes four bytes for each character of the longest one."""
+"""Maximum text length: NumPy stores every string with 4 bytes per character of the longest one."""
 
 
 class NpyExporter:
-    """Writes NAME.npy for each field: arrays of one shape, and text as `<U`."""
+    """An exporter that writes NAME.npy for each field: fixed-shape arrays, and text as `<U`."""
 
     prepare: Prepare = {}
-    words = None
+    schema_spec = None
 
-    def __init__(self, asked: ExportOptions) -> None:
-        self._asked = asked
+    def __init__(self, options: ExportOptions) -> None:
+        self._options = options
         self._files = ExitStack()
         self._n_written = 0
-        refuse_fields(asked, _variable_shape_reasons(asked.fields))
-        texts = {n: f for n, f in asked.fields.items() if isinstance(f, Text)}
-        lengths, refused = _measure_texts(asked, texts) if texts else ({}, {})
-        for name, field in asked.fields.items():
-            if field.optional and (lacking := _first_missing(asked, name)) is not None:
-                refused[name] = f"sample {lacking} lacks it, and a .npy has no empty place"
-        refuse_fields(asked, refused)
-        self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        for name, field in asked.fields.items():
+        refuse_fields(options, _variable_shape_reasons(options.fields))
+        texts = {n: f for n, f in options.fields.items() if isinstance(f, Text)}
+        lengths, refused = _measure_texts(options, texts) if texts else ({}, {})
+        for name, field in options.fields.items():
+            if field.optional and (missing := _first_missing(options, name)) is not None:
+                refused[name] = f"sample {missing} has no value, and a .npy cannot hold nulls"
+        refuse_fields(options, refused)
+        self._layouts: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        for name, field in options.fields.items():
             if isinstance(field, Array):
-                self._kinds[name] = export_dtype(field), tuple(n or 0 for n in field.shape)
+                self._layouts[name] = export_dtype(field), tuple(n or 0 for n in field.shape)
             else:
-                self._kinds[name] = np.dtype(f"<U{lengths[name] or 1}"), ()
-        self._names = distinct_names(asked.fields)
+                self._layouts[name] = np.dtype(f"<U{lengths[name] or 1}"), ()
+        self._names = distinct_names(options.fields)
         self._open: dict[str, tuple[Path, IO[bytes]]] = {}
 
-    def begin(self, folder: Path) -> None:
-        """Make a file for each field, with room for its head."""
+    def open(self, folder: Path) -> None:
+        """Create a file for each field, with space reserved for its header."""
         for name, stem in self._names.items():
             path = folder / local_name(f"{stem}.npy")
             file = self._files.enter_context(create(path))
-            file.write(self._head(name, len(self._asked.dataset)))
+            file.write(self._header(name, len(self._options.dataset)))
             self._open[name] = path, file
 
-    def add(self, batch: SampleBatch) -> None:
-        """Write the rows of some samples."""
-        for name, (dtype, shape) in self._kinds.items():
-            field = self._asked.fields[name]
+    def write(self, batch: SampleBatch) -> None:
+        """Write the rows of a batch."""
+        for name, (dtype, shape) in self._layouts.items():
+            field = self._options.fields[name]
             values: Any = batch.columns[name] if name in batch.columns else batch.records[name]
             if isinstance(field, Array):
                 values = number_converter(field)(np.asarray(values, field.numpy))
@@ -83,60 +80,60 @@ class NpyExporter:
             self._open[name][1].write(rows.data if rows.size else b"")
         self._n_written += len(batch)
 
-    def end(self) -> None:
-        """Write the heads anew, for as many samples as there are."""
+    def finish(self) -> None:
+        """Rewrite the headers with the final number of samples, and sync the files."""
         for name, (path, file) in self._open.items():
             file.seek(0)
-            file.write(self._head(name, self._n_written))
+            file.write(self._header(name, self._n_written))
             sync(file, path)
         self.close()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._files.close()
 
-    def _head(self, name: str, n_samples: int) -> bytes:
-        """The head of a file, which has room for any number up to that of all samples."""
-        dtype, shape = self._kinds[name]
-        said = {"descr": dtype.str, "fortran_order": False, "shape": (n_samples, *shape)}
+    def _header(self, name: str, n_samples: int) -> bytes:
+        """Return a file's header, padded to the length of one for all samples of the dataset."""
+        dtype, shape = self._layouts[name]
+        header = {"descr": dtype.str, "fortran_order": False, "shape": (n_samples, *shape)}
         room = 20 - len(str(n_samples))
-        text = f"{said}{' ' * room}"
+        text = f"{header}{' ' * room}"
         text += " " * (-(len(_MAGIC) + 2 + len(text) + 1) % 64) + "\n"
         return _MAGIC + len(text).to_bytes(2, "little") + text.encode("ascii")
 
 
 def _variable_shape_reasons(fields: Mapping[str, Field]) -> dict[str, str]:
-    """Why some fields are not of one shape, by their names."""
+    """Return the fields that are neither text nor arrays of one shape, each with the reason."""
     return {
-        name: "its shape varies" if isinstance(field, Array) else "no array, nor text"
+        name: "its shape varies" if isinstance(field, Array) else "neither an array nor text"
         for name, field in fields.items()
         if not (isinstance(field, Text) or (isinstance(field, Array) and field.is_fixed))
     }
 
 
 def _measure_texts(
-    asked: ExportOptions, texts: Mapping[str, Field]
+    options: ExportOptions, texts: Mapping[str, Field]
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """How many characters the longest text of each field has; and which cannot be stored, why."""
+    """Return the longest text of each field in characters, and why some texts do not fit."""
     longest, refused = dict.fromkeys(texts, 0), dict[str, str]()
-    for batch in SampleReader(asked.dataset, texts, skips=True):
+    for batch in SampleReader(options.dataset, texts, skip_damaged=True):
         for name, values in batch.records.items():
             longest[name] = max(longest[name], *(len(text or "") for text in values))
             for number, text in zip(batch.numbers, values, strict=True):
                 if text is not None and text.endswith("\0"):
-                    refused[name] = f"sample {number} ends with U+0000, which NumPy takes off"
+                    refused[name] = f"sample {number} ends with U+0000, which NumPy strips"
     for name, n_characters in longest.items():
         if n_characters > _MAX_CHARACTERS:
             refused[name] = (
-                f"a text of {n_characters:,} characters, and a .npy takes as much for each; "
-                f"{_MAX_CHARACTERS:,} at most"
+                f"a text of {n_characters:,} characters, and a .npy pads all texts to the longest; "
+                f"at most {_MAX_CHARACTERS:,} are allowed"
             )
     return longest, refused
 
 
-def _first_missing(asked: ExportOptions, name: str) -> int | None:
-    """The first sample that lacks an optional field."""
-    dataset, found = asked.dataset, []
+def _first_missing(options: ExportOptions, name: str) -> int | None:
+    """Return the number of the first sample without a value for an optional field, or None."""
+    dataset, found = options.dataset, []
     rows = dataset.rows.at(np.arange(len(dataset)))
     shards = dataset.locate(rows)
     for shard in np.unique(shards).tolist():
@@ -148,78 +145,79 @@ def _first_missing(asked: ExportOptions, name: str) -> int | None:
 
 TABLE: Final = "samples.jsonl"
 _MAX_TABLE_ITEMS: Final = 1024
-"""Numbers of an array of fixed shape that stand in the table; larger ones are files."""
+"""Fixed-shape arrays of up to this many numbers are stored in the table; larger ones are files."""
 _CONCURRENT_SYNCS: Final = 16
-"""Disks answer many in about the time of one: 1,000 small files took 0.5 s, and 5.4 s in turn."""
+"""Disks sync many files in about the time of one: 1,000 small ones took 0.5 s, not 5.4 s."""
 
 
 class FilesExporter:
-    """Writes CLASS/NAME.jpg and the like, and `samples.jsonl`, in which each sample is a line.
+    """An exporter that writes CLASS/NAME.jpg and the like, and `samples.jsonl`, a sample a line.
 
-    Where several fields are files, each has a folder. NAME is that of the source, if it is
-    exported, else the sample's number; CLASS is that of the label, if it is.
+    If several fields are stored as files, each gets a folder. NAME comes from the field `source` if
+    it is exported, else from the sample's number. CLASS is the folder of the label's class, if
+    labels are exported.
     """
 
-    def __init__(self, asked: ExportOptions) -> None:
+    def __init__(self, options: ExportOptions) -> None:
         self._encoders: dict[str, Encode] = {}
-        words: dict[str, str] = {}
+        specs: dict[str, str] = {}
         prepare, refused = {}, {}
-        for name, field in asked.fields.items():
-            words[name] = field_spec(field)
+        for name, field in options.fields.items():
+            specs[name] = field_spec(field)
             if _is_in_table(field):
                 continue
             encode = file_encoder("", field)
             if encode is None:
-                refused[name] = "no file holds a list of arrays"
+                refused[name] = "a file cannot hold a list of arrays"
                 continue
             self._encoders[name] = encode
             if isinstance(field, Array | Bytes):
-                words[name] = "file?" if field.optional else "file"
+                specs[name] = "file?" if field.optional else "file"
             if (made := preparation_of(field)) is not None:
                 prepare[name] = made
-        refuse_fields(asked, refused)
-        self.words: Mapping[str, str] = words
+        refuse_fields(options, refused)
+        self.schema_spec: Mapping[str, str] = specs
         self.prepare: Prepare = prepare
-        self._fields = asked.fields
+        self._fields = options.fields
         self._numbers = {
-            n: number_converter(f) for n, f in asked.fields.items() if isinstance(f, Array)
+            n: number_converter(f) for n, f in options.fields.items() if isinstance(f, Array)
         }
         several = len(self._encoders) > 1
         self._folders = (
-            distinct_names(self._encoders, TABLE) if several else dict.fromkeys(words, "")
+            distinct_names(self._encoders, TABLE) if several else dict.fromkeys(specs, "")
         )
-        self._classes = _class_folders(asked)
-        self._has_source = isinstance(asked.fields.get("source"), Text)
+        self._classes = _class_folders(options)
+        self._has_source = isinstance(options.fields.get("source"), Text)
         self._root = Path()
-        self._made: set[Path] = set()
+        self._created: set[Path] = set()
         self._table: IO[bytes] | None = None
 
-    def begin(self, folder: Path) -> None:
-        """Make the table, and the folders of classes."""
+    def open(self, folder: Path) -> None:
+        """Create the table and the folders of the classes."""
         self._root = folder
         self._table = create(folder / TABLE)
         for name in self._encoders:
             for place in ("", *self._classes):
-                self._make(folder / local_name(os.path.join(self._folders[name], place)))
+                self._make_folder(folder / local_name(os.path.join(self._folders[name], place)))
 
-    def add(self, batch: SampleBatch) -> None:
-        """Write samples."""
+    def write(self, batch: SampleBatch) -> None:
+        """Write the files and table lines of a batch."""
         if self._table is None:
             return
         for number, sample in zip(batch.numbers, batch.samples(), strict=True):
-            place = self._place(number, sample)
+            place = self._stem(number, sample)
             for name, encode in self._encoders.items():
                 if (value := sample[name]) is not None:
-                    ending, data = encode(value)
-                    sample[name] = self._write(self._folders[name], place, number, ending, data)
+                    suffix, data = encode(value)
+                    sample[name] = self._write(self._folders[name], place, number, suffix, data)
             for name, numbers in self._numbers.items():
                 if name not in self._encoders and sample[name] is not None:
                     sample[name] = numbers(np.asarray(sample[name])).tolist()
             line = json.dumps({name: sample[name] for name in self._fields}, ensure_ascii=False)
             self._table.write(line.encode() + b"\n")
 
-    def end(self) -> None:
-        """See to it that all files are on the disk, and the folders that name them."""
+    def finish(self) -> None:
+        """Sync all files and the folders that contain them."""
         self.close()
         paths = (
             os.path.join(place, name)
@@ -231,45 +229,45 @@ class FilesExporter:
                 deque(pool.map(_sync, some), maxlen=0)
 
     def close(self) -> None:
-        """Let go of the table."""
+        """Close the table."""
         if self._table is not None:
             self._table.close()
             self._table = None
 
-    def _place(self, number: int, sample: Mapping[str, Any]) -> str:
-        """Where the files of a sample lie, but for how their names end."""
+    def _stem(self, number: int, sample: Mapping[str, Any]) -> str:
+        """Return the path of a sample's files without suffix, relative to the field's folder."""
         name = f"{number:09d}"
         if self._has_source and sample["source"]:
-            stem, dot, ending = sample["source"].rpartition(".")
-            name = safe_path(stem if dot and "/" not in ending else sample["source"])
+            stem, dot, suffix = sample["source"].rpartition(".")
+            name = safe_path(stem if dot and "/" not in suffix else sample["source"])
         if not self._classes:
             return name
         label = sample["label"]
         is_class = label is not None and 0 <= int(label) < len(self._classes)
         return os.path.join(self._classes[int(label)] if is_class else "", os.path.basename(name))
 
-    def _write(self, folder: str, place: str, number: int, ending: str, data: bytes) -> str:
-        """Write a file; returns its name, which another one may have had before."""
+    def _write(self, folder: str, place: str, number: int, suffix: str, data: bytes) -> str:
+        """Write a file and return its relative path; the sample's number makes a name unique."""
         stem = os.path.join(folder, place)
         try:
-            self._make((self._root / local_name(stem)).parent)
-        except (FileExistsError, NotADirectoryError):  # a file has the name of this folder
+            self._make_folder((self._root / local_name(stem)).parent)
+        except (FileExistsError, NotADirectoryError):  # a file already has the name of this folder
             stem = os.path.join(folder, f"{number:09d}")
         for name in (stem, f"{stem}-{number}", *(f"{stem}-{number}-{i}" for i in range(2, 99))):
-            path = self._root / local_name(f"{name}{ending}")
+            path = self._root / local_name(f"{name}{suffix}")
             try:
                 file = create(path)
             except FileExistsError:
                 continue
             with file:
                 file.write(data)
-            return f"{name}{ending}"
-        raise FileExistsError(f"{self._root / stem}{ending}")
+            return f"{name}{suffix}"
+        raise FileExistsError(f"{self._root / stem}{suffix}")
 
-    def _make(self, folder: Path) -> None:
-        if folder not in self._made:
+    def _make_folder(self, folder: Path) -> None:
+        if folder not in self._created:
             make_folder(folder)
-            self._made.add(folder)
+            self._created.add(folder)
 
 
 def _sync(path: str) -> None:
@@ -281,15 +279,15 @@ def _sync(path: str) -> None:
 
 
 def _is_in_table(field: Field) -> bool:
-    """Whether a field's values stand in the table themselves."""
+    """True if the values of a field are stored in the table itself."""
     if isinstance(field, Array):
         return field.is_fixed and math.prod(n or 0 for n in field.shape) <= _MAX_TABLE_ITEMS
     return isinstance(field, Text | Json)
 
 
-def _class_folders(asked: ExportOptions) -> list[str]:
-    """The folder of each class; none where labels are not exported, or say none."""
-    label = asked.fields.get("label")
+def _class_folders(options: ExportOptions) -> list[str]:
+    """Return the folder name of each class; empty if labels are not exported, or not integers."""
+    label = options.fields.get("label")
     if not isinstance(label, Array) or label.shape or export_dtype(label).kind not in "iu":
         return []
-    return list(distinct_names(asked.dataset.classes, TABLE).values())
+    return list(distinct_names(options.dataset.classes, TABLE).values())

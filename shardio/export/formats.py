@@ -1,7 +1,4 @@
-"""Samples in batches, every byte verified; what is damaged ends the reading, or is left out.
-
-What an export is asked for, and what all formats have in common.
-"""
+"""The interface between an export and its formats: options, batches of samples, exporters."""
 
 from __future__ import annotations
 
@@ -19,15 +16,17 @@ from shardio.format.fields import Array, Field
 
 _MAX_ROWS: Final = 4096
 _MAX_BYTES: Final = 16 << 20
-"""Of columns, and of all else, in one batch; a sample of more is a batch of its own."""
-_NUMBER_BYTES: Final = 8  # about; of true, false and null as well
+"""Maximum bytes of columns, and of all other values, in one batch; a larger sample is its own
+batch.
+"""
+_NUMBER_BYTES: Final = 8  # approximate; true, false and null count as much
 
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A sample that is damaged, by its number, and why it was left out."""
+    """A damaged sample that was left out: its number and the reason."""
 
     sample: int
     reason: str
@@ -35,10 +34,10 @@ class Skipped:
 
 @dataclass(slots=True)
 class SampleBatch:
-    """Samples that follow one another, by field: of columns an array, of others a list.
+    """Consecutive samples by field: columns as arrays, other fields as lists.
 
-    `present` says of each optional column which samples have it; in lists, None stands for what is
-    not there.
+    `present` masks each optional column: True where a sample has a value. In lists, a missing value
+    is None.
     """
 
     numbers: list[int]
@@ -50,7 +49,7 @@ class SampleBatch:
         return len(self.numbers)
 
     def samples(self) -> Iterator[dict[str, Any]]:
-        """The samples one by one; None for what is not there."""
+        """Yield the samples one by one; missing values are None."""
         for i in range(len(self)):
             sample: dict[str, Any] = {}
             for name, column in self.columns.items():
@@ -63,15 +62,16 @@ class SampleBatch:
 
 @dataclass(slots=True)
 class SampleReader:
-    """The samples of a dataset, some fields of them, in order; `prepare` is done to records.
+    """An iterable over batches of a dataset's samples, in order, with every byte verified.
 
-    Without `skips`, the first that is damaged ends it; with it, `skipped` lists those left out.
+    `prepare` maps fields that are not columns to a function applied to their values. A damaged
+    sample raises an error; with `skip_damaged` it is left out and listed in `skipped`.
     """
 
     dataset: Dataset
     fields: Mapping[str, Field]
     prepare: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    skips: bool = False
+    skip_damaged: bool = False
     skipped: list[Skipped] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[SampleBatch]:
@@ -95,7 +95,7 @@ class SampleReader:
     def _read(
         self, shard: int, numbers: Rows, rows: Rows, columns: Sequence[str], records: Sequence[str]
     ) -> Iterator[SampleBatch]:
-        """The samples in some rows of a shard, in as many batches as their size asks for."""
+        """Yield some rows of a shard, in batches of limited size."""
         found: dict[str, npt.NDArray[Any]] = {}
         present: dict[str, npt.NDArray[np.bool_]] = {}
         try:
@@ -106,9 +106,9 @@ class SampleReader:
                     present[name] = reader.present(name, rows)
         except DataError as error:
             if len(rows) == 1:
-                self._leave_out(int(numbers[0]), error)
+                self._skip(int(numbers[0]), error)
                 return
-            for i in range(len(rows)):  # to know which one it is
+            for i in range(len(rows)):  # one by one, to find the damaged sample
                 one = slice(i, i + 1)
                 yield from self._read(shard, numbers[one], rows[one], columns, records)
             return
@@ -123,7 +123,7 @@ class SampleReader:
     def _records(
         self, shard: int, numbers: Rows, rows: Rows, names: Sequence[str]
     ) -> Iterator[tuple[list[int] | slice, dict[str, list[Any]]]]:
-        """What is no column, of as many samples at a time as `_MAX_BYTES` allow."""
+        """Yield (positions read, values) of fields that are not columns, `_MAX_BYTES` at a time."""
         if not names:
             yield slice(None), {}
             return
@@ -132,12 +132,12 @@ class SampleReader:
             try:
                 sample = self._record(shard, row, names)
             except DataError as error:
-                self._leave_out(int(numbers[i]), error)
+                self._skip(int(numbers[i]), error)
                 continue
             kept.append(i)
             for name, value in sample.items():
                 values.setdefault(name, []).append(value)
-            n_bytes += _size_of(sample.values())
+            n_bytes += _memory_bytes(sample.values())
             if n_bytes > _MAX_BYTES:
                 yield kept, values
                 kept, values, n_bytes = [], {}, 0
@@ -151,24 +151,24 @@ class SampleReader:
                 sample[name] = prepare(sample[name])  # None may be a value: JSON's null
         return sample
 
-    def _leave_out(self, number: int, error: DataError) -> None:
-        if not self.skips:
+    def _skip(self, number: int, error: DataError) -> None:
+        if not self.skip_damaged:
             error.add_note(
-                f"that is sample {number:,} of the dataset; "
+                f"this is sample {number:,} of the dataset; "
                 "on_error='skip' (--on-error skip) exports the others"
             )
             raise error
         self.skipped.append(Skipped(number, str(error)))
 
 
-def _size_of(values: Iterable[Any]) -> int:
-    """Return about how many bytes values take; a Json field may hold any kind of value."""
+def _memory_bytes(values: Iterable[Any]) -> int:
+    """Return the approximate size of values in bytes; a Json field may hold values of any type."""
     n_bytes = 0
     for value in values:
         if isinstance(value, dict):
-            n_bytes += _size_of(value.keys()) + _size_of(value.values())
+            n_bytes += _memory_bytes(value.keys()) + _memory_bytes(value.values())
         elif isinstance(value, list | tuple):
-            n_bytes += _size_of(value)
+            n_bytes += _memory_bytes(value)
         elif isinstance(value, Sized):
             n_bytes += value.nbytes if hasattr(value, "nbytes") else len(value)
         else:
@@ -177,56 +177,56 @@ def _size_of(values: Iterable[Any]) -> int:
 
 
 Prepare = Mapping[str, Callable[[Any], Any]]
-"""What becomes of the values of fields that are no columns, before they are written."""
+"""Functions applied to values of fields that are not columns, before they are written."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """The samples to export, which of their fields, and how much goes into one file."""
+    """The dataset to export, the selected fields, and the approximate size of one output file."""
 
     dataset: Dataset
     fields: Mapping[str, Field]
     shard_bytes: int
 
     @property
-    def names(self) -> str:
-        """The name of the dataset, for messages."""
+    def dataset_name(self) -> str:
+        """The name of the dataset in messages."""
         return self.dataset.place
 
 
 class Exporter(Protocol):
-    """Writes samples in one format.
+    """A writer of samples in one format.
 
-    Made with what is `Asked`, it refuses with InvalidArgument what the format cannot hold, before
-    anything is written.
+    The constructor takes `ExportOptions` and raises InvalidArgument for fields that the format
+    cannot hold, before anything is written.
     """
 
     prepare: Prepare
-    words: Mapping[str, str] | None
-    """The fields as the option --schema of a conversion back takes them; None: it finds them."""
+    schema_spec: Mapping[str, str] | None
+    """Field specs as the option --schema takes them for converting back; None if files suffice."""
 
-    def begin(self, folder: Path) -> None:
-        """Write into an empty folder from now on."""
+    def open(self, folder: Path) -> None:
+        """Start writing into an empty folder."""
 
-    def add(self, batch: SampleBatch) -> None:
-        """Write samples, behind those before."""
+    def write(self, batch: SampleBatch) -> None:
+        """Append a batch of samples."""
 
-    def end(self) -> None:
-        """Finish all files; they are on the disk then."""
+    def finish(self) -> None:
+        """Complete all files and sync them to disk."""
 
     def close(self) -> None:
-        """Let go of files that are still open. Idempotent."""
+        """Close files that are still open. Idempotent."""
 
 
-def refuse_fields(asked: ExportOptions, reasons: Mapping[str, str]) -> None:
-    """Refuse fields that a format cannot hold, if there are any; the message says what is left.
+def refuse_fields(options: ExportOptions, reasons: Mapping[str, str]) -> None:
+    """Raise if there are fields that a format cannot hold.
 
     Raises:
-        InvalidArgument: there are.
+        InvalidArgument: `reasons` is not empty; the message names the fields that can be exported.
     """
     if not reasons:
         return
     why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
-    others = ",".join(name for name in asked.fields if name not in reasons)
+    others = ",".join(name for name in options.fields if name not in reasons)
     way = f"export the others (--fields {others})" if others else "choose another format"
-    raise InvalidArgument(f"{asked.names}: {why}; {way}")
+    raise InvalidArgument(f"{options.dataset_name}: {why}; {way}")

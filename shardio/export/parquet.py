@@ -1,4 +1,4 @@
-"""Exports samples to Parquet, with what Hugging Face's readers and ours want to know of columns."""
+"""Exporter for Parquet, with the column metadata that Hugging Face readers and ours use."""
 
 from __future__ import annotations
 
@@ -30,65 +30,67 @@ from shardio.format.fields import (
 from shardio.storage.fs import create, sync
 
 _GROUP_BYTES: Final = 64 << 20
-"""What is collected before it is written as a group of rows."""
+"""Size at which collected rows are written as a row group."""
 _MEDIA: Final[dict[type, str]] = {Image: "Image", Audio: "Audio", Video: "Video"}
 _FILE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 class ParquetExporter:
-    """Writes 000000.parquet, 000001.parquet, …: a column for each field, records as structs."""
+    """An exporter that writes 000000.parquet, 000001.parquet, …, with records as structs."""
 
-    def __init__(self, asked: ExportOptions) -> None:
-        self._asked = asked
-        arrays = {n: array_of(field) for n, field in asked.fields.items()}
-        why = "a dimension behind its first one varies, and empty lists do not say it"
+    def __init__(self, options: ExportOptions) -> None:
+        self._options = options
+        arrays = {n: array_of(field) for n, field in options.fields.items()}
+        why = "a dimension after the first varies, and empty lists do not record it"
         refuse_fields(
-            asked, {n: why for n, array in arrays.items() if array and None in array.shape[1:]}
+            options, {n: why for n, array in arrays.items() if array and None in array.shape[1:]}
         )
-        self.words: Mapping[str, str] = {n: field_spec(field) for n, field in asked.fields.items()}
+        self.schema_spec: Mapping[str, str] = {
+            n: field_spec(field) for n, field in options.fields.items()
+        }
         prepare: dict[str, Any] = {}
-        for name, field in asked.fields.items():
+        for name, field in options.fields.items():
             if (made := preparation_of(field)) is not None:
                 prepare[name] = made
             elif isinstance(field, Json):
                 prepare[name] = _as_json
         self.prepare: Prepare = prepare
-        self._tree = _field_tree(asked.fields)
+        self._tree = _field_tree(options.fields)
         columns = [_column(name, inner) for name, inner in self._tree.items()]
-        self._schema = pa.schema(columns, metadata=_metadata(asked))
-        self._waiting: list[pa.RecordBatch] = []
-        self._n_waiting = self._n_written = self._n_files = 0
+        self._schema = pa.schema(columns, metadata=_metadata(options))
+        self._pending: list[pa.RecordBatch] = []
+        self._n_pending = self._n_written = self._n_files = 0
         self._folder = self._path = Path()
         self._file: IO[bytes] | None = None
         self._writer: Any = None
 
-    def begin(self, folder: Path) -> None:
-        """Write files into a folder."""
+    def open(self, folder: Path) -> None:
+        """Start the first file in a folder."""
         self._folder = folder
-        self._next()
+        self._open_next()
 
-    def add(self, batch: SampleBatch) -> None:
-        """Write samples."""
-        if self._n_written > self._asked.shard_bytes:
-            self.end()
+    def write(self, batch: SampleBatch) -> None:
+        """Append a batch; a new file starts once the current one exceeds `shard_bytes`."""
+        if self._n_written > self._options.shard_bytes:
+            self.finish()
         if self._writer is None:
-            self._next()
+            self._open_next()
         try:
             arrays = [self._array(name, inner, batch) for name, inner in self._tree.items()]
-        except pa.ArrowInvalid as error:  # as of what is longer than its offsets can say
+        except pa.ArrowInvalid as error:  # such as values too long for 32-bit offsets
             numbers = f"samples {batch.numbers[0]} to {batch.numbers[-1]}"
             raise InvalidArgument(
-                f"{self._asked.names}: {numbers}: for Parquet: {error}"
+                f"{self._options.dataset_name}: {numbers}: cannot write as Parquet: {error}"
             ) from error
         made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        self._waiting.append(made)
-        self._n_waiting += made.nbytes
+        self._pending.append(made)
+        self._n_pending += made.nbytes
         self._n_written += made.nbytes
-        if self._n_waiting > _GROUP_BYTES:
+        if self._n_pending > _GROUP_BYTES:
             self._write_group()
 
-    def end(self) -> None:
-        """Finish the file that is being written."""
+    def finish(self) -> None:
+        """Complete and sync the current file."""
         if self._writer is not None and self._file is not None:
             self._write_group()
             self._writer.close()
@@ -97,13 +99,13 @@ class ParquetExporter:
         self.close()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the current file."""
         if self._file is not None:
             self._writer = None
             self._file.close()
             self._file = None
 
-    def _next(self) -> None:
+    def _open_next(self) -> None:
         self._path = self._folder / f"{self._n_files:06d}.parquet"
         self._n_files += 1
         self._n_written = 0
@@ -113,13 +115,13 @@ class ParquetExporter:
         )
 
     def _write_group(self) -> None:
-        if self._waiting:
-            table = pa.Table.from_batches(self._waiting, self._schema)
+        if self._pending:
+            table = pa.Table.from_batches(self._pending, self._schema)
             self._writer.write_table(table, row_group_size=max(1, table.num_rows))
-        self._waiting, self._n_waiting = [], 0
+        self._pending, self._n_pending = [], 0
 
     def _array(self, name: str, inner: Any, batch: SampleBatch) -> Any:
-        """The values of a field, or of all fields of a record."""
+        """Return the values of a field, or of all fields of a record, as an Arrow array."""
         if not isinstance(inner, dict):
             return _values(inner, name, batch)
         fields = [_column(key, each) for key, each in inner.items()]
@@ -132,7 +134,7 @@ def _as_json(value: Any) -> str:
 
 
 def _field_tree(fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Fields as a tree of records."""
+    """Return the fields as a tree: records are dicts, keyed by the parts of dotted names."""
     tree: dict[str, Any] = {}
     for name, field in fields.items():
         *path, last = name.split(".")
@@ -146,7 +148,7 @@ def _field_tree(fields: Mapping[str, Field]) -> dict[str, Any]:
 def _column(name: str, inner: Any) -> Any:
     if isinstance(inner, dict):
         return pa.field(name, pa.struct([_column(*each) for each in inner.items()]), nullable=False)
-    # Hugging Face's readers know a column of files, or of classes, only if it may have nulls.
+    # Hugging Face's readers recognize columns of files and of classes only if they are nullable.
     may_lack = inner.optional or type(inner) in _MEDIA or name == "label"
     return pa.field(name, _type(inner), nullable=may_lack)
 
@@ -169,24 +171,24 @@ def _element(type_: Any) -> Any:
     return pa.field("element", type_, nullable=False)
 
 
-def _metadata(asked: ExportOptions) -> dict[str, str]:
-    """What Hugging Face keeps of columns: those of files, and the names of classes."""
+def _metadata(options: ExportOptions) -> dict[str, str]:
+    """Return Hugging Face's metadata: the features of media columns, and class names."""
     features: dict[str, Any] = {}
-    for name, field in asked.fields.items():
+    for name, field in options.fields.items():
         if (kind := _MEDIA.get(type(field))) is not None:
             *path, last = name.split(".")
             place = features
             for key in path:
                 place = place.setdefault(key, {})
             place[last] = {"_type": kind}
-    label, classes = asked.fields.get("label"), asked.dataset.classes
+    label, classes = options.fields.get("label"), options.dataset.classes
     if isinstance(label, Array) and (label.dtype, label.shape) == ("int64", ()) and classes:
         features["label"] = {"names": list(classes), "_type": "ClassLabel"}
     return {"huggingface": json.dumps({"info": {"features": features}})} if features else {}
 
 
 def _values(field: Field, name: str, batch: SampleBatch) -> Any:
-    """The values of a field as an array of Arrow's."""
+    """Return the values of a field as an Arrow array."""
     if isinstance(field, Array) and name in batch.columns:
         present = batch.present.get(name)
         return _fixed_arrays(field, batch.columns[name], None if present is None else ~present)
@@ -202,35 +204,35 @@ def _values(field: Field, name: str, batch: SampleBatch) -> Any:
         is_plain = not hasattr(pa, "json_")
         return strings if is_plain else pa.ExtensionArray.from_storage(pa.json_(), strings)
     files = [getattr(value, "data", value) for value in values]
-    lacking = pa.array([value is None for value in values])
+    missing = pa.array([value is None for value in values])
     parts = [pa.array(files, pa.binary()), pa.nulls(len(files), pa.string())]
-    return pa.StructArray.from_arrays(parts, fields=list(_FILE), mask=lacking)
+    return pa.StructArray.from_arrays(parts, fields=list(_FILE), mask=missing)
 
 
 def _fixed_arrays(
-    field: Array, block: npt.NDArray[Any], lacking: npt.NDArray[np.bool_] | None
+    field: Array, block: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None
 ) -> Any:
-    """Arrays of one shape, (rows, …); `lacking` says which rows are not there."""
+    """Return arrays of one shape, (rows, …), as an Arrow array; `missing` masks null rows."""
     flat = number_converter(field)(block).reshape(-1)
     if not field.shape:
-        return pa.array(flat, mask=lacking)
+        return pa.array(flat, mask=missing)
     found = pa.array(flat)
     for depth in reversed(range(len(field.shape))):
         size = field.shape[depth] or 0
         type_ = pa.list_(_element(found.type), size)
-        mask = pa.array(lacking) if depth == 0 and lacking is not None else None
+        mask = pa.array(missing) if depth == 0 and missing is not None else None
         found = pa.FixedSizeListArray.from_arrays(found, type=type_, mask=mask)
     return found
 
 
 def _list_arrays(field: Array | List, values: list[Any]) -> Any:
-    """Arrays whose first dimension varies, those of a codec, or lists of arrays."""
-    lacking = np.array([value is None for value in values], bool)
+    """Return variable-length or compressed arrays, or lists of arrays, as an Arrow array."""
+    missing = np.array([value is None for value in values], bool)
     if isinstance(field, Array) and field.is_fixed:
         block = np.zeros((len(values), *(n or 0 for n in field.shape)), field.numpy)
-        for i in np.flatnonzero(~lacking).tolist():
+        for i in np.flatnonzero(~missing).tolist():
             block[i] = values[i]
-        return _fixed_arrays(field, block, lacking if field.optional else None)
+        return _fixed_arrays(field, block, missing if field.optional else None)
     there = [value for value in values if value is not None]
     if isinstance(field, List):
         elements = _list_arrays(field.element, [array for value in there for array in value])
@@ -240,6 +242,6 @@ def _list_arrays(field: Array | List, values: list[Any]) -> Any:
         elements = _fixed_arrays(row, np.concatenate([none, *there]), None)
     lengths = [0 if value is None else len(value) for value in values]
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-    mask = pa.array(lacking) if field.optional else None
+    mask = pa.array(missing) if field.optional else None
     type_ = pa.list_(_element(elements.type))
     return pa.ListArray.from_arrays(offsets, elements, type=type_, mask=mask)

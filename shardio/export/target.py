@@ -1,4 +1,4 @@
-"""Where an export goes: a folder that appears under its name when all of it is on the disk."""
+"""The output folder of an export: built in a hidden folder, then renamed."""
 
 from __future__ import annotations
 
@@ -15,59 +15,57 @@ from shardio.manifest import check_folder_name, holds_dataset
 from shardio.storage.fs import exchange, make_folder, remove_tree, rename, sync_folder
 
 ABOUT_FILE: Final = "_export.json"
-"""What an export says of itself; readers of Parquet pass over names that begin so."""
+"""Metadata of an export; Parquet readers ignore names with this prefix."""
 _NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class ExportTarget:
-    """Owns a hidden folder beside `out`, from `with` to its end; `publish` gives it its name.
+    """A hidden staging folder beside `out`, owned by the `with` block; `publish` renames it.
 
     Raises:
-        DatasetExists: there is something at `out` already; with `overwrite`, something else than an
-            export.
-        InvalidArgument: `out` lies in the folder of a dataset, or `source` in it.
+        DatasetExists: `out` is not empty, or with `overwrite`, is not an export.
+        InvalidArgument: `out` lies in the folder of a dataset, or `source` lies in `out`.
     """
 
     def __init__(self, out: str | os.PathLike[str], source: str, *, overwrite: bool) -> None:
         check_folder_name(out)
         self.out = Path(os.path.abspath(out))
         self._overwrite = overwrite
-        # What gives way has this name for a moment, where a file system cannot swap two.
-        self._aside = self.out.with_name(f".{self.out.name}.replaced")
+        # The old export's name during the switch, on file systems that cannot exchange two folders.
+        self._replaced = self.out.with_name(f".{self.out.name}.replaced")
         for folder in (self.out, *self.out.parents):
             if holds_dataset(folder):
                 raise InvalidArgument(
-                    f"{self.out}: {folder} holds a dataset, where nothing else belongs: "
-                    "name another folder"
+                    f"{self.out}: {folder} holds a dataset; choose a folder outside of it"
                 )
         if self.out in Path(os.path.realpath(source)).parents:
-            raise InvalidArgument(f"{self.out}: the dataset lies in it: name another folder")
-        self._refuse_others()
+            raise InvalidArgument(f"{self.out}: contains the dataset; choose another folder")
+        self._check_out()
 
-    def _refuse_others(self) -> None:
+    def _check_out(self) -> None:
         if not os.path.lexists(self.out):
             return
         if self.out.is_symlink() or not self.out.is_dir():
             raise DatasetExists(f"{self.out}: expected a folder, found a link or file")
         names = os.listdir(self.out)
         if names and not (self._overwrite and ABOUT_FILE in names):
-            way = "which overwrite does not replace" if self._overwrite else "name another folder"
+            way = "which overwrite does not replace" if self._overwrite else "choose another folder"
             if ABOUT_FILE in names:
                 way = "which overwrite (--overwrite) replaces"
-            what = "an export" if ABOUT_FILE in names else f"{min(names)!r}, which is no export's"
+            what = "an export" if ABOUT_FILE in names else f"{min(names)!r}, not an export"
             raise DatasetExists(f"{self.out}: holds {what}, {way}")
 
     def __enter__(self) -> Self:
         make_folder(self.out.parent)
         sweep(self.out.parent)
-        if (self._aside / ABOUT_FILE).exists() and not os.path.lexists(self.out):
-            rename(self._aside, self.out)  # an export was killed before the new one had the name
-            self._refuse_others()
+        if (self._replaced / ABOUT_FILE).exists() and not os.path.lexists(self.out):
+            rename(self._replaced, self.out)  # an export was killed in the middle of `_rename`
+            self._check_out()
         self._staging, self._fd = make_staging(self.out.parent)
         self.folder = self._staging / "new"
         try:
-            if (self._aside / ABOUT_FILE).exists():  # it was killed when the new one had the name
-                rename(self._aside, self._staging / "older")
+            if (self._replaced / ABOUT_FILE).exists():  # one was killed at the end of `_rename`
+                rename(self._replaced, self._staging / "older")
             make_folder(self.folder)
         except BaseException as error:
             self.__exit__(type(error), error, None)
@@ -75,34 +73,36 @@ class ExportTarget:
         return self
 
     def publish(self) -> None:
-        """Let the folder appear as `out`.
+        """Rename the staging folder to `out`.
 
         Raises:
-            DatasetExists: somebody else has put something there meanwhile.
+            DatasetExists: another process has created something at `out` meanwhile.
         """
         sync_folder(str(self.folder))
         is_replaced = self._overwrite and self.out.is_dir() and bool(os.listdir(self.out))
         if is_replaced:
-            self._refuse_others()
+            self._check_out()
         if not (is_replaced and exchange(str(self.folder), str(self.out))):
             self._rename(is_replaced=is_replaced)
         sync_folder(str(self.out.parent))
 
     def _rename(self, *, is_replaced: bool) -> None:
-        """Give the folder its name; what `is_replaced` has another one until then."""
+        """Rename the folder to `out`; with `is_replaced`, rename the old export away first."""
         if is_replaced:
-            rename(self.out, self._aside)
+            rename(self.out, self._replaced)
         try:
             rename(self.folder, self.out)
         except BaseException as error:
             if is_replaced:
-                with contextlib.suppress(OSError):  # what went wrong first is to be told
-                    rename(self._aside, self.out)
+                with contextlib.suppress(OSError):  # raise the first error
+                    rename(self._replaced, self.out)
             if not isinstance(error, OSError) or error.errno not in _NOT_EMPTY_ERRNOS:
                 raise
-            raise DatasetExists(f"{self.out}: somebody has written there meanwhile") from error
-        if (self._aside / ABOUT_FILE).exists():
-            rename(self._aside, self._staging / "old")
+            raise DatasetExists(
+                f"{self.out}: another process has written there meanwhile"
+            ) from error
+        if (self._replaced / ABOUT_FILE).exists():
+            rename(self._replaced, self._staging / "old")
 
     def __exit__(
         self,
@@ -114,7 +114,7 @@ class ExportTarget:
             if error is None:
                 remove_tree(self._staging)
             else:
-                with contextlib.suppress(OSError):  # what went wrong first is to be told
+                with contextlib.suppress(OSError):  # raise the first error
                     remove_tree(self._staging)
         finally:
             os.close(self._fd)

@@ -1,4 +1,4 @@
-"""Exports samples to WebDataset's tars: the fields of each as members of one key."""
+"""Exporter for WebDataset tars: the fields of a sample are members with the same key."""
 
 from __future__ import annotations
 
@@ -26,68 +26,73 @@ from shardio.storage.fs import create, sync
 
 _BLOCK: Final = 512
 _END_BYTES: Final = 2 * _BLOCK
-_RECORD: Final = 20 * _BLOCK  # what tar fills its files up to
+_RECORD: Final = 20 * _BLOCK  # tar pads files to a multiple of this
 _KEY: Final = "key"
 
 
 class WebDatasetExporter:
-    """Writes 000000.tar, 000001.tar, …: a member for each field, behind the key and a dot.
+    """An exporter that writes 000000.tar, 000001.tar, …: one member KEY.FIELD.SUFFIX per field.
 
-    The key is the sample's number, or its field `key` where that is text that can be one.
+    The key is the sample's number, or the text of its field `key` if all of them are usable keys.
     """
 
-    words = None  # names and heads of members say all
+    schema_spec = None  # member names and headers are enough
 
-    def __init__(self, asked: ExportOptions) -> None:
-        self._asked = asked
-        self._has_keys = _has_usable_keys(asked)
+    def __init__(self, options: ExportOptions) -> None:
+        self._options = options
+        self._has_keys = _has_usable_keys(options)
         self._encoders: dict[str, tuple[str, Encode]] = {}
         prepare, refused = {}, {}
-        for name, field in asked.fields.items():
+        for name, field in options.fields.items():
             if self._has_keys and name == _KEY:
                 continue
             encode = file_encoder(name, field)
             if encode is None or "/" in name:
-                refused[name] = "a tar has no lists of arrays" if encode is None else "has a slash"
+                refused[name] = (
+                    "a tar member cannot hold a list of arrays"
+                    if encode is None
+                    else "name has a slash"
+                )
                 continue
             self._encoders[name] = "" if has_suffix(name, field) else name, encode
             if (made := preparation_of(field)) is not None:
                 prepare[name] = made
-        refuse_fields(asked, refused)
-        _check_names(asked, {name: asked.fields[name] for name in self._encoders})
+        refuse_fields(options, refused)
+        _check_names(options, {name: options.fields[name] for name in self._encoders})
         self.prepare: Prepare = prepare
         self._folder = self._path = Path()
         self._file: IO[bytes] | None = None
         self._n_files = self._n_bytes = 0
 
-    def begin(self, folder: Path) -> None:
-        """Write tars into a folder."""
+    def open(self, folder: Path) -> None:
+        """Start the first tar in a folder."""
         self._folder = folder
-        self._file = self._next()
+        self._file = self._open_next()
 
-    def add(self, batch: SampleBatch) -> None:
-        """Write samples."""
+    def write(self, batch: SampleBatch) -> None:
+        """Append a batch; a new tar starts once the current one exceeds `shard_bytes`."""
         for number, sample in zip(batch.numbers, batch.samples(), strict=True):
-            if self._file is None or self._n_bytes > self._asked.shard_bytes:
-                self.end()
-                self._file = self._next()
+            if self._file is None or self._n_bytes > self._options.shard_bytes:
+                self.finish()
+                self._file = self._open_next()
             key = sample[_KEY] if self._has_keys else f"{number:09d}"
             is_empty = True
             for name, (stem, encode) in self._encoders.items():
                 value = sample[name]
-                if value is None and self._asked.fields[name].optional:
+                if value is None and self._options.fields[name].optional:
                     continue
-                ending, data = encode(value)
-                self._write(self._file, f"{key}.{stem + ending if stem else name}", data)
+                suffix, data = encode(value)
+                self._write(self._file, f"{key}.{stem + suffix if stem else name}", data)
                 is_empty = False
             if is_empty:
                 raise InvalidArgument(
-                    f"{self._asked.names}: sample {number} has none of the fields, and a tar has "
-                    "no sample without a member: export a field that all samples have (--fields)"
+                    f"{self._options.dataset_name}: sample {number} has none of the fields, and "
+                    "a tar cannot hold a sample without members: export a field that all samples "
+                    "have (--fields)"
                 )
 
-    def end(self) -> None:
-        """Finish the tar that is being written."""
+    def finish(self) -> None:
+        """Complete and sync the current tar."""
         if self._file is not None:
             n_zeros = _END_BYTES + -(self._n_bytes + _END_BYTES) % _RECORD
             self._file.write(bytes(n_zeros))
@@ -95,12 +100,12 @@ class WebDatasetExporter:
             self.close()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the current tar."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _next(self) -> IO[bytes]:
+    def _open_next(self) -> IO[bytes]:
         self._path = self._folder / f"{self._n_files:06d}.tar"
         self._n_files += 1
         self._n_bytes = 0
@@ -115,35 +120,39 @@ class WebDatasetExporter:
         self._n_bytes += len(head) + len(data) + len(fill)
 
 
-def _check_names(asked: ExportOptions, fields: Mapping[str, Field]) -> None:
-    """Make sure that members of a sample have names that differ, and that can be fields again.
+def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
+    """Check that the member names of a sample differ and can be converted back to field names.
 
     Raises:
-        InvalidArgument: they have not.
+        InvalidArgument: they cannot.
     """
     if not fields:
-        raise InvalidArgument(f"{asked.names}: a tar needs a field beside {_KEY!r}")
+        raise InvalidArgument(
+            f"{options.dataset_name}: select a field besides {_KEY!r} for the tar"
+        )
     found: set[str] = set()
     for name, field in fields.items():
-        # What ends as its bytes say has all endings.
-        ending = "" if has_suffix(name, field) else suffix_of(name, field) or ".any"
-        made = f"{name}{ending}".lower()
+        # A suffix chosen by content may be any.
+        suffix = "" if has_suffix(name, field) else suffix_of(name, field) or ".any"
+        made = f"{name}{suffix}".lower()
         if made in found:
-            refuse_fields(asked, {name: f"another field is {made!r} in a tar, too"})
+            refuse_fields(options, {name: f"another field is also named {made!r} in a tar"})
         found.add(made)
     try:
         Schema(dict.fromkeys(found, Bytes()))
     except SchemaError as error:
-        raise InvalidArgument(f"{asked.names}: fields as members of a tar: {error}") from error
+        raise InvalidArgument(
+            f"{options.dataset_name}: invalid member names in a tar: {error}"
+        ) from error
 
 
-def _has_usable_keys(asked: ExportOptions) -> bool:
-    """Whether the field `key` has a text of its own for each sample, that can be one's key."""
-    field = asked.fields.get(_KEY)
+def _has_usable_keys(options: ExportOptions) -> bool:
+    """True if the field `key` holds a distinct text in every sample that is valid as a key."""
+    field = options.fields.get(_KEY)
     if not isinstance(field, Text) or field.optional:
         return False
     hashes: list[int] = []
-    for batch in SampleReader(asked.dataset, {_KEY: field}, skips=True):
+    for batch in SampleReader(options.dataset, {_KEY: field}, skip_damaged=True):
         for key in batch.records[_KEY]:
             if safe_path(key) != key or "." in key.rpartition("/")[2]:
                 return False

@@ -112,11 +112,11 @@ def test_the_same_dataset_gives_the_same_bytes(format: str, dataset: Path, tmp_p
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("npy", Array("int8", (None,)), "its shape varies"),
-    ("npy", Json(), "no array, nor text"),
-    ("parquet", Array("int8", (2, None)), "behind its first one varies"),
-    ("parquet", List(Array("int8", (None, None))), "behind its first one varies"),
-    ("webdataset", List(Array("int8")), "no lists of arrays"),
-    ("files", List(Array("int8")), "no file holds a list"),
+    ("npy", Json(), "neither an array nor text"),
+    ("parquet", Array("int8", (2, None)), "after the first varies"),
+    ("parquet", List(Array("int8", (None, None))), "after the first varies"),
+    ("webdataset", List(Array("int8")), "cannot hold a list of arrays"),
+    ("files", List(Array("int8")), "a file cannot hold a list"),
 ]
 
 
@@ -135,7 +135,7 @@ def test_fields_that_a_format_cannot_hold_are_refused_with_a_way_out(
 @pytest.mark.parametrize(
     ("samples", "why"),
     [
-        ([{"t": "a"}, {}], "sample 1 lacks it"),
+        ([{"t": "a"}, {}], "sample 1 has no value"),
         ([{"t": "a"}, {"t": "b\0"}], "sample 1 ends with U"),
         ([{"t": "a" * 1025}], "1,025 characters"),
     ],
