@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media import jpeg, pillow
-from shardio.media.delivery import check_out, delivered
-from shardio.media.orientation import LYING, upright
+from shardio.media.pixels import LYING, check_out, delivered, upright
 from shardio.media.resample import resampled
 
 if TYPE_CHECKING:

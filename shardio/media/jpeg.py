@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import MediaError, UnsupportedEnvironment, install_hint
-from shardio.media.orientation import LYING, UPRIGHT, exif_orientation
+from shardio.media.pixels import LYING, UPRIGHT, exif_orientation
 
 __all__ = [
     "JpegHeader",

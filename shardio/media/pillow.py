@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import MediaError, UnsupportedEnvironment, install_hint
-from shardio.media.orientation import UPRIGHT, exif_orientation, upright
+from shardio.media.pixels import UPRIGHT, exif_orientation, upright
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
-from shardio.media.delivery import delivered
 from shardio.media.pillow import pillow_image
+from shardio.media.pixels import delivered
 
 __all__ = ["resampled", "resize"]
 

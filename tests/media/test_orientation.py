@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from shardio.media import orientation
+from shardio.media import pixels
 from shardio.media.image import decode_crop, decode_image, probe
 from tests.media.images_made import exif, saved, smooth
 
@@ -78,9 +78,9 @@ def block(order: str, kind: int, value: bytes, tag: int = 0x0112) -> bytes:
 def test_the_orientation_is_read_from_either_byte_order_or_is_upright(
     data: bytes, expected: int
 ) -> None:
-    assert orientation.exif_orientation(data) == expected
+    assert pixels.exif_orientation(data) == expected
 
 
 def test_a_block_that_is_cut_off_anywhere_means_upright() -> None:
     whole = block("<", 3, b"\6\0")
-    assert {orientation.exif_orientation(whole[:n]) for n in range(len(whole) - 2)} == {1}
+    assert {pixels.exif_orientation(whole[:n]) for n in range(len(whole) - 2)} == {1}

@@ -2,6 +2,8 @@
 
 EXIF numbers the eight ways in which a camera can be held: 1 is upright, 2 to 4 are mirrored or
 upside down, 5 to 8 lie on their side, so that height and width change places.
+
+Where decoded pixels go: a destination of the caller's, checked, or memory of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LYING", "UPRIGHT", "exif_orientation", "upright"]
+from shardio.errors import InvalidArgument
+
+__all__ = ["LYING", "UPRIGHT", "check_out", "delivered", "exif_orientation", "upright"]
+
 
 UPRIGHT = 1
 LYING = 5  # from here on, height and width as shown are width and height as stored
@@ -51,3 +56,36 @@ def upright(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.u
     down = -1 if orientation in (3, 4, 7, 8) else 1
     right = -1 if orientation in (2, 3, 6, 7) else 1
     return pixels[::down, ::right]
+
+
+Pixels = npt.NDArray[np.uint8]
+
+_UINT8 = np.dtype(np.uint8)
+
+
+def delivered(pixels: Pixels, out: Pixels | None) -> Pixels:
+    """Copy into `out` what could not be made there; without one, make it contiguous."""
+    if out is None:
+        return np.ascontiguousarray(pixels)
+    check_out(out, pixels.shape)
+    np.copyto(out, pixels)
+    return out
+
+
+def check_out(out: Pixels, shape: tuple[int, ...]) -> None:
+    """Refuse a destination that pixels of that shape cannot be written to as they are.
+
+    Raises:
+        InvalidArgument: `out` has another shape or type, or is strided or read-only.
+    """
+    if out.shape == shape and out.dtype is _UINT8 and out.flags.carray:
+        return
+    flags = out.flags
+    if out.shape == shape and out.dtype == _UINT8 and flags.c_contiguous and flags.writeable:
+        return
+    kind = "" if flags.writeable else "read-only "
+    kind += "" if flags.c_contiguous else "strided "
+    raise InvalidArgument(
+        f"out: expected writable C-contiguous uint8 of shape {shape}, "
+        f"found {kind}{out.dtype} of shape {out.shape}"
+    )
