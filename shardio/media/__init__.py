@@ -17,14 +17,21 @@ from shardio.media.container import (
 )
 from shardio.media.encoding import StreamEncoder, encode
 from shardio.media.framing import Box, Place
-from shardio.media.image import ImageFacts, decode_crop, decode_image, encode_jpeg, probe
+from shardio.media.image import (
+    ImageFacts,
+    decode_crop,
+    decode_image,
+    encode_jpeg,
+    has_image_signature,
+    has_image_suffix,
+    probe,
+)
 from shardio.media.into_rows import load_clip, load_image
 from shardio.media.motion_jpeg import JpegEncoder
 from shardio.media.muxing import MuxedStream, mux
 from shardio.media.picture import MAX_SIDE
 from shardio.media.pillow import pillow_image
 from shardio.media.resample import resize
-from shardio.media.sniffing import has_image_signature, has_image_suffix
 from shardio.media.sound import AudioDecoder
 from shardio.media.sound_packets import sound_of
 from shardio.media.sound_times import begin_of, part_of
