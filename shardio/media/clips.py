@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shardio._base.closing import Closing
 from shardio.errors import DataError, InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
-from shardio.media.clip_arrays import checked_size
+from shardio.media.clip_arrays import Output, checked_size
 from shardio.media.colours import display_of
 from shardio.media.converter import Converter
 from shardio.media.decoders import (
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
 
 __all__ = ["ClipDecoder"]
-
-Output = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)

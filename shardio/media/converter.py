@@ -12,7 +12,7 @@ import numpy as np
 
 from shardio.media.colours import MATRICES, RANGES, is_full_range, matrix_of
 from shardio.media.framing import Framing
-from shardio.media.straight import ChannelsMade
+from shardio.media.straight import ChannelsMade, Picture
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Converter", "Picture", "plane_rows"]
 
-Picture = np.ndarray[Any, np.dtype[np.uint8]]
 
 _RESERVED_MATRIX = 3  # "for future use": swscale refuses it, and writers mean "unspecified"
 _BT601 = MATRICES["bt601"]

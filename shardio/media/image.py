@@ -15,11 +15,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media import jpeg, pillow
-from shardio.media.pixels import LYING, check_out, delivered, upright
+from shardio.media.pixels import LYING, Pixels, check_out, delivered, upright
 from shardio.media.resample import resampled
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ def has_image_signature(head: bytes) -> bool:
     return head.startswith(_STARTS)
 
 
-Pixels = npt.NDArray[np.uint8]
 _Value = TypeVar("_Value", int, bool)
 
 # Twice what Pillow warns of, where it refuses: 0.5 GB as RGB, out of a file of a few KB.

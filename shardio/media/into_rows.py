@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.clips import ClipDecoder
 from shardio.media.image import decode_crop, decode_image, probe
+from shardio.media.pixels import Pixels
 from shardio.media.streams import demux
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["load_clip", "load_image"]
 
-Pixels = npt.NDArray[np.uint8]
 Fit = Literal["crop", "stretch"]
 _FITS: Final = ("crop", "stretch")
 _MOST_FRAMES: Final = 1 << 31

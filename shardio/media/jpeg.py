@@ -12,11 +12,8 @@ import struct
 from types import ModuleType
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from shardio.errors import MediaError, UnsupportedEnvironment, install_hint
-from shardio.media.pixels import LYING, UPRIGHT, exif_orientation
+from shardio.media.pixels import LYING, UPRIGHT, Pixels, exif_orientation
 
 __all__ = [
     "JpegHeader",
@@ -28,7 +25,6 @@ __all__ = [
     "reduction",
 ]
 
-Pixels = npt.NDArray[np.uint8]
 Encoded = bytes | memoryview
 
 _PAIR = struct.Struct(">HH")

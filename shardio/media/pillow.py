@@ -16,10 +16,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio.errors import MediaError, UnsupportedEnvironment, install_hint
-from shardio.media.pixels import UPRIGHT, exif_orientation, upright
+from shardio.media.pixels import UPRIGHT, Pixels, exif_orientation, upright
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,7 +34,6 @@ __all__ = [
     "stated",
 ]
 
-Pixels = npt.NDArray[np.uint8]
 
 FORMATS = ("PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "QOI")
 _PNG = b"\x89PNG\r\n\x1a\n"

@@ -8,15 +8,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
 from shardio.media.pillow import pillow_image
-from shardio.media.pixels import delivered
+from shardio.media.pixels import Pixels, delivered
 
 __all__ = ["resampled", "resize"]
 
-Pixels = npt.NDArray[np.uint8]
 
 _MAX_SIDE = 16384
 
