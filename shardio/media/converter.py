@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardio.media.colours import MATRICES, RANGES, is_full_range, matrix_of
-from shardio.media.framing import Framing
 from shardio.media.straight import ChannelsMade, Picture
 
 if TYPE_CHECKING:
@@ -71,15 +70,19 @@ class Converter:
         return [(slice(None), rows.reshape(height, width, 3))]
 
     def straight_rgb(
-        self, frame: VideoFrame, size: tuple[int, int], framing: Framing
+        self,
+        frame: VideoFrame,
+        scaled: tuple[int, int],
+        size: tuple[int, int],
+        corner: tuple[int, int],
     ) -> ChannelsMade | None:
         """What writes upright frames that look like this one, if swscale makes planes of them."""
-        width, height = framing.width, framing.height
+        width, height = scaled
         if not _comes_in_planes(frame, height):
             return None
         arguments = self._rgb_arguments(frame, width, height, "gbrp")
         reformatter = self._reformatter(frame, "gbrp")
-        return ChannelsMade(reformatter, arguments, size, framing.top, framing.left)
+        return ChannelsMade(reformatter, arguments, size, *corner)
 
     def _rgb_arguments(
         self, frame: VideoFrame, width: int, height: int, target: str

@@ -84,9 +84,9 @@ class PictureWriter:
     def _straight_for(self, frame: VideoFrame) -> PlanesCopied | ChannelsMade | None:
         """What writes upright frames that look like this one, where there is a shorter way."""
         framing = self._framing(frame, turned=False)
-        if not self._is_yuv:
-            return self._converter.straight_rgb(frame, self._size, framing)
         whole, (top, left) = (framing.width, framing.height), (framing.top, framing.left)
+        if not self._is_yuv:
+            return self._converter.straight_rgb(frame, whole, self._size, (top, left))
         if (top | left | framing.width | framing.height) & 1:
             return None
         colours = {"matrix": self._matrix, "color_range": self._range}
