@@ -30,8 +30,7 @@ from shardio.media.into_rows import load_clip, load_image
 from shardio.media.motion_jpeg import JpegEncoder
 from shardio.media.muxing import MuxedStream, mux
 from shardio.media.picture import MAX_SIDE
-from shardio.media.pillow import pillow_image
-from shardio.media.resample import resize
+from shardio.media.pillow import pillow_image, resize
 from shardio.media.sound import AudioDecoder
 from shardio.media.sound_packets import sound_of
 from shardio.media.sound_times import begin_of, part_of

@@ -18,8 +18,8 @@ import numpy as np
 
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media import jpeg, pillow
+from shardio.media.pillow import resampled
 from shardio.media.pixels import LYING, Pixels, check_out, delivered, upright
-from shardio.media.resample import resampled
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -24,7 +24,7 @@ from shardio.media.image import (
     encode_jpeg,
     probe,
 )
-from shardio.media.resample import resize
+from shardio.media.pillow import resize
 from tests.media.images_made import GREY, GREY_ALPHA, PALETTE, RGB, Pixels, png, saved, smooth
 
 JPEG_TOLERANCE = 2  # Pillow's libjpeg-turbo beside simplejpeg's: the same arithmetic, two versions
