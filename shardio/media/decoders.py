@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from shardio.errors import MediaError
-from shardio.media.opening import DECODER_OPTIONS
+from shardio.media.container import DECODER_OPTIONS
 
 if TYPE_CHECKING:
     from av import Packet

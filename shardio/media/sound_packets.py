@@ -12,14 +12,14 @@ import numpy as np
 
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
-from shardio.media.decoders import numbered_packet, open_audio_decoder
-from shardio.media.opening import (
+from shardio.media.container import (
     audio_stream,
     check_whole,
     has_guessed_times,
     open_container,
     stored_times,
 )
+from shardio.media.decoders import numbered_packet, open_audio_decoder
 from shardio.media.sound_times import packet_times
 
 if TYPE_CHECKING:

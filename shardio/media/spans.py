@@ -18,7 +18,7 @@ from shardio.format.streams import (
     packet_sizes,
 )
 from shardio.media.checking import checked, finished
-from shardio.media.opening import check_whole, has_guessed_times, open_container, video_streams
+from shardio.media.container import check_whole, has_guessed_times, open_container, video_streams
 from shardio.media.streams import Cut
 
 if TYPE_CHECKING:

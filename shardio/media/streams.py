@@ -22,8 +22,7 @@ from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets, packet_flags
 from shardio.media.checking import checked, finished
 from shardio.media.colours import display_of, stream_facts
-from shardio.media.decoders import decoder_parameters
-from shardio.media.opening import (
+from shardio.media.container import (
     DECODER_OPTIONS,
     check_whole,
     has_guessed_times,
@@ -31,6 +30,7 @@ from shardio.media.opening import (
     stored_times,
     video_streams,
 )
+from shardio.media.decoders import decoder_parameters
 from shardio.media.packets import PACKED, encoder_note, hidden_packets, spare_layers
 from shardio.media.sound_packets import demux_sound
 from shardio.media.times import frame_interval

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardio._base.closing import Closing
 from shardio.errors import MediaError
 from shardio.media.colours import display_of, stream_facts
-from shardio.media.opening import (
+from shardio.media.container import (
     DECODER_OPTIONS,
     check_whole,
     has_guessed_times,
