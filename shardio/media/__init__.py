@@ -7,7 +7,7 @@ decoded fast. `picture` has the pixels of all of them. `image` reads still pictu
 JPEG. `into_rows` takes both in one call from a file to a row of a batch.
 """
 
-from shardio.media.clips import ClipDecoder
+from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.container import (
     HEAD_BYTES,
     has_media_signature,

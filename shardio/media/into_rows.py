@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from shardio.errors import InvalidArgument, MediaError
-from shardio.media.clips import ClipDecoder
+from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.image import decode_crop, decode_image, probe
 from shardio.media.pixels import Pixels
 from shardio.media.streams import demux

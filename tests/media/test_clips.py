@@ -19,8 +19,8 @@ from shardio.format.streams import (
     packet_flags,
     packet_sizes,
 )
-from shardio.media import clips
-from shardio.media.clips import ClipDecoder
+from shardio.media import clip_decoder
+from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.encoding import encode
 from shardio.media.framing import Box, Framing, Place, framed
@@ -201,7 +201,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sent.append(number)
         return numbered_packet(number, *rest, **named)
 
-    monkeypatch.setattr("shardio.media.clips.numbered_packet", counting)
+    monkeypatch.setattr("shardio.media.clip_decoder.numbered_packet", counting)
     return sent
 
 
@@ -238,7 +238,7 @@ def test_decoders_are_kept_per_configuration_and_bounded(
         opened.append(parameters["codec"])
         return open_video_decoder(parameters, extradata)
 
-    monkeypatch.setattr("shardio.media.clips.open_video_decoder", counting)
+    monkeypatch.setattr("shardio.media.clip_decoder.open_video_decoder", counting)
     pictures = list(enumerate(scene(8, 32, 32)))
     parts = (pictures[:4], pictures[4:])
     streams = [encode(part, 32, 32, Fraction(1, 25)) for part in parts]
@@ -262,7 +262,7 @@ def test_the_tables_of_so_many_streams_are_kept(
         made.append(n_frames)
         return FrameTable(packets, n_frames)
 
-    monkeypatch.setattr(clips, "FrameTable", counting)
+    monkeypatch.setattr(clip_decoder, "FrameTable", counting)
     several, out = [replace(stream) for _ in range(3)], np.empty((1, 16, 16, 3), np.uint8)
     for max_streams, n_tables in ((3, 3), (2, 6)):
         made.clear()

@@ -13,7 +13,7 @@ import pytest
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import PacketFlag, packet_flags
 from shardio.media import encoding
-from shardio.media.clips import ClipDecoder
+from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.encoding import StreamEncoder, encode
 from shardio.media.muxing import mux
 from shardio.media.runs import FrameTable

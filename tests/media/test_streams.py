@@ -15,7 +15,7 @@ import pytest
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
 from shardio.media.checking import checked
-from shardio.media.clips import ClipDecoder
+from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.framing import shown_size
 from shardio.media.streams import demux
 from shardio.media.video import VideoFile

@@ -23,7 +23,7 @@ import numpy as np
 
 from shardio.format.streams import EncodedStream
 from shardio.media import encoding
-from shardio.media.clips import ClipDecoder
+from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.picture import Picture
 from shardio.media.video import VideoFile
 

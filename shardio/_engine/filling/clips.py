@@ -17,7 +17,7 @@ from shardio._base.phase_timers import DECODE, SPENT, now_ns
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
-from shardio.media.clips import ClipDecoder
+from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.framing import Box, Place
 from shardio.samples.audio import clip_seconds
 from shardio.samples.clip_draws import Cut, Cuts, names_of_times
