@@ -20,7 +20,7 @@ from shardio.format.streams import (
     packet_flags,
     packet_sizes,
 )
-from shardio.media.converter import plane_rows
+from shardio.media.colorspace import plane_rows
 from shardio.media.decoders import (
     display_parameter,
     fraction_parameter,

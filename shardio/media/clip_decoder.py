@@ -17,8 +17,7 @@ import numpy.typing as npt
 from shardio._base.closing import Closing
 from shardio.errors import DataError, InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
-from shardio.media.colours import MATRICES, RANGES, display_of
-from shardio.media.converter import Converter
+from shardio.media.colorspace import MATRICES, RANGES, Converter, display_of
 from shardio.media.decoders import (
     configuration,
     display_parameter,

@@ -20,8 +20,7 @@ import numpy as np
 from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.checking import finished
-from shardio.media.colours import MATRICES, RANGES
-from shardio.media.converter import Converter
+from shardio.media.colorspace import MATRICES, RANGES, Converter
 from shardio.media.packets import spare_layers
 from shardio.media.picture import Picture, yuv_frame
 from shardio.media.times import durations_of

@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardio.media.colours import MATRICES, RANGES
-from shardio.media.converter import Converter, Picture, plane_rows
+from shardio.media.colorspace import (
+    MATRICES,
+    RANGES,
+    ChannelsMade,
+    Converter,
+    Look,
+    Picture,
+    PlanesCopied,
+    look_of,
+    plane_rows,
+)
 from shardio.media.framing import MAX_SIDE, Box, Framing, Place, fitted, framed
-from shardio.media.straight import ChannelsMade, Look, PlanesCopied, look_of
 
 if TYPE_CHECKING:
     from av import VideoFrame

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets, packet_flags
 from shardio.media.checking import checked, finished
-from shardio.media.colours import display_of, stream_facts
+from shardio.media.colorspace import display_of, stream_facts
 from shardio.media.container import (
     DECODER_OPTIONS,
     check_whole,

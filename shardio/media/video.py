@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardio._base.closing import Closing
 from shardio.errors import MediaError
-from shardio.media.colours import display_of, stream_facts
+from shardio.media.colorspace import display_of, stream_facts
 from shardio.media.container import (
     DECODER_OPTIONS,
     check_whole,

@@ -12,7 +12,7 @@ from av.video.reformatter import VideoReformatter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.media.converter import Converter
+from shardio.media.colorspace import Converter
 from shardio.media.framing import Box, Place
 from shardio.media.picture import PictureMaker, PictureWriter, fitted
 from tests.media_made import BLUE, EXACT, GREEN, RED, WHITE, quadrants

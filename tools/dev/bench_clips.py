@@ -33,7 +33,7 @@ import numpy as np
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
-from shardio.media.converter import Converter
+from shardio.media.colorspace import Converter
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.encoding import encode
 from shardio.media.runs import FrameTable
