@@ -16,7 +16,7 @@ from shardio.media.container import (
     missing_bytes,
 )
 from shardio.media.encoding import StreamEncoder, encode
-from shardio.media.framing import Box, Place
+from shardio.media.frames import MAX_SIDE, Box, Place
 from shardio.media.image import (
     ImageFacts,
     decode_crop,
@@ -29,7 +29,6 @@ from shardio.media.image import (
 from shardio.media.into_rows import load_clip, load_image
 from shardio.media.motion_jpeg import JpegEncoder
 from shardio.media.muxing import MuxedStream, mux
-from shardio.media.picture import MAX_SIDE
 from shardio.media.pillow import pillow_image, resize
 from shardio.media.sound import AudioDecoder
 from shardio.media.sound_packets import sound_of

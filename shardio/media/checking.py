@@ -28,8 +28,7 @@ from shardio.media.decoders import (
     numbered_packet,
     open_video_decoder,
 )
-from shardio.media.framing import shown_size
-from shardio.media.picture import turned_by
+from shardio.media.frames import shown_size, turned_by
 from shardio.media.times import settled, with_all_times
 
 if TYPE_CHECKING:

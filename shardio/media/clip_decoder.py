@@ -26,9 +26,8 @@ from shardio.media.decoders import (
     numbered_packet,
     open_video_decoder,
 )
-from shardio.media.framing import Box, Place
+from shardio.media.frames import Box, PictureWriter, Place
 from shardio.media.packets import brings_parameters, is_closed, parameter_sets
-from shardio.media.picture import PictureWriter
 from shardio.media.runs import FrameTable, Run
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.checking import finished
 from shardio.media.colorspace import MATRICES, RANGES, Converter
+from shardio.media.frames import Picture, yuv_frame
 from shardio.media.packets import spare_layers
-from shardio.media.picture import Picture, yuv_frame
 from shardio.media.times import durations_of
 
 if TYPE_CHECKING:

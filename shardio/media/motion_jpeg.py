@@ -8,8 +8,8 @@ from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.checking import finished
 from shardio.media.colorspace import MATRICES, RANGES
+from shardio.media.frames import Picture
 from shardio.media.image import encode_jpeg
-from shardio.media.picture import Picture
 from shardio.media.times import durations_of
 
 __all__ = ["JpegEncoder"]

@@ -23,7 +23,7 @@ from shardio.media.container import (
     open_container,
     video_streams,
 )
-from shardio.media.picture import Picture, PictureMaker
+from shardio.media.frames import Picture, PictureMaker
 from shardio.media.times import (
     exact_duration,
     frame_interval,

@@ -15,7 +15,7 @@ from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Field, Video
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
-from shardio.media.framing import Place
+from shardio.media.frames import Place
 from shardio.order.permutation import OF_CLIPS, OF_CROPS, hashes_of, key_of
 from shardio.shard.verification import Rows
 from shardio.views.clips import Clip, Clips, Events

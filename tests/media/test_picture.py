@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio.media.colorspace import Converter
-from shardio.media.framing import Box, Place
-from shardio.media.picture import PictureMaker, PictureWriter, fitted
+from shardio.media.frames import Box, PictureMaker, PictureWriter, Place, fitted
 from tests.media_made import BLUE, EXACT, GREEN, RED, WHITE, quadrants
 
 COEFFICIENTS = {  # FFmpeg's number of a matrix: the weights of red and blue in luma

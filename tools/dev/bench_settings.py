@@ -24,7 +24,7 @@ import numpy as np
 from shardio.format.streams import EncodedStream
 from shardio.media import encoding
 from shardio.media.clip_decoder import ClipDecoder
-from shardio.media.picture import Picture
+from shardio.media.frames import Picture
 from shardio.media.video import VideoFile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

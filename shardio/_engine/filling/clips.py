@@ -18,7 +18,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
-from shardio.media.framing import Box, Place
+from shardio.media.frames import Box, Place
 from shardio.samples.audio import clip_seconds
 from shardio.samples.clip_draws import Cut, Cuts, names_of_times
 from shardio.shard.verification import Rows
