@@ -15,7 +15,7 @@ from shardio.media.container import (
     has_sound_suffix,
     missing_bytes,
 )
-from shardio.media.encoding import StreamEncoder, encode
+from shardio.media.encoding import JpegEncoder, StreamEncoder, encode
 from shardio.media.frames import MAX_SIDE, Box, Place
 from shardio.media.image import (
     ImageFacts,
@@ -27,7 +27,6 @@ from shardio.media.image import (
     probe,
 )
 from shardio.media.into_rows import load_clip, load_image
-from shardio.media.motion_jpeg import JpegEncoder
 from shardio.media.muxing import MuxedStream, mux
 from shardio.media.pillow import pillow_image, resize
 from shardio.media.sound import AudioDecoder
