@@ -19,15 +19,15 @@ import numpy.typing as npt
 from shardio._base.closing import Closing
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream, packet_sizes
-from shardio.media.decoders import open_audio_decoder
-from shardio.media.sound_packets import frames_of
-from shardio.media.sound_times import (
+from shardio.media.audio_packets import (
     LEAD_PACKETS,
     Heard,
     begin_of,
+    frames_of,
     nearest_sample,
     stream_rate,
 )
+from shardio.media.decoders import open_audio_decoder
 
 if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets, packet_flags
+from shardio.media.audio_packets import demux_sound
 from shardio.media.checking import checked, finished
 from shardio.media.colorspace import display_of, stream_facts
 from shardio.media.container import (
@@ -32,7 +33,6 @@ from shardio.media.container import (
 )
 from shardio.media.decoders import decoder_parameters
 from shardio.media.packets import PACKED, encoder_note, hidden_packets, spare_layers
-from shardio.media.sound_packets import demux_sound
 from shardio.media.times import frame_interval
 
 if TYPE_CHECKING:

@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media import AudioDecoder, begin_of, demux, part_of, sound_of
-from shardio.media.sound_times import (
-    Heard,
-    first_time,
-    nearest_sample,
-    packet_times,
-    stream_rate,
-)
+from shardio.media.audio_packets import Heard, first_time, nearest_sample, packet_times, stream_rate
 from tests.media_made import scene, write_flash, write_sound, write_video
 
 MS = Fraction(1, 1000)
