@@ -16,6 +16,7 @@ from shardio.media.container import (
     has_sound_suffix,
     missing_bytes,
 )
+from shardio.media.demuxing import SpanReader, demux, times_of
 from shardio.media.encoding import JpegEncoder, StreamEncoder, encode
 from shardio.media.frames import MAX_SIDE, Box, Place
 from shardio.media.image import (
@@ -31,8 +32,6 @@ from shardio.media.into_rows import load_clip, load_image
 from shardio.media.muxing import MuxedStream, mux
 from shardio.media.pillow import pillow_image, resize
 from shardio.media.sound import AudioDecoder
-from shardio.media.spans import SpanReader, times_of
-from shardio.media.streams import demux
 from shardio.media.times import Rising
 from shardio.media.video import Picture, VideoFile, library_versions
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.clip_decoder import ClipDecoder
+from shardio.media.demuxing import demux
 from shardio.media.image import decode_crop, decode_image, probe
 from shardio.media.pixels import Pixels
-from shardio.media.streams import demux
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

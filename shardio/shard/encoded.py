@@ -36,4 +36,4 @@ def _encoded(field: Field, data: bytes) -> Any:
         facts = import_module("shardio.media.image").probe(data)
         return EncodedImage(data, facts.height, facts.width, facts.channels)
     kind = "video" if isinstance(field, Video) else "audio"
-    return import_module("shardio.media.streams").demux(data, kind)
+    return import_module("shardio.media.demuxing").demux(data, kind)

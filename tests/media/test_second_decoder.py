@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.media.streams import demux
+from shardio.media.demuxing import demux
 from tests.media import command_line
 from tests.media.test_streams import VARIANTS, made
 

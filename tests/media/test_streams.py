@@ -16,8 +16,8 @@ from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
 from shardio.media.checking import checked
 from shardio.media.clip_decoder import ClipDecoder
+from shardio.media.demuxing import demux
 from shardio.media.frames import shown_size
-from shardio.media.streams import demux
 from shardio.media.video import VideoFile
 from tests.media_made import Image, scene, write_cut, write_gif, write_sound, write_video
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardio.errors import MediaError
-from shardio.media.streams import demux
+from shardio.media.demuxing import demux
 from shardio.media.video import VideoFile, library_versions
 from tests.media_made import (
     Image,

@@ -35,9 +35,9 @@ from shardio.format.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.colorspace import Converter
 from shardio.media.decoders import numbered_packet, open_video_decoder
+from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
 from shardio.media.runs import FrameTable
-from shardio.media.streams import demux
 from shardio.media.video import VideoFile
 
 FRAMES, SIZE = 16, 112

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, whic
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
+from shardio.media.demuxing import demux
 from shardio.media.runs import FrameTable
-from shardio.media.streams import demux
 from tests.media import command_line
 
 LEVELS = 2  # of 255
