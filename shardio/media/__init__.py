@@ -7,6 +7,7 @@ decoded fast. `picture` has the pixels of all of them. `image` reads still pictu
 JPEG. `into_rows` takes both in one call from a file to a row of a batch.
 """
 
+from shardio.media.audio import AudioDecoder
 from shardio.media.audio_packets import begin_of, part_of, sound_of
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.container import (
@@ -28,11 +29,10 @@ from shardio.media.image import (
     has_image_suffix,
     probe,
 )
-from shardio.media.into_rows import load_clip, load_image
+from shardio.media.load import load_clip, load_image
 from shardio.media.muxing import MuxedStream, mux
 from shardio.media.pillow import pillow_image, resize
-from shardio.media.sound import AudioDecoder
-from shardio.media.times import Rising
+from shardio.media.timestamps import Rising
 from shardio.media.video import Picture, VideoFile, library_versions
 
 __all__ = [

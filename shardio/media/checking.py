@@ -29,7 +29,7 @@ from shardio.media.decoders import (
     open_video_decoder,
 )
 from shardio.media.frames import shown_size, turned_by
-from shardio.media.times import settled, with_all_times
+from shardio.media.timestamps import settled, with_all_times
 
 if TYPE_CHECKING:
     from av import VideoFrame

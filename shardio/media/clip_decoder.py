@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shardio._base.closing import Closing
 from shardio.errors import DataError, InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
+from shardio.media.bitstream import brings_parameters, is_closed, parameter_sets
 from shardio.media.colorspace import MATRICES, RANGES, Converter, display_of
 from shardio.media.decoders import (
     configuration,
@@ -26,9 +27,8 @@ from shardio.media.decoders import (
     numbered_packet,
     open_video_decoder,
 )
+from shardio.media.frame_table import FrameTable, Run
 from shardio.media.frames import Box, PictureWriter, Place
-from shardio.media.packets import brings_parameters, is_closed, parameter_sets
-from shardio.media.runs import FrameTable, Run
 
 if TYPE_CHECKING:
     from av import VideoFrame

@@ -30,6 +30,7 @@ from shardio.format.streams import (
     packet_sizes,
 )
 from shardio.media.audio_packets import demux_sound
+from shardio.media.bitstream import PACKED, encoder_note, hidden_packets, spare_layers
 from shardio.media.checking import checked, finished
 from shardio.media.colorspace import display_of, stream_facts
 from shardio.media.container import (
@@ -41,8 +42,7 @@ from shardio.media.container import (
     video_streams,
 )
 from shardio.media.decoders import decoder_parameters
-from shardio.media.packets import PACKED, encoder_note, hidden_packets, spare_layers
-from shardio.media.times import frame_interval
+from shardio.media.timestamps import frame_interval
 
 if TYPE_CHECKING:
     from av import Packet, VideoFrame

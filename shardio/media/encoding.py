@@ -21,12 +21,12 @@ import numpy as np
 
 from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
+from shardio.media.bitstream import spare_layers
 from shardio.media.checking import finished
 from shardio.media.colorspace import MATRICES, RANGES, Converter
 from shardio.media.frames import Picture, yuv_frame
 from shardio.media.image import encode_jpeg
-from shardio.media.packets import spare_layers
-from shardio.media.times import durations_of
+from shardio.media.timestamps import durations_of
 
 if TYPE_CHECKING:
     from av import VideoFrame

@@ -19,10 +19,10 @@ import numpy as np
 
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
+from shardio.media.bitstream import units_of
 from shardio.media.decoders import display_parameter, fraction_parameter
 from shardio.media.demuxing import demux
 from shardio.media.encoding import scheduling_kept
-from shardio.media.packets import units_of
 
 if TYPE_CHECKING:
     from av.container import OutputContainer

@@ -24,7 +24,7 @@ from shardio.media.container import (
     video_streams,
 )
 from shardio.media.frames import Picture, PictureMaker
-from shardio.media.times import (
+from shardio.media.timestamps import (
     exact_duration,
     frame_interval,
     nearest_tick,

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardio.format.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
 from shardio.media.decoders import numbered_packet, open_video_decoder
-from shardio.media.runs import FrameTable
+from shardio.media.frame_table import FrameTable
 
 
 @functools.cache

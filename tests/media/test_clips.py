@@ -20,13 +20,13 @@ from shardio.format.streams import (
     packet_sizes,
 )
 from shardio.media import clip_decoder
+from shardio.media.bitstream import brings_parameters, parameter_sets
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
+from shardio.media.frame_table import FrameTable
 from shardio.media.frames import Box, Framing, Place, framed
-from shardio.media.packets import brings_parameters, parameter_sets
-from shardio.media.runs import FrameTable
 from tests.media_made import Image, scene, write_video
 
 SQUARE = (Fraction(100), Fraction(60))

@@ -15,8 +15,8 @@ from shardio.format.streams import PacketFlag, packet_flags
 from shardio.media import encoding
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.encoding import StreamEncoder, encode
+from shardio.media.frame_table import FrameTable
 from shardio.media.muxing import mux
-from shardio.media.runs import FrameTable
 from tests.media_made import Image, scene
 
 BASE = Fraction(1, 25)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from shardio.errors import InvalidArgument, MediaError
+from shardio.media.audio import AudioDecoder
 from shardio.media.demuxing import demux
-from shardio.media.sound import AudioDecoder
 from tests.media_made import scene, write_flash, write_sound, write_video
 
 WAVE = (np.sin(np.arange(30_000) / 9) * np.linspace(0.1, 0.6, 30_000)).astype(np.float32)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import MediaError
-from shardio.media.times import (
+from shardio.media.timestamps import (
     REORDER_WINDOW,
     Rising,
     frame_interval,

@@ -37,7 +37,7 @@ from shardio.media.colorspace import Converter
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
-from shardio.media.runs import FrameTable
+from shardio.media.frame_table import FrameTable
 from shardio.media.video import VideoFile
 
 FRAMES, SIZE = 16, 112

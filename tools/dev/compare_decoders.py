@@ -33,7 +33,7 @@ from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.demuxing import demux
-from shardio.media.runs import FrameTable
+from shardio.media.frame_table import FrameTable
 from tests.media import command_line
 
 LEVELS = 2  # of 255

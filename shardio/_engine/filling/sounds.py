@@ -17,8 +17,8 @@ from shardio._engine.filling.itinerary import Stretch
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
+from shardio.media.audio import AudioDecoder
 from shardio.media.audio_packets import begin_of, stream_rate
-from shardio.media.sound import AudioDecoder
 from shardio.samples.audio import HeardField, Hearing, n_samples
 from shardio.shard.verification import Rows
 
