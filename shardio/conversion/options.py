@@ -17,7 +17,7 @@ from shardio.conversion.shard_uploader import ShardUploader
 from shardio.conversion.worker import ConversionJob
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest import Generation
+from shardio.manifest.generation import Generation
 
 ON_ERROR: Final = ("skip", "stop")
 

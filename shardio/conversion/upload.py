@@ -39,7 +39,9 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.checksum import hash_bytes
-from shardio.manifest import GENERATIONS, POINTER, Generation, holds_dataset, load
+from shardio.manifest.commit import GENERATIONS, load
+from shardio.manifest.folder import POINTER, holds_dataset
+from shardio.manifest.generation import Generation
 from shardio.manifest.shard_list import bytes_of
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed

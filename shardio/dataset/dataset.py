@@ -20,7 +20,8 @@ from shardio.dataset.places import Folder, Place
 from shardio.dataset.selection import RowSelection
 from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest import Generation, load, load_generation
+from shardio.manifest.commit import load, load_generation
+from shardio.manifest.generation import Generation
 from shardio.manifest.parts import names_of_parts
 from shardio.manifest.shard_list import sizes_of
 from shardio.order.choice import check_takes_one

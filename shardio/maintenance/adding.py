@@ -18,7 +18,9 @@ from shardio.maintenance.computing import add_computed, misfit
 from shardio.maintenance.overtaking import tell_overtaken
 from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
 from shardio.maintenance.soundness import Progress, ends_of, tell_step
-from shardio.manifest import Generation, Side, load_generation, whole_schema
+from shardio.manifest.commit import load_generation
+from shardio.manifest.generation import Generation
+from shardio.manifest.listing import Side, whole_schema
 
 Values = Iterable[Any] | Callable[[Any], Any]
 

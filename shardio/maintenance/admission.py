@@ -11,8 +11,9 @@ from pathlib import Path
 from shardio.errors import DataError, DatasetCorrupt, DatasetNotFound
 from shardio.format.schema import Schema
 from shardio.maintenance.mending import schema_of
-from shardio.manifest import GENERATIONS, POINTER, Generation, load, load_generation
-from shardio.manifest.generation import parse
+from shardio.manifest.commit import GENERATIONS, load, load_generation
+from shardio.manifest.folder import POINTER
+from shardio.manifest.generation import Generation, parse
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed
 

@@ -24,7 +24,8 @@ from shardio.maintenance.soundness import (
     require_sound_shards,
     tell_step,
 )
-from shardio.manifest import Generation, load, load_generation
+from shardio.manifest.commit import load, load_generation
+from shardio.manifest.generation import Generation
 
 PathName = str | os.PathLike[str]
 

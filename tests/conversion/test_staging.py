@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import shardio
-import shardio.manifest
 from shardio import (
     Array,
     DatasetWriter,
@@ -33,6 +32,7 @@ from shardio.conversion import Progress, execution
 from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
+from shardio.manifest import commit
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -178,7 +178,7 @@ def test_what_happens_after_publishing_does_not_take_the_shards_back(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     def publish(*given: Any, **named: Any) -> None:
-        shardio.manifest.publish(*given, **named)
+        commit.publish(*given, **named)
         raise error
 
     monkeypatch.setattr(execution, "publish", publish)

@@ -17,20 +17,11 @@ from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUn
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
 from shardio.maintenance import add_column, audit_dataset, compute_stats, repair
-from shardio.manifest import (
-    Generation,
-    Side,
-    commit,
-    load,
-    load_generation,
-    parts,
-    publish,
-    publish_next,
-    settle,
-    shard_list,
-    withdraw,
-)
+from shardio.manifest import commit, parts, shard_list
+from shardio.manifest.commit import load, load_generation, publish, publish_next, settle, withdraw
+from shardio.manifest.generation import Generation
 from shardio.manifest.input_list import InputList
+from shardio.manifest.listing import Side
 from shardio.manifest.shard_list import ShardList
 from shardio.shard.writer import ShardSummary
 from shardio.storage import checksummed_json, fs

@@ -17,8 +17,10 @@ from shardio.format import checksum, codec, fields, index, layout, schema, strea
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
-from shardio.manifest import Side, commit, default_view, parts, publish, shard_list
+from shardio.manifest import commit, default_view, parts, shard_list
+from shardio.manifest.commit import publish
 from shardio.manifest.generation import Generation, describe
+from shardio.manifest.listing import Side
 from shardio.shard import opening
 from shardio.shard.writer import ShardWriter
 from shardio.storage.checksummed_json import read_sealed, sealed

@@ -44,7 +44,9 @@ from shardio.maintenance.repairing import repair
 from shardio.maintenance.shard_audit import examine_bytes
 from shardio.maintenance.survey import survey_shard
 from shardio.maintenance.values_audit import check_value
-from shardio.manifest import GENERATIONS, POINTER, lineage_of
+from shardio.manifest.commit import GENERATIONS
+from shardio.manifest.folder import POINTER
+from shardio.manifest.generation import lineage_of
 from shardio.manifest.input_list import InputList, pack_inputs
 from shardio.manifest.listing import describe_shards, parse_shards
 from shardio.manifest.parts import INPUTS, SHARDS, Part

@@ -30,7 +30,8 @@ from shardio.maintenance import (
 )
 from shardio.maintenance.examining import examine_anyhow
 from shardio.maintenance.finding import MAX_FINDINGS, Findings
-from shardio.manifest import GENERATIONS, POINTER
+from shardio.manifest.commit import GENERATIONS
+from shardio.manifest.folder import POINTER
 from shardio.shard.writer import ShardWriter
 from tests.shards import write_shard
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from shardio import Array, Schema, Text
-from shardio.manifest import parts, publish
+from shardio.manifest import parts
+from shardio.manifest.commit import publish
 from shardio.shard.writer import ShardSummary
 
 SAMPLES_PER_SHARD = 10_000

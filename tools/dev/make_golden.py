@@ -39,7 +39,8 @@ from shardio.format.images import EncodedImage
 from shardio.format.layout import MAJOR, MINOR
 from shardio.format.streams import packet_flags, packet_sizes
 from shardio.maintenance import add_column
-from shardio.manifest import load, parts, publish_next
+from shardio.manifest import parts
+from shardio.manifest.commit import load, publish_next
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 

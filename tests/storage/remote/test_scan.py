@@ -14,7 +14,7 @@ import shardio
 from shardio import Array, Clip, Schema, Video
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.scan import Part, scan
-from shardio.manifest import load
+from shardio.manifest.commit import load
 from shardio.manifest.parts import names_of_parts
 from shardio.samples.clip_draws import cut
 from shardio.shard.writer import ShardSummary
