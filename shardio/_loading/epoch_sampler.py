@@ -19,7 +19,7 @@ from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.format.arraylike import is_masked
 from shardio.format.checksum import hash_bytes
-from shardio.manifest.shard_list import bytes_of
+from shardio.manifest.lists import bytes_of
 from shardio.order.block_shuffle import Window
 from shardio.order.choice import Choice
 from shardio.order.mixture_order import Blend

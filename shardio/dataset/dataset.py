@@ -22,8 +22,7 @@ from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.manifest.commit import load, load_generation
 from shardio.manifest.generation import Generation
-from shardio.manifest.parts import names_of_parts
-from shardio.manifest.shard_list import sizes_of
+from shardio.manifest.lists import names_of_parts, sizes_of
 from shardio.order.choice import check_takes_one
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import VERIFY, Rows, Verify

@@ -26,7 +26,7 @@ from shardio.maintenance.shard_audit import Examined, examine
 from shardio.manifest.commit import GENERATIONS, load, load_generation
 from shardio.manifest.folder import POINTER
 from shardio.manifest.generation import Generation, lineage_of
-from shardio.manifest.input_list import InputList
+from shardio.manifest.lists import InputList
 from shardio.storage.content import open_content
 from shardio.storage.file_access import Access
 from shardio.storage.fs import refuse_links_outside

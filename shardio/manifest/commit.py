@@ -28,9 +28,7 @@ from shardio.format.schema import Schema
 from shardio.manifest.default_view import ROWS, is_known, why_wrong
 from shardio.manifest.folder import POINTER, holds_dataset
 from shardio.manifest.generation import Generation, describe, lineage_of, parse
-from shardio.manifest.input_list import InputList
-from shardio.manifest.parts import remove_unnamed, write_part
-from shardio.manifest.shard_list import ShardList
+from shardio.manifest.lists import InputList, ShardList, remove_unnamed, write_part
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, refuse_links_outside, remove_folder, unlink

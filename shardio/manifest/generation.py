@@ -15,7 +15,6 @@ from shardio.format.checksum import hash_bytes
 from shardio.format.layout import MAJOR, MINOR
 from shardio.format.schema import Schema
 from shardio.manifest.default_view import ROWS, is_known, why_wrong
-from shardio.manifest.input_list import InputList, check_inputs, pack_inputs
 from shardio.manifest.listing import (
     Side,
     describe_schema,
@@ -27,16 +26,23 @@ from shardio.manifest.listing import (
     parse_sides,
     whole_schema,
 )
-from shardio.manifest.parts import (
+from shardio.manifest.lists import (
     INPUTS,
     SHARDS,
+    Files,
+    InputList,
     Part,
+    ShardList,
+    check_inputs,
     has_parts,
+    ids_of,
     is_long,
+    names_of,
+    pack_inputs,
     parse_part,
     put_aside,
+    samples_of,
 )
-from shardio.manifest.shard_list import Files, ShardList, ids_of, names_of, samples_of
 from shardio.shard.opening import MAX_SAMPLES
 from shardio.shard.writer import ShardSummary
 from shardio.views.row_sets import RowRuns

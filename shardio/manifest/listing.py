@@ -18,8 +18,16 @@ import numpy as np
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.fields import Field
 from shardio.format.schema import Schema, canonical_json
-from shardio.manifest.parts import SHARDS, is_long, parse_part, put_aside
-from shardio.manifest.shard_list import MAX_NAME_BYTES, ShardList, pack_shards, samples_of
+from shardio.manifest.lists import (
+    MAX_NAME_BYTES,
+    SHARDS,
+    ShardList,
+    is_long,
+    pack_shards,
+    parse_part,
+    put_aside,
+    samples_of,
+)
 from shardio.shard.writer import ShardSummary
 
 _MAX_BYTES: Final = (1 << 63) - 1

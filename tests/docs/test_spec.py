@@ -17,7 +17,7 @@ from shardio.format import checksum, codec, fields, index, layout, schema, strea
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
-from shardio.manifest import commit, default_view, parts, shard_list
+from shardio.manifest import commit, default_view, lists
 from shardio.manifest.commit import publish
 from shardio.manifest.generation import Generation, describe
 from shardio.manifest.listing import Side
@@ -176,13 +176,13 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("fields, those of column groups included | 1024", schema.MAX_FIELDS),
         ("dimensions of an array | 16", fields.MAX_DIMS),
         ("bytes of a field's name, of a shard's name | 255", schema.MAX_NAME_BYTES),
-        ("of a shard's name | 255", shard_list.MAX_NAME_BYTES),
+        ("of a shard's name | 255", lists.MAX_NAME_BYTES),
         ("channels of an image | 4", fields.MAX_CHANNELS),
         ("bytes of the schema | 4 MiB", layout.MAX_SCHEMA_BYTES),
         ("samples of a shard, and of a dataset | 2^48", opening.MAX_SAMPLES),
         ("an integer (1 to 999999)", commit._MAX_NUMBER),
         ("height and width to 16384", default_view._MAX_SIDE),
-        ("that has more than 4096 entries", parts.LISTED_MAX),
+        ("that has more than 4096 entries", lists.LISTED_MAX),
         ("inside of more than 256", values.MAX_JSON_DEPTH),
     ],
 )
@@ -258,7 +258,7 @@ def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
     assert keys - left_out == {*describe(plain, {}), "digest"}
     (side,) = describe(generation, {})["column_groups"]
     assert {row[0] for row in table("| key of an external list |")} == {
-        *parts.put_aside({}, "x", b"", 1)
+        *lists.put_aside({}, "x", b"", 1)
     }
     assert {row[0] for row in table("| key of a column group |")} == set(side)
     assert f"`{describe(generation, {})['required']}`".replace("'", '"') in PAGE_TEXT

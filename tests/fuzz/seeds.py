@@ -12,9 +12,8 @@ import numpy as np
 
 from shardio.format.fields import Array, Bytes, Json, List, Text
 from shardio.format.schema import Schema
-from shardio.manifest.input_list import pack_inputs
 from shardio.manifest.listing import Side, describe_side
-from shardio.manifest.shard_list import pack_shards
+from shardio.manifest.lists import pack_inputs, pack_shards
 from shardio.shard.writer import ShardSummary, ShardWriter
 from tests.corruption.forge import (
     RULES,

@@ -47,10 +47,16 @@ from shardio.maintenance.values_audit import check_value
 from shardio.manifest.commit import GENERATIONS
 from shardio.manifest.folder import POINTER
 from shardio.manifest.generation import lineage_of
-from shardio.manifest.input_list import InputList, pack_inputs
 from shardio.manifest.listing import describe_shards, parse_shards
-from shardio.manifest.parts import INPUTS, SHARDS, Part
-from shardio.manifest.shard_list import ShardList, pack_shards
+from shardio.manifest.lists import (
+    INPUTS,
+    SHARDS,
+    InputList,
+    Part,
+    ShardList,
+    pack_inputs,
+    pack_shards,
+)
 from shardio.shard.opening import expected_sections
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify

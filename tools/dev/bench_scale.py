@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio import Array, Schema, Text
-from shardio.manifest import parts
+from shardio.manifest import lists
 from shardio.manifest.commit import publish
 from shardio.shard.writer import ShardSummary
 
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--listed", action="store_true")
     asked = parser.parse_args()
     if asked.listed:
-        parts.LISTED_MAX = 1 << 60  # type: ignore[misc]
+        lists.LISTED_MAX = 1 << 60  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "dataset"
         folder.mkdir()

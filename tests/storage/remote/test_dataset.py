@@ -15,7 +15,7 @@ import pytest
 
 import shardio
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, StoreUnavailable
-from shardio.manifest.parts import names_of_parts
+from shardio.manifest.lists import names_of_parts
 from shardio.storage import fs
 from shardio.storage.remote.object_store import Objects
 from shardio.storage.remote.options import Remote

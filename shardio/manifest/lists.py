@@ -1,0 +1,435 @@
+"""Parts: files beside a generation that hold its long lists, so that it is opened fast.
+
+A part lies in `generations/` and is named for its content; the generation says its id, its size and
+how many entries it has. Generations whose lists are the same share one.
+
+A long list of shards as columns: as it lies in a part, and in memory.
+
+Little-endian: of every shard in order its samples (u64), then of every shard its bytes (u64), then
+the ids (16 bytes each), then the names, each in UTF-8 with a zero byte behind it. 10^5 shards take
+some 5 MB, in memory as well: what describes one is made when it is asked for.
+
+A long list of inputs: a line of canonical JSON for each, in a part; read when asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.cached_property import cached
+from shardio.errors import DatasetCorrupt, SchemaError
+from shardio.format.checksum import content_id
+from shardio.format.schema import Schema, canonical_json
+from shardio.format.values import check_json
+from shardio.shard.writer import ShardSummary
+from shardio.storage.checksummed_json import read_file, read_sealed, write_sealed
+from shardio.storage.fs import refuse_links_outside, unlink
+
+LISTED_MAX: Final = 4096
+"""Entries that a list may have in the JSON of a generation; one that is longer lies in a part."""
+
+SHARDS: Final = "shards"
+INPUTS: Final = "inputs"
+_WAY_OUT: Final = "shardio repair saves the samples"
+_MAX_COUNT: Final = 1 << 40
+_MAX_BYTES: Final = 1 << 48
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file with a long list, as a generation names it. Immutable.
+
+    Args:
+        path: where it lies.
+        id: xxh3-128 of its bytes, as hex digits.
+        n_bytes: its size.
+        count: how many entries the list has.
+    """
+
+    path: Path
+    id: str
+    n_bytes: int
+    count: int
+
+    def describe(self) -> dict[str, Any]:
+        """Itself as the JSON of a generation says it."""
+        return {"bytes": self.n_bytes, "count": self.count, "id": self.id}
+
+    def read(self) -> bytes:
+        """Its bytes, checked.
+
+        Raises:
+            DatasetCorrupt: it is missing, or changed since it was written.
+            OSError: the system refuses to read it.
+        """
+        refuse_links_outside(self.path.parent.parent, self.path)
+        try:
+            content = read_file(self.path)
+        except FileNotFoundError as error:
+            raise DatasetCorrupt(
+                f"{self.path}: is missing; a generation keeps a list of {self.count} there; "
+                f"{_WAY_OUT}"
+            ) from error
+        found = content_id(content).hex()
+        if (len(content), found) != (self.n_bytes, self.id):
+            raise DatasetCorrupt(
+                f"{self.path}: changed since it was written: expected {self.n_bytes} bytes of id "
+                f"{self.id}, found {len(content)} of {found}; {_WAY_OUT}"
+            )
+        return content
+
+
+def is_long(entries: Sized) -> bool:
+    """Whether a list lies in a part."""
+    return len(entries) > LISTED_MAX
+
+
+def name_of(id: str, kind: str) -> str:
+    """The name of a part: of a list of `SHARDS`, or of `INPUTS`."""
+    return f"{id}.{kind}"
+
+
+def put_aside(parts: dict[str, bytes], kind: str, content: bytes, count: int) -> dict[str, Any]:
+    """Add the content of a part to those that are to be written; returns what names it."""
+    id = content_id(content).hex()
+    parts[name_of(id, kind)] = content
+    return Part(Path(), id, len(content), count).describe()
+
+
+def parse_part(content: Mapping[str, Any], kind: str, place: Path) -> Part:
+    """The part that a generation in `place` names.
+
+    Raises:
+        DatasetCorrupt: it breaks a rule.
+    """
+    id, n_bytes, count = (content.get(key) for key in ("id", "bytes", "count"))
+    is_id = isinstance(id, str) and len(id) == 32 and not id.strip("0123456789abcdef")
+    if (
+        not is_id
+        or type(n_bytes) is not int
+        or type(count) is not int
+        or not (0 < n_bytes <= _MAX_BYTES and 0 < count <= _MAX_COUNT)
+    ):
+        raise DatasetCorrupt(
+            f"{place}: {kind} must be listed, or name a part by an 'id' of 32 hex digits, 'bytes' "
+            f"and 'count'; found {dict(content)!r}"
+        )
+    return Part(place.parent / name_of(str(id), kind), str(id), n_bytes, count)
+
+
+def has_parts(content: Mapping[str, Any]) -> bool:
+    """Whether a generation, as its JSON says it, keeps any list in a part."""
+    return next(_named(content), None) is not None
+
+
+def _named(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The kind of each part that a generation names, and what names it; of any JSON."""
+    sides = content.get("column_groups")
+    lists = [(SHARDS, content.get("shards")), (INPUTS, content.get("inputs"))]
+    if isinstance(sides, list):
+        lists += [(SHARDS, side.get("shards")) for side in sides if isinstance(side, dict)]
+    return ((kind, found) for kind, found in lists if isinstance(found, dict))
+
+
+def names_of_parts(content: Mapping[str, Any]) -> set[str]:
+    """The names of the parts that a generation names, as its JSON says it."""
+    return {name_of(str(entry.get("id")), kind) for kind, entry in _named(content)}
+
+
+def write_part(path: Path, content: bytes) -> None:
+    """Write a part, durably; one that is there whole stays.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    with contextlib.suppress(OSError, DatasetCorrupt):
+        if read_file(path) == content:
+            return
+    write_sealed(path, content, exclusive=False)
+
+
+def remove_unnamed(folder: Path, among: Collection[str] | None = None) -> None:
+    """Remove the parts in `folder` that no generation there names: all, or those `among` some.
+
+    All are for who holds the folder's lock: another writer's may be about to be named. Where a
+    generation cannot be read they stay: it may name them.
+    """
+    found = {path.name for kind in (SHARDS, INPUTS) for path in folder.glob(f"*.{kind}")}
+    found = found if among is None else found & {*among}
+    if not found:
+        return
+    named = set[str]()
+    for place in folder.glob("[0-9]*.json"):
+        try:
+            named |= names_of_parts(read_sealed(place))
+        except (DatasetCorrupt, OSError):
+            return
+    for name in sorted(found - named):
+        unlink(folder / name)
+
+
+_Numbers = npt.NDArray[np.int64]
+_COLUMNS_BYTES: Final = 8 + 8 + 16
+_SUFFIX: Final = b".shard\0"
+MAX_NAME_BYTES: Final = 255
+"""What the file systems of Linux and macOS allow."""
+
+
+class ShardList(Sequence[ShardSummary]):
+    """The shards in a part. Immutable.
+
+    Args:
+        part: where it lies.
+        content: its bytes.
+
+    Raises:
+        DatasetCorrupt: it breaks a rule.
+    """
+
+    def __init__(self, part: Part, content: bytes) -> None:
+        self.part, self.content, n = part, content, part.count
+        if len(content) < n * _COLUMNS_BYTES:
+            raise DatasetCorrupt(f"{part.path}: too short for {n} shards")
+        numbers = np.frombuffer(content, "<i8", 2 * n)
+        self.samples, self.sizes = numbers[:n], numbers[n:]
+        self.ids = content[16 * n : 32 * n]
+        self._names = content[32 * n :]
+        self._ends: _Numbers = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
+        self._check()
+
+    def _check(self) -> None:
+        path, n = self.part.path, len(self)
+        if (self.samples < 0).any() or (self.sizes < 0).any():
+            raise DatasetCorrupt(f"{path}: samples and bytes must be counts below 2^63")
+        is_named = len(self._ends) == n == self._names.count(_SUFFIX) and not self._names[-1]
+        if not is_named or b"/" in self._names:
+            raise DatasetCorrupt(f"{path}: expected {n} names of shards in the dataset's folder")
+        if np.diff(self._ends, prepend=-1).max() - 1 > MAX_NAME_BYTES:
+            raise DatasetCorrupt(f"{path}: a name has more than {MAX_NAME_BYTES} bytes")
+        try:
+            self._names.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DatasetCorrupt(f"{path}: a name is not UTF-8: {error}") from error
+
+    def __len__(self) -> int:
+        return self.part.count
+
+    @overload
+    def __getitem__(self, index: int) -> ShardSummary: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ShardSummary, ...]: ...
+    def __getitem__(self, index: int | slice) -> ShardSummary | tuple[ShardSummary, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        i = range(len(self))[index]
+        start = int(self._ends[i - 1]) + 1 if i else 0
+        name = self._names[start : int(self._ends[i])].decode("utf-8")
+        id = self.ids[16 * i : 16 * i + 16].hex()
+        return ShardSummary(name, int(self.samples[i]), int(self.sizes[i]), id)
+
+    def __iter__(self) -> Iterator[ShardSummary]:
+        ids = (self.ids[at : at + 16].hex() for at in range(0, len(self.ids), 16))
+        columns = self.names(), self.samples.tolist(), self.sizes.tolist(), ids
+        return itertools.starmap(ShardSummary, zip(*columns, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ShardList):
+            return self.content == other.content
+        return isinstance(other, tuple | list) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.part.id)
+
+    def __repr__(self) -> str:
+        return f"ShardList({len(self)} shards, {self.part.path.name})"
+
+    def names(self) -> list[str]:
+        """The names of all."""
+        return self._names.decode("utf-8").split("\0")[:-1]
+
+
+def pack_shards(shards: Sequence[ShardSummary]) -> bytes:
+    """The bytes of a part with these shards.
+
+    Raises:
+        SchemaError: one has a name that is none.
+    """
+    if isinstance(shards, ShardList):
+        return shards.content
+    try:
+        names = b"".join(shard.name.encode("utf-8") + b"\0" for shard in shards)
+    except UnicodeEncodeError as error:
+        raise SchemaError(f"a generation cannot be written: {error}") from error
+    columns = (_column(s.n_samples for s in shards), _column(s.n_bytes for s in shards))
+    return b"".join((*columns, ids_of(shards), names))
+
+
+def ids_of(shards: Sequence[ShardSummary]) -> bytes:
+    """The ids of all, 16 bytes each."""
+    if isinstance(shards, ShardList):
+        return shards.ids
+    return b"".join(bytes.fromhex(shard.id) for shard in shards)
+
+
+def _column(numbers: Iterable[int]) -> bytes:
+    return np.fromiter(numbers, "<i8").tobytes()
+
+
+def samples_of(shards: Sequence[ShardSummary]) -> _Numbers:
+    """How many samples each has; not to be written to."""
+    if isinstance(shards, ShardList):
+        return shards.samples
+    return np.fromiter((shard.n_samples for shard in shards), np.int64, len(shards))
+
+
+def sizes_of(shards: Sequence[ShardSummary]) -> _Numbers:
+    """How many bytes each has; not to be written to."""
+    if isinstance(shards, ShardList):
+        return shards.sizes
+    return np.fromiter((shard.n_bytes for shard in shards), np.int64, len(shards))
+
+
+def bytes_of(shards: Sequence[ShardSummary]) -> int:
+    """How many bytes all have together."""
+    return sum(sizes_of(shards).tolist())
+
+
+def names_of(shards: Sequence[ShardSummary]) -> list[str]:
+    """The names of all."""
+    if isinstance(shards, ShardList):
+        return shards.names()
+    return [shard.name for shard in shards]
+
+
+class Files(Sequence[tuple[ShardSummary, Schema]]):
+    """Every shard with its schema: those of each group, one group behind the other.
+
+    Args:
+        groups: shards that have one schema; all groups have as many.
+    """
+
+    def __init__(self, groups: Sequence[tuple[Schema, Sequence[ShardSummary]]]) -> None:
+        self._groups, self._n = groups, len(groups[0][1])
+
+    def __len__(self) -> int:
+        return self._n * len(self._groups)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        group, shard = divmod(range(len(self))[index], self._n)
+        schema, shards = self._groups[group]
+        return shards[shard], schema
+
+    def __iter__(self) -> Iterator[tuple[ShardSummary, Schema]]:
+        return ((shard, schema) for schema, shards in self._groups for shard in shards)
+
+
+Input = Mapping[str, Any]
+
+
+class InputList(Sequence[Input]):
+    """The inputs in a part: nothing of it is read before one of them is asked for, then all.
+
+    Args:
+        part: where they lie.
+
+    Raises:
+        DatasetCorrupt: (when they are asked for) the part is missing, damaged, or breaks a rule.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+
+    def read_bytes(self) -> bytes:
+        """The bytes of the part, checked."""
+        return self.part.read()
+
+    @cached
+    def entries(self) -> tuple[Input, ...]:
+        """All of them."""
+        path, content = self.part.path, self.read_bytes()
+        try:
+            found = tuple(json.loads(line) for line in content.splitlines())
+            check_json(found)
+            is_canonical = _lines(found) == content
+        except (ValueError, TypeError, RecursionError, SchemaError) as error:
+            raise DatasetCorrupt(f"{path}: not lines of JSON: {error}") from error
+        if not is_canonical or len(found) != self.part.count:
+            raise DatasetCorrupt(
+                f"{path}: expected {self.part.count} lines of canonical JSON, found {len(found)}"
+            )
+        check_inputs(found, path)
+        return found
+
+    def __len__(self) -> int:
+        return self.part.count
+
+    @overload
+    def __getitem__(self, index: int) -> Input: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Input, ...]: ...
+    def __getitem__(self, index: int | slice) -> Input | tuple[Input, ...]:
+        return self.entries[index]
+
+    def __iter__(self) -> Iterator[Input]:
+        return iter(self.entries)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, InputList):
+            return self.part.id == other.part.id
+        return isinstance(other, tuple | list) and self.entries == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.part.id)
+
+    def __repr__(self) -> str:
+        return f"InputList({len(self)} inputs, {self.part.path.name})"
+
+
+def pack_inputs(inputs: Iterable[Input]) -> bytes:
+    """The bytes of a part with these inputs.
+
+    Raises:
+        SchemaError: JSON cannot say one of them.
+        DatasetCorrupt: those in a part are damaged.
+    """
+    if isinstance(inputs, InputList):
+        return inputs.read_bytes()
+    # Keys become strings before they are sorted.
+    plain = [json.loads(canonical_json(dict(entry))) for entry in inputs]
+    check_json(plain)
+    return _lines(plain)
+
+
+def _lines(inputs: Iterable[object]) -> bytes:
+    return b"".join(canonical_json(entry) + b"\n" for entry in inputs)
+
+
+def check_inputs(inputs: Sequence[Any], place: Path) -> None:
+    """Make sure that each is what an input is; `place` is for messages.
+
+    Raises:
+        DatasetCorrupt: one is not.
+    """
+    for i, entry in enumerate(inputs):
+        if not isinstance(entry, dict):
+            raise DatasetCorrupt(f"{place}: every entry of 'inputs' must be a dict")
+        # All but the first two are left out where there is nothing to say.
+        texts = [entry.get("path"), entry.get("outcome")]
+        texts += [entry.get(key, "") for key in ("reason", "hash")]
+        counts = [entry.get(key, 0) for key in ("samples", "bytes")]
+        if not (all(type(t) is str for t in texts) and all(type(n) is int for n in counts)):
+            raise DatasetCorrupt(
+                f"{place}: input {i} must have texts 'path' and 'outcome', and only texts as "
+                f"'reason' and 'hash', and counts as 'samples' and 'bytes'; found {entry!r}"
+            )
