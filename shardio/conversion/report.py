@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.source import Input, OutcomeKind
-from shardio.manifest.default_view import ROWS
+from shardio.manifest.generation import ROWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, Protocol, get_args
 
 from shardio.format.schema import Schema
-from shardio.manifest.default_view import ROWS
+from shardio.manifest.generation import ROWS
 
 OutcomeKind = Literal[
     "converted", "empty", "broken", "unsupported", "part", "not_processed", "duplicate", "modified"

@@ -19,9 +19,7 @@ from shardio.dataset.selection import MixtureSelection
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
-from shardio.manifest.default_view import ROWS
-from shardio.manifest.generation import Generation
-from shardio.manifest.listing import Side
+from shardio.manifest.generation import ROWS, Generation, Side
 from shardio.order.mixture_order import Blend, Mixing
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary

@@ -19,8 +19,7 @@ from shardio.maintenance.overtaking import tell_overtaken
 from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
 from shardio.maintenance.soundness import Progress, ends_of, tell_step
 from shardio.manifest.commit import load_generation
-from shardio.manifest.generation import Generation
-from shardio.manifest.listing import Side, whole_schema
+from shardio.manifest.generation import Generation, Side, whole_schema
 
 Values = Iterable[Any] | Callable[[Any], Any]
 

@@ -26,7 +26,7 @@ from shardio.maintenance.overtaking import published_in, refuse_overtaken
 from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting
 from shardio.maintenance.shard_audit import examine
 from shardio.maintenance.soundness import ends_of
-from shardio.manifest.default_view import ROWS
+from shardio.manifest.generation import ROWS
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 

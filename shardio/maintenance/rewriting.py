@@ -22,8 +22,7 @@ from shardio.format.schema import Schema
 from shardio.maintenance.staging import make_staging, note_name, sweep
 from shardio.manifest.commit import load, publish, publish_next
 from shardio.manifest.folder import check_folder_name, refuse_existing
-from shardio.manifest.generation import Generation
-from shardio.manifest.listing import Side
+from shardio.manifest.generation import Generation, Side
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import create, rename_new, sync, sync_folder
 

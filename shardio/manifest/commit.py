@@ -25,9 +25,16 @@ from shardio.errors import (
     ShardUnsupported,
 )
 from shardio.format.schema import Schema
-from shardio.manifest.default_view import ROWS, is_known, why_wrong
 from shardio.manifest.folder import POINTER, holds_dataset
-from shardio.manifest.generation import Generation, describe, lineage_of, parse
+from shardio.manifest.generation import (
+    ROWS,
+    Generation,
+    describe,
+    is_known,
+    lineage_of,
+    parse,
+    why_wrong,
+)
 from shardio.manifest.lists import InputList, ShardList, remove_unnamed, write_part
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed

@@ -1,7 +1,21 @@
-"""A generation: one published state of a dataset, and the JSON that it is written down as."""
+"""What the samples of a dataset are when nothing else is asked for: its rows, or clips of videos.
+
+A view is written down as JSON. Of `ROWS` every row is a sample; of `{"kind": "clips", "frames": 16,
+"stride": 1, "step": 16}` every clip of the one field of videos is, cut as `shardio.views.clips` has
+it, whole ones only. `"size": [height, width]`, which may be left out, is that of their pictures.
+
+The shards that a generation lists: those of whole samples, and columns added later beside them.
+
+A *side* is a column that was added to a finished dataset: a shard of its own beside each shard,
+with as many samples, and the new field alone.
+
+A generation: one published state of a dataset, and the JSON that it is written down as.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,22 +26,12 @@ import numpy.typing as npt
 
 from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUnsupported
 from shardio.format.checksum import hash_bytes
+from shardio.format.fields import Field, Video
 from shardio.format.layout import MAJOR, MINOR
-from shardio.format.schema import Schema
-from shardio.manifest.default_view import ROWS, is_known, why_wrong
-from shardio.manifest.listing import (
-    Side,
-    describe_schema,
-    describe_shards,
-    describe_side,
-    is_hex,
-    parse_schema,
-    parse_shards,
-    parse_sides,
-    whole_schema,
-)
+from shardio.format.schema import Schema, canonical_json
 from shardio.manifest.lists import (
     INPUTS,
+    MAX_NAME_BYTES,
     SHARDS,
     Files,
     InputList,
@@ -39,6 +43,7 @@ from shardio.manifest.lists import (
     is_long,
     names_of,
     pack_inputs,
+    pack_shards,
     parse_part,
     put_aside,
     samples_of,
@@ -46,6 +51,168 @@ from shardio.manifest.lists import (
 from shardio.shard.opening import MAX_SAMPLES
 from shardio.shard.writer import ShardSummary
 from shardio.views.row_sets import RowRuns
+
+ROWS: Final[Mapping[str, Any]] = {"kind": "rows"}
+
+_NUMBERS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62}
+_MAX_SIDE: Final = 16384
+
+
+def is_known(view: Any) -> bool:
+    """Whether this version knows what a view means, if it is one at all."""
+    if not isinstance(view, Mapping):
+        return False
+    if view.get("kind") == "clips":
+        return view.keys() <= {"kind", "size", *_NUMBERS}
+    return dict(view) == ROWS
+
+
+def why_wrong(view: Mapping[str, Any], schema: Schema) -> str | None:
+    """Say what is wrong with a view that is known, of samples of a schema; None if nothing is."""
+    if view["kind"] == "rows":
+        return None
+    for name, most in _NUMBERS.items():
+        if not _is_number(view.get(name), most):
+            return f"{name} must be a whole number from 1 up to {most:,}; found {view.get(name)!r}"
+    size = view.get("size", [1, 1])
+    is_pair = isinstance(size, list | tuple) and len(size) == 2
+    if not is_pair or not all(_is_number(side, _MAX_SIDE) for side in size):
+        return f"size must be [height, width], each from 1 to {_MAX_SIDE}; found {size!r}"
+    if (n := sum(isinstance(field, Video) for field in schema.values())) != 1:
+        return f"clips need one field of videos; the schema has {n}"
+    return None
+
+
+def _is_number(value: Any, most: int) -> bool:
+    return type(value) is int and 1 <= value <= most
+
+
+_MAX_BYTES: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A column that was added later. Immutable.
+
+    Args:
+        schema: of its shards: the one field.
+        shards: the side shards, in the order of the shards that they lie beside.
+    """
+
+    schema: Schema
+    shards: Sequence[ShardSummary]
+
+    @property
+    def name(self) -> str:
+        """The name of the field."""
+        return next(iter(self.schema))
+
+    def fits(self, shards: Sequence[ShardSummary]) -> bool:
+        """Whether it has a shard beside each of `shards`, with as many samples."""
+        return np.array_equal(samples_of(self.shards), samples_of(shards))
+
+
+def whole_schema(schema: Schema, sides: Sequence[Side]) -> Schema:
+    """The fields of whole samples: those of the shards, then the added ones.
+
+    Raises:
+        SchemaError: two have the same name, or one is the nested record of another.
+    """
+    if not sides:
+        return schema
+    fields: dict[str, Field] = dict(schema)
+    for side in sides:
+        for name, field in side.schema.items():
+            if name in fields:
+                raise SchemaError(f"there is a field {name!r} already")
+            fields[name] = field
+    return Schema(fields)
+
+
+def is_hex(value: object, n_digits: int) -> bool:
+    """Whether it is a text of so many hex digits, in lower case."""
+    return isinstance(value, str) and len(value) == n_digits and not value.strip("0123456789abcdef")
+
+
+def describe_schema(schema: Schema) -> Any:
+    """A schema as the JSON of a generation says it."""
+    return json.loads(schema.to_json())
+
+
+def parse_schema(content: object) -> Schema:
+    """The schema that `describe_schema` wrote down.
+
+    Raises:
+        SchemaError, ShardUnsupported: it breaks a rule, or was written by a newer version.
+    """
+    return Schema.from_json(canonical_json(content))
+
+
+def describe_shards(
+    shards: Sequence[ShardSummary], parts: dict[str, bytes]
+) -> list[dict[str, Any]] | dict[str, Any]:
+    """Shards as the JSON of a generation lists them, or names the part that it adds to `parts`."""
+    if is_long(shards):
+        return put_aside(parts, SHARDS, pack_shards(shards), len(shards))
+    return [
+        {"name": s.name, "samples": s.n_samples, "bytes": s.n_bytes, "id": s.id} for s in shards
+    ]
+
+
+def parse_shards(content: Any, place: Path) -> Sequence[ShardSummary]:
+    """The shards that `describe_shards` wrote down in `place`, whose parts lie beside it.
+
+    Raises:
+        DatasetCorrupt, KeyError, TypeError: it breaks a rule.
+    """
+    if isinstance(content, dict):
+        part = parse_part(content, SHARDS, place)
+        return ShardList(part, part.read())
+    return tuple(_parse_shard(entry, place) for entry in content)
+
+
+def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
+    name, counts = entry["name"], (entry["samples"], entry["bytes"])
+    inside = isinstance(name, str) and name.endswith(".shard") and os.path.basename(name) == name
+    if not inside or "\0" in name or len(name.encode()) > MAX_NAME_BYTES:
+        raise DatasetCorrupt(f"{place}: {name!r} is no name of a shard in the dataset's folder")
+    if any(type(n) is not int or not 0 <= n <= _MAX_BYTES for n in counts):
+        raise DatasetCorrupt(f"{place}: shard {name}: samples and bytes must be counts")
+    if not is_hex(entry["id"], 32):
+        raise DatasetCorrupt(
+            f"{place}: shard {name}: expected an id of 32 hex digits, found {entry['id']!r}"
+        )
+    return ShardSummary(name, entry["samples"], entry["bytes"], entry["id"])
+
+
+def describe_side(side: Side, parts: dict[str, bytes]) -> dict[str, Any]:
+    """A side as the JSON of a generation says it; see `describe_shards`."""
+    return {"schema": describe_schema(side.schema), "shards": describe_shards(side.shards, parts)}
+
+
+def parse_sides(content: Any, shards: Sequence[ShardSummary], place: Path) -> tuple[Side, ...]:
+    """The sides of `shards` that `describe_side` wrote down in `place`.
+
+    Raises:
+        DatasetCorrupt, SchemaError, ShardUnsupported, KeyError, TypeError: it breaks a rule.
+    """
+    found = []
+    for entry in content:
+        if type(entry) is not dict or type(entry.get("shards")) not in (list, dict):
+            raise DatasetCorrupt(f"{place}: a side must be a dict with shards; found {entry!r}")
+        side = Side(parse_schema(entry["schema"]), parse_shards(entry["shards"], place))
+        if len(side.schema) != 1:
+            raise DatasetCorrupt(
+                f"{place}: a side has one field; found {', '.join(map(repr, side.schema))}"
+            )
+        if not side.fits(shards):
+            raise DatasetCorrupt(
+                f"{place}: field {side.name!r}: expected a shard beside each of the "
+                f"{len(shards)}, with as many samples; found {len(side.shards)}, or other counts"
+            )
+        found.append(side)
+    return tuple(found)
+
 
 _SIDE_COLUMNS: Final = "column_groups"
 """What a reader must know to read a generation that has sides."""

@@ -19,8 +19,7 @@ from shardio.format.schema import Schema
 from shardio.maintenance import add_column, audit_dataset, compute_stats, repair
 from shardio.manifest import commit, lists
 from shardio.manifest.commit import load, load_generation, publish, publish_next, settle, withdraw
-from shardio.manifest.generation import Generation
-from shardio.manifest.listing import Side
+from shardio.manifest.generation import Generation, Side
 from shardio.manifest.lists import InputList, ShardList
 from shardio.shard.writer import ShardSummary
 from shardio.storage import checksummed_json, fs

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardio.format.fields import Array, Bytes, Json, List, Text
 from shardio.format.schema import Schema
-from shardio.manifest.listing import Side, describe_side
+from shardio.manifest.generation import Side, describe_side
 from shardio.manifest.lists import pack_inputs, pack_shards
 from shardio.shard.writer import ShardSummary, ShardWriter
 from tests.corruption.forge import (

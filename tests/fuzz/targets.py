@@ -46,8 +46,7 @@ from shardio.maintenance.survey import survey_shard
 from shardio.maintenance.values_audit import check_value
 from shardio.manifest.commit import GENERATIONS
 from shardio.manifest.folder import POINTER
-from shardio.manifest.generation import lineage_of
-from shardio.manifest.listing import describe_shards, parse_shards
+from shardio.manifest.generation import describe_shards, lineage_of, parse_shards
 from shardio.manifest.lists import (
     INPUTS,
     SHARDS,
