@@ -35,7 +35,7 @@ from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest.folder import check_folder_name
+from shardio.manifest.manifest import check_folder_name
 from shardio.storage.remote.options import is_url
 
 

@@ -23,9 +23,8 @@ from shardio.conversion.report import InputReport
 from shardio.conversion.source import OUTCOMES, Input, OutcomeKind
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest.commit import load, settle
-from shardio.manifest.folder import holds_dataset
 from shardio.manifest.generation import Generation
+from shardio.manifest.manifest import holds_dataset, load, settle
 from shardio.shard.writer import ShardSummary
 
 RUN_OPTIONS: Final = ("on_error", "shard_bytes")

@@ -20,15 +20,17 @@ from shardio.errors import (
     ShardUnsupported,
 )
 from shardio.maintenance.staging import sweep
-from shardio.manifest.commit import (
+from shardio.manifest.manifest import (
     GENERATIONS,
+    POINTER,
+    holds_dataset,
     load,
     load_generation,
+    refuse_existing,
     remove_halves,
     settle,
     withdraw,
 )
-from shardio.manifest.folder import POINTER, holds_dataset, refuse_existing
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, rename_new, sync_folder, unlink
 

@@ -39,7 +39,7 @@ from shardio.errors import (
     DatasetExists,
     InvalidArgument,
 )
-from shardio.manifest.folder import holds_dataset, refuse_existing
+from shardio.manifest.manifest import holds_dataset, refuse_existing
 from shardio.storage.fs import make_folder, remove_folder, remove_tree, rename, sync_folder, unlink
 
 _OWN_ENTRIES: Final = re.compile(

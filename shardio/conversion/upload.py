@@ -39,10 +39,9 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.checksum import hash_bytes
-from shardio.manifest.commit import GENERATIONS, load
-from shardio.manifest.folder import POINTER, holds_dataset
 from shardio.manifest.generation import Generation
 from shardio.manifest.lists import bytes_of
+from shardio.manifest.manifest import GENERATIONS, POINTER, holds_dataset, load
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, remove_tree, rename, unlink

@@ -20,9 +20,9 @@ from shardio.dataset.places import Folder, Place
 from shardio.dataset.selection import RowSelection
 from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest.commit import load, load_generation
 from shardio.manifest.generation import Generation
 from shardio.manifest.lists import names_of_parts, sizes_of
+from shardio.manifest.manifest import load, load_generation
 from shardio.order.choice import check_takes_one
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import VERIFY, Rows, Verify

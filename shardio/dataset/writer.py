@@ -9,9 +9,14 @@ from typing import Any
 from shardio._base.closing import Publishing
 from shardio.errors import ClosedError, DatasetConflict, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest.commit import check_classes, publish
-from shardio.manifest.folder import check_folder_name, holds_dataset, refuse_existing
 from shardio.manifest.generation import Generation
+from shardio.manifest.manifest import (
+    check_classes,
+    check_folder_name,
+    holds_dataset,
+    publish,
+    refuse_existing,
+)
 from shardio.shard.writer import ShardSummary, ShardWriter, check_schema
 from shardio.storage.fs import make_folder, remove_folder, unlink
 

@@ -18,8 +18,8 @@ from shardio.maintenance.computing import add_computed, misfit
 from shardio.maintenance.overtaking import tell_overtaken
 from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
 from shardio.maintenance.soundness import Progress, ends_of, tell_step
-from shardio.manifest.commit import load_generation
 from shardio.manifest.generation import Generation, Side, whole_schema
+from shardio.manifest.manifest import load_generation
 
 Values = Iterable[Any] | Callable[[Any], Any]
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from shardio.errors import DataError, DatasetCorrupt, DatasetNotFound
 from shardio.format.schema import Schema
 from shardio.maintenance.mending import schema_of
-from shardio.manifest.commit import GENERATIONS, load, load_generation
-from shardio.manifest.folder import POINTER
 from shardio.manifest.generation import Generation, parse
+from shardio.manifest.manifest import GENERATIONS, POINTER, load, load_generation
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed
 

@@ -23,10 +23,9 @@ from shardio.maintenance.content import access_once
 from shardio.maintenance.finding import Finding, Findings
 from shardio.maintenance.overtaking import refuse_overtaken
 from shardio.maintenance.shard_audit import Examined, examine
-from shardio.manifest.commit import GENERATIONS, load, load_generation
-from shardio.manifest.folder import POINTER
 from shardio.manifest.generation import Generation, lineage_of
 from shardio.manifest.lists import InputList
+from shardio.manifest.manifest import GENERATIONS, POINTER, load, load_generation
 from shardio.storage.content import open_content
 from shardio.storage.file_access import Access
 from shardio.storage.fs import refuse_links_outside

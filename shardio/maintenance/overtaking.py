@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardio.errors import DataError, DatasetConflict, DatasetNotFound
-from shardio.manifest.commit import load_generation, read_pointer
+from shardio.manifest.manifest import load_generation, read_pointer
 
 PathName = str | os.PathLike[str]
 

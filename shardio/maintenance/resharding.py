@@ -24,8 +24,8 @@ from shardio.maintenance.soundness import (
     require_sound_shards,
     tell_step,
 )
-from shardio.manifest.commit import load, load_generation
 from shardio.manifest.generation import Generation
+from shardio.manifest.manifest import load, load_generation
 
 PathName = str | os.PathLike[str]
 

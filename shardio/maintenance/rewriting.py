@@ -20,9 +20,14 @@ from typing import Any, Final, Self
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, ShardioError
 from shardio.format.schema import Schema
 from shardio.maintenance.staging import make_staging, note_name, sweep
-from shardio.manifest.commit import load, publish, publish_next
-from shardio.manifest.folder import check_folder_name, refuse_existing
 from shardio.manifest.generation import Generation, Side
+from shardio.manifest.manifest import (
+    check_folder_name,
+    load,
+    publish,
+    publish_next,
+    refuse_existing,
+)
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import create, rename_new, sync, sync_folder
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from shardio.errors import DataError
-from shardio.manifest.commit import GENERATIONS, load_generation
+from shardio.manifest.manifest import GENERATIONS, load_generation
 from shardio.storage.fs import perform
 
 _PREFIX: Final = ".maintenance-"

@@ -25,7 +25,7 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.fields import Audio, Image, Video
 from shardio.format.streams import EncodedStream
-from shardio.manifest.commit import load
+from shardio.manifest.manifest import load
 from shardio.media import AudioDecoder, ClipDecoder, decode_image
 
 _MAX_COMPARED: Final = 5  # files

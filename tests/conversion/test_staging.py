@@ -32,7 +32,7 @@ from shardio.conversion import Progress, execution
 from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
-from shardio.manifest import commit
+from shardio.manifest import manifest
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -178,7 +178,7 @@ def test_what_happens_after_publishing_does_not_take_the_shards_back(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     def publish(*given: Any, **named: Any) -> None:
-        commit.publish(*given, **named)
+        manifest.publish(*given, **named)
         raise error
 
     monkeypatch.setattr(execution, "publish", publish)

@@ -30,8 +30,7 @@ from shardio.format.schema import Schema
 from shardio.loader import ShardLoader
 from shardio.maintenance.audit import audit_dataset
 from shardio.maintenance.shard_audit import examine_bytes
-from shardio.manifest.commit import GENERATIONS, publish
-from shardio.manifest.folder import POINTER
+from shardio.manifest.manifest import GENERATIONS, POINTER, publish
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import sealed

@@ -26,7 +26,7 @@ from shardio.errors import (
 )
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
-from shardio.manifest.commit import load, publish
+from shardio.manifest.manifest import load, publish
 from tests.loading import write_dataset
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 

@@ -18,8 +18,8 @@ from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
-from shardio.manifest.commit import load, load_generation, publish, publish_next
 from shardio.manifest.generation import Generation
+from shardio.manifest.manifest import load, load_generation, publish, publish_next
 from shardio.storage import checksummed_json
 from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset

@@ -24,9 +24,8 @@ from shardio.errors import (
 )
 from shardio.format.fields import Array, Text, Video
 from shardio.format.schema import Schema
-from shardio.manifest.commit import load, publish, publish_next
-from shardio.manifest.folder import refuse_existing
 from shardio.manifest.generation import Generation, lineage_of
+from shardio.manifest.manifest import load, publish, publish_next, refuse_existing
 from shardio.shard.writer import ShardSummary
 from shardio.storage import checksummed_json
 

@@ -17,10 +17,10 @@ from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUn
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
 from shardio.maintenance import add_column, audit_dataset, compute_stats, repair
-from shardio.manifest import commit, lists
-from shardio.manifest.commit import load, load_generation, publish, publish_next, settle, withdraw
+from shardio.manifest import lists, manifest
 from shardio.manifest.generation import Generation, Side
 from shardio.manifest.lists import InputList, ShardList
+from shardio.manifest.manifest import load, load_generation, publish, publish_next, settle, withdraw
 from shardio.shard.writer import ShardSummary
 from shardio.storage import checksummed_json, fs
 from shardio.views.row_sets import RowRuns
@@ -445,7 +445,7 @@ def test_who_writes_the_parts_of_a_first_generation_is_alone(
             os.close(fd)
         lists.write_part(path, content)
 
-    monkeypatch.setattr(commit, "write_part", write)
+    monkeypatch.setattr(manifest, "write_part", write)
     assert publish_in(tmp_path) == load(tmp_path)
 
 

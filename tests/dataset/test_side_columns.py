@@ -21,7 +21,7 @@ from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardChanged, ShardCorrupt
 from shardio.format.layout import Kind
 from shardio.maintenance import add_column
-from shardio.manifest.commit import load, publish_next
+from shardio.manifest.manifest import load, publish_next
 from shardio.views.row_sets import RowRuns
 from tests.loading import bits, check_against, write_dataset
 from tests.maintenance.datasets import flip, place

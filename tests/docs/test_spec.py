@@ -17,9 +17,9 @@ from shardio.format import checksum, codec, fields, index, layout, schema, strea
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
-from shardio.manifest import commit, generation, lists
-from shardio.manifest.commit import publish
+from shardio.manifest import generation, lists, manifest
 from shardio.manifest.generation import Generation, Side, describe
+from shardio.manifest.manifest import publish
 from shardio.shard import opening
 from shardio.shard.writer import ShardWriter
 from shardio.storage.checksummed_json import read_sealed, sealed
@@ -179,7 +179,7 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("channels of an image | 4", fields.MAX_CHANNELS),
         ("bytes of the schema | 4 MiB", layout.MAX_SCHEMA_BYTES),
         ("samples of a shard, and of a dataset | 2^48", opening.MAX_SAMPLES),
-        ("an integer (1 to 999999)", commit._MAX_NUMBER),
+        ("an integer (1 to 999999)", manifest._MAX_NUMBER),
         ("height and width to 16384", generation._MAX_SIDE),
         ("that has more than 4096 entries", lists.LISTED_MAX),
         ("inside of more than 256", values.MAX_JSON_DEPTH),

@@ -44,8 +44,6 @@ from shardio.maintenance.repairing import repair
 from shardio.maintenance.shard_audit import examine_bytes
 from shardio.maintenance.survey import survey_shard
 from shardio.maintenance.values_audit import check_value
-from shardio.manifest.commit import GENERATIONS
-from shardio.manifest.folder import POINTER
 from shardio.manifest.generation import describe_shards, lineage_of, parse_shards
 from shardio.manifest.lists import (
     INPUTS,
@@ -56,6 +54,7 @@ from shardio.manifest.lists import (
     pack_inputs,
     pack_shards,
 )
+from shardio.manifest.manifest import GENERATIONS, POINTER
 from shardio.shard.opening import expected_sections
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify

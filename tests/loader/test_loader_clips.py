@@ -19,7 +19,7 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, TransformError
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
-from shardio.manifest.commit import load, publish_next
+from shardio.manifest.manifest import load, publish_next
 from shardio.media import VideoFile
 from shardio.samples.clip_draws import cut
 from shardio.shard.reader import ShardReader

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardio import Array, Schema, ShardWriter, Text
 from shardio.format.layout import NO_FIELD, Kind
-from shardio.manifest.commit import publish
+from shardio.manifest.manifest import publish
 from shardio.shard.reader import ShardReader
 from tests.shards import EVERY_FIELD, every_field_sample
 

@@ -38,7 +38,7 @@ from shardio.maintenance import (
 )
 from shardio.maintenance.rewriting import Rewriting
 from shardio.maintenance.staging import note_name, sweep
-from shardio.manifest.commit import load, load_generation, publish_next
+from shardio.manifest.manifest import load, load_generation, publish_next
 from shardio.storage import fs
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 from tests.shards import same_sample

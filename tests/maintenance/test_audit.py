@@ -30,8 +30,7 @@ from shardio.maintenance import (
 )
 from shardio.maintenance.examining import examine_anyhow
 from shardio.maintenance.finding import MAX_FINDINGS, Findings
-from shardio.manifest.commit import GENERATIONS
-from shardio.manifest.folder import POINTER
+from shardio.manifest.manifest import GENERATIONS, POINTER
 from shardio.shard.writer import ShardWriter
 from tests.shards import write_shard
 

@@ -33,7 +33,7 @@ from shardio.maintenance import (
     reshard,
     rewriting,
 )
-from shardio.manifest.commit import load, publish_next
+from shardio.manifest.manifest import load, publish_next
 from shardio.views.row_sets import RowRuns
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, same_sample

@@ -25,7 +25,7 @@ from shardio.maintenance import (
     reshard,
     split,
 )
-from shardio.manifest.commit import load, publish_next
+from shardio.manifest.manifest import load, publish_next
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -24,7 +24,7 @@ from shardio.maintenance import (
     audit_dataset,
     repair,
 )
-from shardio.manifest.commit import load
+from shardio.manifest.manifest import load
 from tests.maintenance.datasets import flip, place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 

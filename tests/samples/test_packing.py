@@ -24,7 +24,7 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
 from shardio.maintenance import split
-from shardio.manifest.commit import load, publish_next
+from shardio.manifest.manifest import load, publish_next
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.views.packing import Pack, Packed

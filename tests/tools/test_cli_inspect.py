@@ -15,7 +15,7 @@ import pytest
 import shardio
 from shardio import Array, Bytes, Json, List, Schema, ShardReader, Text
 from shardio.format import values
-from shardio.manifest.commit import load, publish_next
+from shardio.manifest.manifest import load, publish_next
 from shardio.storage import checksummed_json
 from shardio_tools import cli
 from shardio_tools._values import value_facts

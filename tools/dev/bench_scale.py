@@ -23,7 +23,7 @@ from typing import Any
 
 from shardio import Array, Schema, Text
 from shardio.manifest import lists
-from shardio.manifest.commit import publish
+from shardio.manifest.manifest import publish
 from shardio.shard.writer import ShardSummary
 
 SAMPLES_PER_SHARD = 10_000

@@ -42,8 +42,7 @@ import xxhash
 import shardio
 from shardio import Array, Bytes, Schema, Text
 from shardio.maintenance import audit_dataset
-from shardio.manifest.commit import GENERATIONS, load, publish
-from shardio.manifest.folder import POINTER
+from shardio.manifest.manifest import GENERATIONS, POINTER, load, publish
 
 WANTED = 0.8
 PIECE_BYTES = 1 << 20

@@ -40,7 +40,7 @@ from shardio.format.layout import MAJOR, MINOR
 from shardio.format.streams import packet_flags, packet_sizes
 from shardio.maintenance import add_column
 from shardio.manifest import lists
-from shardio.manifest.commit import load, publish_next
+from shardio.manifest.manifest import load, publish_next
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 
