@@ -122,10 +122,10 @@ def whole_schema(schema: Schema, sides: Sequence[Side]) -> Schema:
         return schema
     fields: dict[str, Field] = dict(schema)
     for side in sides:
-        for name, field in side.schema.items():
+        for name, added in side.schema.items():
             if name in fields:
                 raise SchemaError(f"there is a field {name!r} already")
-            fields[name] = field
+            fields[name] = added
     return Schema(fields)
 
 
