@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardio import Array, Batch, Bytes, Schema, ShardWriter, Text
-from shardio.manifest.manifest import publish
+from shardio.dataset.manifest import publish
 from tests.shards import EVERY_FIELD, every_field_sample, same_in_batch
 
 # Generous: reached only by a test that is about to fail.

@@ -34,7 +34,6 @@ RANKS = {
     "shardio.transforms": 4,
     "shardio._workers.tasks": 5,  # functions over items, in workers, threads, coroutines
     "shardio.views": 5,  # rows, clips, token windows
-    "shardio.manifest": 6,
     "shardio.storage.remote": 7,  # object stores, and the cache of what is in them
     "shardio.dataset": 8,  # a folder of shards
     "shardio.samples": 9,  # what one sample has

@@ -15,11 +15,11 @@ from shardio._loading.checkpoint import Progress
 from shardio._workers.processes.global_generators import seed_generators
 from shardio._workers.processes.shared import SharedArray
 from shardio.dataset.dataset import Dataset
+from shardio.dataset.external_lists import bytes_of
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.format.arraylike import is_masked
 from shardio.format.checksum import hash_bytes
-from shardio.manifest.lists import bytes_of
 from shardio.order.block_shuffle import Window
 from shardio.order.choice import Choice
 from shardio.order.mixture_order import Blend

@@ -33,9 +33,9 @@ from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.source import Source, classes_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload
+from shardio.dataset.manifest import check_folder_name
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest.manifest import check_folder_name
 from shardio.storage.remote.options import is_url
 
 

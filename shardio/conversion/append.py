@@ -21,10 +21,10 @@ from shardio.conversion.inputs import Listing, input_hash, input_states
 from shardio.conversion.journal import PLAN_FILE, WORK_FOLDER
 from shardio.conversion.report import InputReport
 from shardio.conversion.source import OUTCOMES, Input, OutcomeKind
+from shardio.dataset.generation import Generation
+from shardio.dataset.manifest import holds_dataset, load, settle
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest.generation import Generation
-from shardio.manifest.manifest import holds_dataset, load, settle
 from shardio.shard.writer import ShardSummary
 
 RUN_OPTIONS: Final = ("on_error", "shard_bytes")

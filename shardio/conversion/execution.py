@@ -37,8 +37,8 @@ from shardio.conversion.shard_uploader import ShardUploader
 from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.worker import ConversionJob, convert_unit, source_step_s
-from shardio.manifest.generation import Generation, lineage_of
-from shardio.manifest.manifest import load, publish, publish_next
+from shardio.dataset.generation import Generation, lineage_of
+from shardio.dataset.manifest import load, publish, publish_next
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import make_folder

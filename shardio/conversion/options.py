@@ -15,9 +15,9 @@ from shardio.conversion.registry import fit_source, guess_kind, make_source
 from shardio.conversion.report import Progress
 from shardio.conversion.shard_uploader import ShardUploader
 from shardio.conversion.worker import ConversionJob
+from shardio.dataset.generation import Generation
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest.generation import Generation
 
 ON_ERROR: Final = ("skip", "stop")
 

@@ -12,15 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.errors import (
-    DatasetConflict,
-    DatasetCorrupt,
-    DatasetExists,
-    DatasetNotFound,
-    ShardUnsupported,
-)
-from shardio.maintenance.staging import sweep
-from shardio.manifest.manifest import (
+from shardio.dataset.manifest import (
     GENERATIONS,
     POINTER,
     holds_dataset,
@@ -31,6 +23,14 @@ from shardio.manifest.manifest import (
     settle,
     withdraw,
 )
+from shardio.errors import (
+    DatasetConflict,
+    DatasetCorrupt,
+    DatasetExists,
+    DatasetNotFound,
+    ShardUnsupported,
+)
+from shardio.maintenance.staging import sweep
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, rename_new, sync_folder, unlink
 

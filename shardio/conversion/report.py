@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.source import Input, OutcomeKind
-from shardio.manifest.generation import ROWS
+from shardio.dataset.generation import ROWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, Protocol, get_args
 
+from shardio.dataset.generation import ROWS
 from shardio.format.schema import Schema
-from shardio.manifest.generation import ROWS
 
 OutcomeKind = Literal[
     "converted", "empty", "broken", "unsupported", "part", "not_processed", "duplicate", "modified"

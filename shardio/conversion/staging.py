@@ -32,6 +32,7 @@ from shardio.conversion.journal import (
     write_plan,
 )
 from shardio.conversion.rename_log import RenameLog, check_only_dataset, remove_leftovers
+from shardio.dataset.manifest import holds_dataset, refuse_existing
 from shardio.errors import (
     DataError,
     DatasetConflict,
@@ -39,7 +40,6 @@ from shardio.errors import (
     DatasetExists,
     InvalidArgument,
 )
-from shardio.manifest.manifest import holds_dataset, refuse_existing
 from shardio.storage.fs import make_folder, remove_folder, remove_tree, rename, sync_folder, unlink
 
 _OWN_ENTRIES: Final = re.compile(

@@ -30,6 +30,9 @@ from shardio.conversion.journal import WORK_FOLDER, plan_path
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.shard_uploader import ShardUploader, check_uploaded, upload_shard
 from shardio.conversion.staging import LOCK_PATIENCE_S
+from shardio.dataset.external_lists import bytes_of
+from shardio.dataset.generation import Generation
+from shardio.dataset.manifest import GENERATIONS, POINTER, holds_dataset, load
 from shardio.errors import (
     DataError,
     DatasetConflict,
@@ -39,9 +42,6 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.checksum import hash_bytes
-from shardio.manifest.generation import Generation
-from shardio.manifest.lists import bytes_of
-from shardio.manifest.manifest import GENERATIONS, POINTER, holds_dataset, load
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, remove_tree, rename, unlink

@@ -1,4 +1,4 @@
-"""A dataset: a folder of shards, opened; rows of many of them read at once; and what adds to it.
+"""Datasets: folders of shards, opened, read, mixed and written.
 
-`manifest`, beside this package, has the generations that say which shards a dataset has.
+`manifest` is the commit point: it publishes and reads the generations that list a dataset's shards.
 """

@@ -14,15 +14,15 @@ import numpy.typing as npt
 
 from shardio._base.closing import Closing
 from shardio._base.file_names import check_encodable
+from shardio.dataset.external_lists import names_of_parts, sizes_of
 from shardio.dataset.filed import DatasetFiles, Group, ShardFiles
 from shardio.dataset.gather import ColumnGather
+from shardio.dataset.generation import Generation
+from shardio.dataset.manifest import load, load_generation
 from shardio.dataset.places import Folder, Place
 from shardio.dataset.selection import RowSelection
 from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.manifest.generation import Generation
-from shardio.manifest.lists import names_of_parts, sizes_of
-from shardio.manifest.manifest import load, load_generation
 from shardio.order.choice import check_takes_one
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import VERIFY, Rows, Verify

@@ -15,11 +15,11 @@ import numpy as np
 from shardio.dataset.agreement import check_agreement, common_fields
 from shardio.dataset.dataset import Dataset, ShardDataset, groups_of, starts_of
 from shardio.dataset.filed import MixtureFiles
+from shardio.dataset.generation import ROWS, Generation, Side
 from shardio.dataset.selection import MixtureSelection
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
-from shardio.manifest.generation import ROWS, Generation, Side
 from shardio.order.mixture_order import Blend, Mixing
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardio._base.closing import Publishing
-from shardio.errors import ClosedError, DatasetConflict, InvalidArgument
-from shardio.format.schema import Schema
-from shardio.manifest.generation import Generation
-from shardio.manifest.manifest import (
+from shardio.dataset.generation import Generation
+from shardio.dataset.manifest import (
     check_classes,
     check_folder_name,
     holds_dataset,
     publish,
     refuse_existing,
 )
+from shardio.errors import ClosedError, DatasetConflict, InvalidArgument
+from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary, ShardWriter, check_schema
 from shardio.storage.fs import make_folder, remove_folder, unlink
 

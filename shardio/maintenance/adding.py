@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from shardio._workers.ray.cluster import LOCAL, Engine, EngineName
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.generation import Generation, Side, whole_schema
+from shardio.dataset.manifest import load_generation
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.fields import Field
 from shardio.format.schema import Schema
@@ -18,8 +20,6 @@ from shardio.maintenance.computing import add_computed, misfit
 from shardio.maintenance.overtaking import tell_overtaken
 from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
 from shardio.maintenance.soundness import Progress, ends_of, tell_step
-from shardio.manifest.generation import Generation, Side, whole_schema
-from shardio.manifest.manifest import load_generation
 
 Values = Iterable[Any] | Callable[[Any], Any]
 

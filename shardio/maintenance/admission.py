@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardio.dataset.generation import Generation, parse
+from shardio.dataset.manifest import GENERATIONS, POINTER, load, load_generation
 from shardio.errors import DataError, DatasetCorrupt, DatasetNotFound
 from shardio.format.schema import Schema
 from shardio.maintenance.mending import schema_of
-from shardio.manifest.generation import Generation, parse
-from shardio.manifest.manifest import GENERATIONS, POINTER, load, load_generation
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed
 

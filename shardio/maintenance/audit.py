@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._workers.ray.cluster import Engine, EngineName
+from shardio.dataset.external_lists import InputList
+from shardio.dataset.generation import Generation, lineage_of
+from shardio.dataset.manifest import GENERATIONS, POINTER, load, load_generation
 from shardio.errors import (
     DatasetCorrupt,
     DatasetNotFound,
@@ -23,9 +26,6 @@ from shardio.maintenance.content import access_once
 from shardio.maintenance.finding import Finding, Findings
 from shardio.maintenance.overtaking import refuse_overtaken
 from shardio.maintenance.shard_audit import Examined, examine
-from shardio.manifest.generation import Generation, lineage_of
-from shardio.manifest.lists import InputList
-from shardio.manifest.manifest import GENERATIONS, POINTER, load, load_generation
 from shardio.storage.content import open_content
 from shardio.storage.file_access import Access
 from shardio.storage.fs import refuse_links_outside

@@ -87,7 +87,7 @@ def _examine_on_nodes(
 ) -> None:
     """Have the machines of a cluster audit shards, each as a whole."""
     # Late: who audits here does without all that reads datasets.
-    from shardio.manifest.manifest import POINTER
+    from shardio.dataset.manifest import POINTER
 
     there, pointer = Path(os.path.abspath(root)), root / POINTER
     jobs = iter(enumerate(tally.names))

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from shardio._workers.ray.cluster import Engine, EngineName
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.manifest import load_generation, publish_next
 from shardio.format.fields import Array, array_of
 from shardio.maintenance.jobs import ShardJob, done_for_each
 from shardio.maintenance.overtaking import tell_overtaken
 from shardio.maintenance.soundness import Progress, ends_of, tell_step
-from shardio.manifest.manifest import load_generation, publish_next
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.generation import ROWS
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
 from shardio.maintenance.overtaking import tell_overtaken
 from shardio.maintenance.rewriting import SHARD_BYTES, MaintenanceReport, Rewriting
 from shardio.maintenance.soundness import Progress, ends_of, require_sound, tell_step
-from shardio.manifest.generation import ROWS
 
 LABEL = "label"
 """The field whose numbers are positions in the class names."""

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from shardio.dataset.manifest import load_generation, read_pointer
 from shardio.errors import DataError, DatasetConflict, DatasetNotFound
-from shardio.manifest.manifest import load_generation, read_pointer
 
 PathName = str | os.PathLike[str]
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from shardio.dataset.generation import ROWS
 from shardio.errors import (
     DataError,
     DatasetCorrupt,
@@ -26,7 +27,6 @@ from shardio.maintenance.overtaking import published_in, refuse_overtaken
 from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting
 from shardio.maintenance.shard_audit import examine
 from shardio.maintenance.soundness import ends_of
-from shardio.manifest.generation import ROWS
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 

@@ -9,6 +9,8 @@ from itertools import groupby
 from pathlib import Path
 
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.generation import Generation
+from shardio.dataset.manifest import load, load_generation
 from shardio.errors import DataError
 from shardio.maintenance.overtaking import tell_overtaken
 from shardio.maintenance.rewriting import (
@@ -24,8 +26,6 @@ from shardio.maintenance.soundness import (
     require_sound_shards,
     tell_step,
 )
-from shardio.manifest.generation import Generation
-from shardio.manifest.manifest import load, load_generation
 
 PathName = str | os.PathLike[str]
 

@@ -17,17 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from shardio.dataset.generation import Generation, Side
+from shardio.dataset.manifest import check_folder_name, load, publish, publish_next, refuse_existing
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, ShardioError
 from shardio.format.schema import Schema
 from shardio.maintenance.staging import make_staging, note_name, sweep
-from shardio.manifest.generation import Generation, Side
-from shardio.manifest.manifest import (
-    check_folder_name,
-    load,
-    publish,
-    publish_next,
-    refuse_existing,
-)
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import create, rename_new, sync, sync_folder
 

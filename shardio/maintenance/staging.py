@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from shardio.dataset.manifest import GENERATIONS, load_generation
 from shardio.errors import DataError
-from shardio.manifest.manifest import GENERATIONS, load_generation
 from shardio.storage.fs import perform
 
 _PREFIX: Final = ".maintenance-"

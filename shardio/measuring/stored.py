@@ -22,10 +22,10 @@ from shardio.conversion.append import inherit_options
 from shardio.conversion.inputs import join_parts, list_inputs, parse_pattern
 from shardio.conversion.registry import NoMatchingInputs, guess_kind, make_source
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.manifest import load
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.fields import Audio, Image, Video
 from shardio.format.streams import EncodedStream
-from shardio.manifest.manifest import load
 from shardio.media import AudioDecoder, ClipDecoder, decode_image
 
 _MAX_COMPARED: Final = 5  # files

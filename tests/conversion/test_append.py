@@ -15,6 +15,8 @@ import shardio
 from shardio import Array, DatasetWriter, Input, InvalidArgument, Outcome, Schema, Text
 from shardio.conversion import Progress, execution
 from shardio.conversion.staging import Staging
+from shardio.dataset import manifest
+from shardio.dataset.manifest import load, publish_next
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,
@@ -23,8 +25,6 @@ from shardio.errors import (
     SchemaError,
 )
 from shardio.maintenance import add_column, audit_dataset, compute_stats, merge, split
-from shardio.manifest import manifest
-from shardio.manifest.manifest import load, publish_next
 from shardio.storage.checksummed_json import read_sealed, sealed
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 

@@ -16,8 +16,8 @@ import shardio
 from shardio import InvalidArgument
 from shardio.conversion import inputs
 from shardio.conversion.inputs import file_hash
+from shardio.dataset.manifest import load, publish_next
 from shardio.maintenance import repair
-from shardio.manifest.manifest import load, publish_next
 from tests.lines import contents, convert, install, texts
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

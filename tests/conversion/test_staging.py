@@ -31,8 +31,8 @@ from shardio import (
 from shardio.conversion import Progress, execution
 from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
+from shardio.dataset import manifest
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
-from shardio.manifest import manifest
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

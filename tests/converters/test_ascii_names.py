@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
-from shardio.manifest.manifest import load
+from shardio.dataset.manifest import load
 from tests.ascii_locale import Ran, run_commands
 
 MADE = Path(__file__).parent / "made"

@@ -20,6 +20,7 @@ import pytest
 import zstandard
 
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.manifest import GENERATIONS, POINTER, publish
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import content_id
@@ -30,7 +31,6 @@ from shardio.format.schema import Schema
 from shardio.loader import ShardLoader
 from shardio.maintenance.audit import audit_dataset
 from shardio.maintenance.shard_audit import examine_bytes
-from shardio.manifest.manifest import GENERATIONS, POINTER, publish
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import sealed

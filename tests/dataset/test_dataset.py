@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shardio.dataset.dataset import ShardDataset, open_dataset
+from shardio.dataset.manifest import load, publish
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
     ChecksumMismatch,
@@ -26,7 +27,6 @@ from shardio.errors import (
 )
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
-from shardio.manifest.manifest import load, publish
 from tests.loading import write_dataset
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 

@@ -11,9 +11,9 @@ import pytest
 
 from shardio import Array, Schema
 from shardio.dataset.dataset import open_dataset
+from shardio.dataset.manifest import load
 from shardio.errors import DatasetCorrupt, ShardUnsupported
 from shardio.maintenance import add_column, audit_dataset
-from shardio.manifest.manifest import load
 from shardio.storage import checksummed_json
 from tests.maintenance.datasets import LABELS, labelled, tree, write
 

@@ -15,11 +15,11 @@ import pytest
 
 from shardio import ShardLoader
 from shardio.dataset.dataset import ShardDataset, open_dataset
+from shardio.dataset.generation import Generation
+from shardio.dataset.manifest import load, load_generation, publish, publish_next
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
-from shardio.manifest.generation import Generation
-from shardio.manifest.manifest import load, load_generation, publish, publish_next
 from shardio.storage import checksummed_json
 from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from shardio.dataset.generation import Generation, lineage_of
+from shardio.dataset.manifest import load, publish, publish_next, refuse_existing
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
     DatasetConflict,
@@ -24,8 +26,6 @@ from shardio.errors import (
 )
 from shardio.format.fields import Array, Text, Video
 from shardio.format.schema import Schema
-from shardio.manifest.generation import Generation, lineage_of
-from shardio.manifest.manifest import load, publish, publish_next, refuse_existing
 from shardio.shard.writer import ShardSummary
 from shardio.storage import checksummed_json
 

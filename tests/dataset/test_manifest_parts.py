@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio.dataset import external_lists, manifest
 from shardio.dataset.dataset import open_dataset
+from shardio.dataset.external_lists import InputList, ShardList
+from shardio.dataset.generation import Generation, Side
+from shardio.dataset.manifest import load, load_generation, publish, publish_next, settle, withdraw
 from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
 from shardio.maintenance import add_column, audit_dataset, compute_stats, repair
-from shardio.manifest import lists, manifest
-from shardio.manifest.generation import Generation, Side
-from shardio.manifest.lists import InputList, ShardList
-from shardio.manifest.manifest import load, load_generation, publish, publish_next, settle, withdraw
 from shardio.shard.writer import ShardSummary
 from shardio.storage import checksummed_json, fs
 from shardio.views.row_sets import RowRuns
@@ -40,7 +40,7 @@ INPUTS = tuple(
 
 @pytest.fixture(autouse=True)
 def lists_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "LISTED_MAX", 4)
+    monkeypatch.setattr(external_lists, "LISTED_MAX", 4)
 
 
 def publish_in(folder: Path, **changes: Any) -> Generation:
@@ -69,7 +69,9 @@ def forge_part(folder: Path, kind: str, content: bytes) -> None:
     named: dict[str, bytes] = {}
     forge(
         folder,
-        lambda g: g.update({kind: lists.put_aside(named, kind, content, g[kind]["count"])}),
+        lambda g: g.update(
+            {kind: external_lists.put_aside(named, kind, content, g[kind]["count"])}
+        ),
     )
     ((name, _),) = named.items()
     (folder / "generations" / name).write_bytes(content)
@@ -180,7 +182,7 @@ def test_opening_and_finding_rows_describes_no_single_shard(
 ) -> None:
     shards = [ShardSummary(f"{i}.shard", 3, 4096, f"{i:032x}") for i in range(1000)]
     publish_in(tmp_path, shards=shards)
-    monkeypatch.setattr(lists, "ShardSummary", lambda *_: pytest.fail("one is described"))
+    monkeypatch.setattr(external_lists, "ShardSummary", lambda *_: pytest.fail("one is described"))
     with open_dataset(tmp_path) as dataset:
         assert (len(dataset), len(dataset.shards)) == (3000, 1000)
         assert dataset.locate(np.array([0, 2999])).tolist() == [0, 999]
@@ -443,7 +445,7 @@ def test_who_writes_the_parts_of_a_first_generation_is_alone(
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:
             os.close(fd)
-        lists.write_part(path, content)
+        external_lists.write_part(path, content)
 
     monkeypatch.setattr(manifest, "write_part", write)
     assert publish_in(tmp_path) == load(tmp_path)
@@ -480,7 +482,7 @@ def test_of_parts_that_no_generation_names_only_those_that_are_asked_for_go(
     ours, theirs = (f"{digit * 32}.shards" for digit in "01")
     for name in (ours, theirs):
         (generations / name).touch()
-    lists.remove_unnamed(generations, [ours, *before])
+    external_lists.remove_unnamed(generations, [ours, *before])
     assert parts_in(published) == sorted([*before, theirs])
 
 
@@ -488,7 +490,9 @@ def test_where_no_part_is_no_older_generation_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = publish_in(tmp_path, shards=SHARDS[:1], inputs=())
-    monkeypatch.setattr(lists, "read_sealed", lambda place: pytest.fail(f"{place} is read"))
+    monkeypatch.setattr(
+        external_lists, "read_sealed", lambda place: pytest.fail(f"{place} is read")
+    )
     assert publish_next(tmp_path, first, classes=("ant",)).number == 2
 
 

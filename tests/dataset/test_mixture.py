@@ -20,6 +20,7 @@ import pytest
 import shardio
 from shardio import Array, Schema, ShardLoader, ShardReader, Text, mix
 from shardio.dataset.dataset import Dataset
+from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.mixture import Mixture
 from shardio.errors import (
     ChecksumMismatch,
@@ -29,7 +30,6 @@ from shardio.errors import (
     TransformError,
 )
 from shardio.maintenance import add_column, split
-from shardio.manifest.manifest import load, publish_next
 from shardio.order import block_shuffle
 from tests.loading import TWO_FIELDS, bits, check_against, write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample

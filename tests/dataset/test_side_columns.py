@@ -18,10 +18,10 @@ from shardio import Array, Batch, List, Schema, ShardLoader
 from shardio._engine.dispatch.claims import Claims, error_of_death
 from shardio.batch.layout import CLAIMED, lay_out
 from shardio.dataset.dataset import ShardDataset, open_dataset
+from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardChanged, ShardCorrupt
 from shardio.format.layout import Kind
 from shardio.maintenance import add_column
-from shardio.manifest.manifest import load, publish_next
 from shardio.views.row_sets import RowRuns
 from tests.loading import bits, check_against, write_dataset
 from tests.maintenance.datasets import flip, place

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from shardio.dataset import external_lists, generation, manifest
+from shardio.dataset.generation import Generation, Side, describe
+from shardio.dataset.manifest import publish
 from shardio.errors import DatasetCorrupt
 from shardio.format import checksum, codec, fields, index, layout, schema, streams, values
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
-from shardio.manifest import generation, lists, manifest
-from shardio.manifest.generation import Generation, Side, describe
-from shardio.manifest.manifest import publish
 from shardio.shard import opening
 from shardio.shard.writer import ShardWriter
 from shardio.storage.checksummed_json import read_sealed, sealed
@@ -175,13 +175,13 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("fields, those of column groups included | 1024", schema.MAX_FIELDS),
         ("dimensions of an array | 16", fields.MAX_DIMS),
         ("bytes of a field's name, of a shard's name | 255", schema.MAX_NAME_BYTES),
-        ("of a shard's name | 255", lists.MAX_NAME_BYTES),
+        ("of a shard's name | 255", external_lists.MAX_NAME_BYTES),
         ("channels of an image | 4", fields.MAX_CHANNELS),
         ("bytes of the schema | 4 MiB", layout.MAX_SCHEMA_BYTES),
         ("samples of a shard, and of a dataset | 2^48", opening.MAX_SAMPLES),
         ("an integer (1 to 999999)", manifest._MAX_NUMBER),
         ("height and width to 16384", generation._MAX_SIDE),
-        ("that has more than 4096 entries", lists.LISTED_MAX),
+        ("that has more than 4096 entries", external_lists.LISTED_MAX),
         ("inside of more than 256", values.MAX_JSON_DEPTH),
     ],
 )
@@ -257,7 +257,7 @@ def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
     assert keys - left_out == {*describe(plain, {}), "digest"}
     (side,) = describe(generation, {})["column_groups"]
     assert {row[0] for row in table("| key of an external list |")} == {
-        *lists.put_aside({}, "x", b"", 1)
+        *external_lists.put_aside({}, "x", b"", 1)
     }
     assert {row[0] for row in table("| key of a column group |")} == set(side)
     assert f"`{describe(generation, {})['required']}`".replace("'", '"') in PAGE_TEXT

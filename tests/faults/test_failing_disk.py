@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from shardio.conversion.staging import Staging
+from shardio.dataset.manifest import load_generation
 from shardio.maintenance import audit_dataset, audit_shard
-from shardio.manifest.manifest import load_generation
 from shardio.storage.checksummed_json import read_sealed
 from shardio_tools import cli
 from tests.faults.failing import Call, FailingDisk

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio.dataset.external_lists import pack_inputs, pack_shards
+from shardio.dataset.generation import Side, describe_side
 from shardio.format.fields import Array, Bytes, Json, List, Text
 from shardio.format.schema import Schema
-from shardio.manifest.generation import Side, describe_side
-from shardio.manifest.lists import pack_inputs, pack_shards
 from shardio.shard.writer import ShardSummary, ShardWriter
 from tests.corruption.forge import (
     RULES,

@@ -30,6 +30,17 @@ from shardio.conversion.journal import (
 from shardio.conversion.plan import Unit
 from shardio.conversion.source import Input
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.external_lists import (
+    INPUTS,
+    SHARDS,
+    InputList,
+    Part,
+    ShardList,
+    pack_inputs,
+    pack_shards,
+)
+from shardio.dataset.generation import describe_shards, lineage_of, parse_shards
+from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DataError, InsufficientMemory, MediaError, ShardCorrupt, ShardioError
 from shardio.format.checksum import content_id
@@ -44,17 +55,6 @@ from shardio.maintenance.repairing import repair
 from shardio.maintenance.shard_audit import examine_bytes
 from shardio.maintenance.survey import survey_shard
 from shardio.maintenance.values_audit import check_value
-from shardio.manifest.generation import describe_shards, lineage_of, parse_shards
-from shardio.manifest.lists import (
-    INPUTS,
-    SHARDS,
-    InputList,
-    Part,
-    ShardList,
-    pack_inputs,
-    pack_shards,
-)
-from shardio.manifest.manifest import GENERATIONS, POINTER
 from shardio.shard.opening import expected_sections
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify

@@ -16,10 +16,10 @@ from shardio import Array, Batch, Clip, InvalidArgument, Schema, ShardLoader, Vi
 from shardio._engine.filling import clips
 from shardio._loading.preload import preload
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, TransformError
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
-from shardio.manifest.manifest import load, publish_next
 from shardio.media import VideoFile
 from shardio.samples.clip_draws import cut
 from shardio.shard.reader import ShardReader

@@ -13,9 +13,9 @@ import pytest
 
 from shardio import DatasetWriter, ShardDataset, ShardLoader
 from shardio import open as open_dataset
+from shardio.dataset.manifest import load, publish_next
 from shardio.errors import InvalidArgument
 from shardio.maintenance import split
-from shardio.manifest.manifest import load, publish_next
 from shardio.order import block_shuffle
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 

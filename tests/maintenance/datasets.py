@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from shardio import Array, Schema, ShardWriter, Text
+from shardio.dataset.manifest import publish
 from shardio.format.layout import NO_FIELD, Kind
-from shardio.manifest.manifest import publish
 from shardio.shard.reader import ShardReader
 from tests.shards import EVERY_FIELD, every_field_sample
 

@@ -16,6 +16,7 @@ import pytest
 from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text
 from shardio.conversion.rename_log import check_only_dataset
 from shardio.dataset.dataset import open_dataset
+from shardio.dataset.manifest import load, load_generation, publish_next
 from shardio.errors import (
     DatasetConflict,
     DatasetNotFound,
@@ -38,7 +39,6 @@ from shardio.maintenance import (
 )
 from shardio.maintenance.rewriting import Rewriting
 from shardio.maintenance.staging import note_name, sweep
-from shardio.manifest.manifest import load, load_generation, publish_next
 from shardio.storage import fs
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 from tests.shards import same_sample

@@ -16,6 +16,7 @@ import pytest
 
 from shardio import maintenance
 from shardio._workers.processes.crew import Died, Failed, Message
+from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
 from shardio.format.fields import Array, Bytes, Text
@@ -30,7 +31,6 @@ from shardio.maintenance import (
 )
 from shardio.maintenance.examining import examine_anyhow
 from shardio.maintenance.finding import MAX_FINDINGS, Findings
-from shardio.manifest.manifest import GENERATIONS, POINTER
 from shardio.shard.writer import ShardWriter
 from tests.shards import write_shard
 

@@ -10,6 +10,7 @@ import pytest
 
 from shardio import Text
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.manifest import load, publish_next
 from shardio.errors import DataError, DatasetConflict, DatasetCorrupt, ShardNotFound
 from shardio.export import export
 from shardio.format.layout import Kind
@@ -25,7 +26,6 @@ from shardio.maintenance import (
     reshard,
     split,
 )
-from shardio.manifest.manifest import load, publish_next
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

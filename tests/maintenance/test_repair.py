@@ -14,6 +14,7 @@ import pytest
 
 from shardio import Array
 from shardio.dataset.dataset import open_dataset
+from shardio.dataset.manifest import load
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound, ShardNotFound
 from shardio.format.layout import PAGE, Kind
 from shardio.maintenance import (
@@ -24,7 +25,6 @@ from shardio.maintenance import (
     audit_dataset,
     repair,
 )
-from shardio.manifest.manifest import load
 from tests.maintenance.datasets import flip, place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from shardio import ShardLoader
 from shardio.dataset.dataset import open_dataset
+from shardio.dataset.manifest import load, publish_next
 from shardio.errors import DatasetConflict, InvalidArgument, ShardCorrupt
 from shardio.format.layout import Kind
 from shardio.maintenance import audit_dataset, compact, rewriting, split, splitting
-from shardio.manifest.manifest import load, publish_next
 from tests.maintenance.datasets import LABELS, flip, place, shard_of, tree, write
 
 PARTS = {"train": 0.75, "val": 0.25}

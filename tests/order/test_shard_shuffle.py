@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from shardio import Array, Clip, Schema, ShardLoader, ShardWriter, mix
 from shardio.dataset.dataset import open_dataset
+from shardio.dataset.manifest import load, publish, publish_next
 from shardio.errors import InvalidArgument
 from shardio.maintenance import compact
-from shardio.manifest.manifest import load, publish, publish_next
 from shardio.order import shard_shuffle
 from shardio.order.permutation import Permutation, key_of
 from shardio.order.shard_shuffle import ShardOrder, ShardWindow, ends_within

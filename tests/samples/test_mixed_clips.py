@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from shardio import Array, Clip, InvalidArgument, Schema, ShardDataset, ShardLoader, Video, mix
+from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.mixture import Mixture
-from shardio.manifest.manifest import load, publish_next
 from tests.loading import bits, write_dataset
 from tests.media_made import scene, write_video
 

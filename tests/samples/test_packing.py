@@ -21,10 +21,10 @@ from shardio import Array, Batch, InvalidArgument, List, Schema, ShardLoader, Te
 from shardio import open as open_dataset
 from shardio._engine.filling.packed import PackedTokens
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
 from shardio.maintenance import split
-from shardio.manifest.manifest import load, publish_next
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.views.packing import Pack, Packed

@@ -15,8 +15,8 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument, MultiLoader
+from shardio.dataset.manifest import load, publish_next
 from shardio.errors import BatchTimeout, ClosedError, ServerUnreachable
-from shardio.manifest.manifest import load, publish_next
 from shardio.serving import Server
 from shardio.serving.client.far_loader import RemoteLoader
 from shardio.serving.client.link import Link, Lost

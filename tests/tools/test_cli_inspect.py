@@ -14,8 +14,8 @@ import pytest
 
 import shardio
 from shardio import Array, Bytes, Json, List, Schema, ShardReader, Text
+from shardio.dataset.manifest import load, publish_next
 from shardio.format import values
-from shardio.manifest.manifest import load, publish_next
 from shardio.storage import checksummed_json
 from shardio_tools import cli
 from shardio_tools._values import value_facts
@@ -467,7 +467,7 @@ def test_odd_entries_of_a_generation_are_damage(
 def test_a_damaged_list_of_inputs_is_a_finding_and_all_else_is_shown(
     copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.manifest.lists.LISTED_MAX", 1)
+    monkeypatch.setattr("shardio.dataset.external_lists.LISTED_MAX", 1)
     publish_next(copy, load(copy))
     (place,) = (copy / "generations").glob("*.inputs")
     place.write_bytes(b"")

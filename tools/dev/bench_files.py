@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from shardio import Array, Schema, ShardWriter
-from shardio.manifest.manifest import publish
+from shardio.dataset.manifest import publish
 from shardio.shard.writer import ShardSummary
 from shardio.storage.mmap import most_maps
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from shardio import Array, Schema, Text
-from shardio.manifest import lists
-from shardio.manifest.manifest import publish
+from shardio.dataset import external_lists
+from shardio.dataset.manifest import publish
 from shardio.shard.writer import ShardSummary
 
 SAMPLES_PER_SHARD = 10_000
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--listed", action="store_true")
     asked = parser.parse_args()
     if asked.listed:
-        lists.LISTED_MAX = 1 << 60  # type: ignore[misc]
+        external_lists.LISTED_MAX = 1 << 60  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "dataset"
         folder.mkdir()

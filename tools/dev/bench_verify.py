@@ -41,8 +41,8 @@ import xxhash
 
 import shardio
 from shardio import Array, Bytes, Schema, Text
+from shardio.dataset.manifest import GENERATIONS, POINTER, load, publish
 from shardio.maintenance import audit_dataset
-from shardio.manifest.manifest import GENERATIONS, POINTER, load, publish
 
 WANTED = 0.8
 PIECE_BYTES = 1 << 20

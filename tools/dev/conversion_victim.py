@@ -19,7 +19,7 @@ import numpy as np
 import shardio
 from shardio import Array, Input, MediaError, Outcome, Schema, Text
 from shardio.conversion import plan
-from shardio.manifest import lists
+from shardio.dataset import external_lists
 from shardio.storage import fs
 
 TRAP = "KILL_CONVERSION_TRAP"
@@ -127,7 +127,7 @@ def drive(source: str, out: str, what: str) -> None:
 def small_units() -> None:
     """Cut a few bytes into several units, and short lists into parts if that is wanted."""
     plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 30, 0  # type: ignore[misc]
-    lists.LISTED_MAX = int(os.environ.get(LISTED, lists.LISTED_MAX))  # type: ignore[misc]
+    external_lists.LISTED_MAX = int(os.environ.get(LISTED, external_lists.LISTED_MAX))  # type: ignore[misc]
 
 
 trap: Trap | None = None

@@ -34,13 +34,13 @@ from shardio import (
     Text,
 )
 from shardio import open as open_dataset
+from shardio.dataset import external_lists
+from shardio.dataset.manifest import load, publish_next
 from shardio.format.fields import DTYPES
 from shardio.format.images import EncodedImage
 from shardio.format.layout import MAJOR, MINOR
 from shardio.format.streams import packet_flags, packet_sizes
 from shardio.maintenance import add_column
-from shardio.manifest import lists
-from shardio.manifest.manifest import load, publish_next
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 
@@ -282,7 +282,7 @@ def write_datasets(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 def write_parts(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Write the golden dataset whose lists lie in parts, and what is in it."""
-    lists.LISTED_MAX = 1  # type: ignore[misc]  # a reader takes lists of any length in parts
+    external_lists.LISTED_MAX = 1  # type: ignore[misc]  # a reader takes lists of any length in parts
     place = folder / "external_lists"
     samples = [{"label": np.int64(i), "note": _caption(i)} for i in range(5)]
     with DatasetWriter(place, Schema({"label": Array("int64")}), shard_bytes=16) as writer:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.manifest.manifest import load
+from shardio.dataset.manifest import load
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.storage.remote.scene import OPTIONS, Scene, scene
 

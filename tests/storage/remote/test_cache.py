@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 import pytest
 
+from shardio.dataset.manifest import load
 from shardio.errors import CacheFull, ShardCorrupt, ShardUnsupported, UnsupportedEnvironment
-from shardio.manifest.manifest import load
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import shardio
+from shardio.dataset.external_lists import names_of_parts
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, StoreUnavailable
-from shardio.manifest.lists import names_of_parts
 from shardio.storage import fs
 from shardio.storage.remote.object_store import Objects
 from shardio.storage.remote.options import Remote

@@ -13,9 +13,9 @@ import pytest
 import shardio
 from shardio import Array, Clip, Schema, Video
 from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio.dataset.external_lists import names_of_parts
+from shardio.dataset.manifest import load
 from shardio.dataset.scan import Part, scan
-from shardio.manifest.lists import names_of_parts
-from shardio.manifest.manifest import load
 from shardio.samples.clip_draws import cut
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.cache_eviction import byte_of

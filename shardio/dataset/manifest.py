@@ -20,6 +20,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._base.file_names import check_encodable
+from shardio.dataset.external_lists import InputList, ShardList, remove_unnamed, write_part
+from shardio.dataset.generation import (
+    ROWS,
+    Generation,
+    describe,
+    is_known,
+    lineage_of,
+    parse,
+    why_wrong,
+)
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,
@@ -29,16 +39,6 @@ from shardio.errors import (
     ShardUnsupported,
 )
 from shardio.format.schema import Schema
-from shardio.manifest.generation import (
-    ROWS,
-    Generation,
-    describe,
-    is_known,
-    lineage_of,
-    parse,
-    why_wrong,
-)
-from shardio.manifest.lists import InputList, ShardList, remove_unnamed, write_part
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
 from shardio.storage.fs import make_folder, refuse_links_outside, remove_folder, unlink

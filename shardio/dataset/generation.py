@@ -24,12 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUnsupported
-from shardio.format.checksum import hash_bytes
-from shardio.format.fields import Field, Video
-from shardio.format.layout import MAJOR, MINOR
-from shardio.format.schema import Schema, canonical_json
-from shardio.manifest.lists import (
+from shardio.dataset.external_lists import (
     INPUTS,
     MAX_NAME_BYTES,
     SHARDS,
@@ -48,6 +43,11 @@ from shardio.manifest.lists import (
     put_aside,
     samples_of,
 )
+from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUnsupported
+from shardio.format.checksum import hash_bytes
+from shardio.format.fields import Field, Video
+from shardio.format.layout import MAJOR, MINOR
+from shardio.format.schema import Schema, canonical_json
 from shardio.shard.opening import MAX_SAMPLES
 from shardio.shard.writer import ShardSummary
 from shardio.views.row_sets import RowRuns
