@@ -21,8 +21,7 @@ from shardio._loading.option_checks import (
     place_among_ranks,
     seconds,
 )
-from shardio._workers.processes.cpus import usable_cpus
-from shardio._workers.processes.memory import default_budget
+from shardio._workers.processes.limits import default_budget, usable_cpus
 from shardio.batch.collation import Collation, Kind, Sizes, collation_of
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardio._engine.filling.extents import Extents
 from shardio._engine.filling.ranges import NOTHING, Ranges, joined, merged
-from shardio._workers.processes.memory import require_page_cache
+from shardio._workers.processes.limits import require_page_cache
 from shardio.dataset.dataset import Dataset
 from shardio.storage.file_access import open_shard, resized
 

@@ -13,7 +13,7 @@ from shardio._base.stack_level import level_of_caller
 from shardio._engine.dispatch.iteration import Iteration
 from shardio._engine.filling.itinerary import Itinerary
 from shardio._engine.filling.recipe import Plan, Recipe
-from shardio._workers.processes.cpus import usable_cpus
+from shardio._workers.processes.limits import usable_cpus
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.order.choice import Choice

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from shardio._workers.processes.cpus import usable_cpus
+from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.ray.cluster import LOCAL, Engine
 from shardio.conversion.append import PathName, check_same_options, inherit_options
 from shardio.conversion.inputs import Listing, join_parts

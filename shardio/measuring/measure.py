@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from shardio._base.statistics import LoadingStats
 from shardio._loading.timeline import Timeline
-from shardio._workers.processes.cpus import usable_cpus
-from shardio._workers.processes.memory import available_bytes
+from shardio._workers.processes.limits import available_bytes, usable_cpus
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.loader import ShardLoader

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardio._workers.processes import cpus
-from shardio._workers.processes.cpus import quota_cpus, usable_cpus
+from shardio._workers.processes import limits
+from shardio._workers.processes.limits import quota_cpus, usable_cpus
 
 V2 = {
     "proc/self/cgroup": "0::/a/b",
@@ -63,7 +63,7 @@ def test_affinity_and_quota_are_both_caps(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5})
     counts = []
     for quota in (None, 2, 8):
-        monkeypatch.setattr(cpus, "quota_cpus", lambda quota=quota: quota)
+        monkeypatch.setattr(limits, "quota_cpus", lambda quota=quota: quota)
         counts.append(usable_cpus())
     assert counts == [3, 2, 3]
 
@@ -71,5 +71,5 @@ def test_affinity_and_quota_are_both_caps(monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_affinity_every_cpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    monkeypatch.setattr(cpus, "quota_cpus", lambda: None)
+    monkeypatch.setattr(limits, "quota_cpus", lambda: None)
     assert usable_cpus() == 7

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shardio._workers.processes import memory
-from shardio._workers.processes.memory import (
+from shardio._workers.processes import limits as memory
+from shardio._workers.processes.limits import (
     Limit,
     available_bytes,
     default_budget,
@@ -192,7 +192,7 @@ def test_where_nothing_is_known_the_size_of_the_machine_is_taken(
 def test_a_limit_of_the_address_space_counts_with_what_is_mapped_already() -> None:
     program = (
         "import mmap, resource\n"
-        "from shardio._workers.processes import memory\n"
+        "from shardio._workers.processes import limits as memory\n"
         "memory.limits = list\n"  # this machine may have less
         "limit = 2 << 30\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))\n"

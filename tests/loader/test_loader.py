@@ -17,7 +17,7 @@ import pytest
 import shardio
 from shardio import Batch, InvalidArgument, Schema, ShardLoader
 from shardio._loading import options
-from shardio._workers.processes import memory
+from shardio._workers.processes import limits
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, DatasetNotFound, InsufficientMemory
 from shardio.format.layout import Kind
 from shardio.shard.reader import ShardReader
@@ -443,8 +443,8 @@ def test_no_block_is_reserved_when_memory_is_short(
     small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserved = []
-    tight = memory.Limit(150_000, "the limit of a test")
-    monkeypatch.setattr(memory, "_tightest", lambda: tight)
+    tight = limits.Limit(150_000, "the limit of a test")
+    monkeypatch.setattr(limits, "_tightest", lambda: tight)
     monkeypatch.setattr(os, "posix_fallocate", lambda *given: reserved.append(given))
     with pytest.raises(InsufficientMemory) as caught:
         _loader(small, memory_bytes=1 << 30)
@@ -456,7 +456,7 @@ def test_no_block_is_reserved_when_memory_is_short(
 def test_the_budget_is_half_of_what_is_available_by_default(
     small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_tightest", lambda: memory.Limit(300_000, "the limit of a test"))
+    monkeypatch.setattr(limits, "_tightest", lambda: limits.Limit(300_000, "the limit of a test"))
     with pytest.raises(InsufficientMemory, match="allows 150000"):
         _loader(small)
 

@@ -16,8 +16,8 @@ import pytest
 import shardio._loading.preload
 from shardio import Array, Bytes, InvalidArgument, Schema, ShardLoader
 from shardio._loading.preload import _Piece, preload
-from shardio._workers.processes import memory
-from shardio._workers.processes.memory import Limit
+from shardio._workers.processes import limits
+from shardio._workers.processes.limits import Limit
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InsufficientMemory, ShardChanged
 from shardio.format.layout import NO_FIELD, Kind
@@ -124,7 +124,7 @@ def test_a_dataset_that_is_mixed_twice_is_preloaded_once(
 def test_what_does_not_fit_is_an_error_with_both_figures(
     folder: str, read: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "page_cache_limits", lambda *_: [Limit(IMAGES, "a box")])
+    monkeypatch.setattr(limits, "page_cache_limits", lambda *_: [Limit(IMAGES, "a box")])
     said = r"the fields to preload need [\d,]+ bytes .* only 4,096,000 bytes .*a box.*preload=False"
     with pytest.raises(InsufficientMemory, match=said):
         ShardLoader(folder, 1, preload=True, **OPTIONS)
@@ -205,8 +205,8 @@ def test_an_address_space_that_is_limited_does_not_limit_the_page_cache(
 ) -> None:
     n_mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     monkeypatch.setattr(resource, "getrlimit", lambda asked: (n_mapped, n_mapped))
-    monkeypatch.setattr(memory, "page_cache_limits", lambda *_: [Limit(1 << 40, "a box")])
-    assert memory.available_bytes() < IMAGES
+    monkeypatch.setattr(limits, "page_cache_limits", lambda *_: [Limit(1 << 40, "a box")])
+    assert limits.available_bytes() < IMAGES
     with ShardDataset(folder) as dataset:
         assert preload(dataset, ["image"]) >= IMAGES
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
-from shardio._workers.processes import memory
+from shardio._workers.processes import limits
 from shardio.batch.batch import Batch
 from shardio.errors import (
     ChecksumMismatch,
@@ -290,14 +290,14 @@ def test_a_transform_that_runs_out_of_memory_is_an_error_also_with_skip(
 def test_memory_that_is_short_while_a_block_grows_is_an_error_also_with_skip(
     folder: str, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
-    monkeypatch.setattr(memory, "_tightest", memory._tightest)  # put back after num_workers=0
+    monkeypatch.setattr(limits, "_tightest", limits._tightest)  # put back after num_workers=0
 
     def swell(sample: Sample) -> Sample:
-        from shardio._workers.processes import memory
+        from shardio._workers.processes import limits
 
         if sample["label"] != 13:
             return {"text": "x"}
-        memory._tightest = lambda: memory.Limit(1 << 20, "the limit of a test")
+        limits._tightest = lambda: limits.Limit(1 << 20, "the limit of a test")
         return {"text": "x" * (4 << 20)}
 
     with (

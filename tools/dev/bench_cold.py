@@ -35,7 +35,7 @@ import numpy as np
 
 from shardio import Array, Bytes, Clip, DatasetWriter, Schema, ShardLoader, Video
 from shardio._engine.filling.advice import Advice
-from shardio._workers.processes.cgroups import levels
+from shardio._workers.processes.limits import levels
 from shardio.measuring.machine import cached_share
 from shardio.media.encoding import encode
 

@@ -30,13 +30,13 @@ from shardio._engine.filling.recipe import Plan, Recipe, Schemas
 from shardio._engine.filling.showing import shared_tables
 from shardio._engine.filling.sizing import block_bytes, n_blocks_wanted
 from shardio._workers.processes.blocks import BlockPool
+from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import (
     explain_files,
     files_explained,
     interrupts_held,
     this_process,
 )
-from shardio._workers.processes.memory import require
 from shardio._workers.processes.overdue import overdue, stack_files
 from shardio._workers.processes.shared import SharedArray, marks_file
 from shardio._workers.tasks.schedule import Schedule

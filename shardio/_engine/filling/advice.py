@@ -18,7 +18,7 @@ from shardio._engine.filling.extents import Extents
 from shardio._engine.filling.itinerary import Stretch
 from shardio._engine.filling.ranges import Ranges, blocks_of, merged
 from shardio._engine.filling.recipe import Plan, Recipe
-from shardio._workers.processes.memory import available_bytes
+from shardio._workers.processes.limits import available_bytes
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardioError
 from shardio.shard.verification import Rows

@@ -25,13 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._workers.processes.large_pages import map_whole, take_large_pages
+from shardio._workers.processes.limits import available_bytes, require
 from shardio._workers.processes.linux import (
     file_limit_explained,
     files_explained,
     interrupts_held,
     resize_memory_file,
 )
-from shardio._workers.processes.memory import available_bytes, require
 from shardio.batch.layout import BlockViews
 from shardio.errors import InsufficientMemory
 from shardio.storage.fs import most_file_bytes

@@ -19,8 +19,8 @@ from shardio._base.phase_timers import now_ns
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.failures import pack_failure
+from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
-from shardio._workers.processes.memory import require
 from shardio._workers.processes.overdue import answer_with_stacks
 from shardio._workers.processes.parcels import DESCRIPTOR_BYTES, packed, unpacked
 from shardio._workers.processes.whereabouts import map_steps

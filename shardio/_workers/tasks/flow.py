@@ -24,8 +24,8 @@ from shardio._workers.processes.cargo import pickled
 from shardio._workers.processes.crew import Crew, Died, Failed, Message
 from shardio._workers.processes.failures import unpack_failure
 from shardio._workers.processes.lenience import Lenience
+from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, files_explained
-from shardio._workers.processes.memory import default_budget
 from shardio._workers.processes.overdue import at_work
 from shardio._workers.processes.parcels import DESCRIPTOR_BYTES, packed, unpacked
 from shardio._workers.processes.start import Start

@@ -18,8 +18,8 @@ from shardio._loading.option_checks import (
     warn_of_no_batch,
 )
 from shardio._loading.progress_bar import ProgressBar
+from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, this_process
-from shardio._workers.processes.memory import default_budget
 from shardio.batch.batch import Batch
 from shardio.errors import ClosedError, InvalidArgument
 from shardio.outputs.makers import OUTPUTS, Maker, Output, maker_for

@@ -1,4 +1,11 @@
-"""How much memory can be had, asked before it is reserved.
+"""Where the control groups of this process lie, from its own group up to the topmost it can see.
+
+Every level can set a limit, in either version of the interface, so all of them are looked at. All
+functions take the root of the file system, so that tests can show them another machine.
+
+How many CPUs this process may use.
+
+How much memory can be had, asked before it is reserved.
 
 Inside a control group, reserving too much brings no error but the kernel's out-of-memory killer: it
 ends the process on the spot. So the question comes first, and the answer is an error with figures.
@@ -7,21 +14,144 @@ ends the process on the spot. So the question comes first, and the answer is an 
 from __future__ import annotations
 
 import os
+import re
 import resource
 from typing import NamedTuple
 
-from shardio._workers.processes.cgroups import Level, levels, read_number, read_text
 from shardio.errors import InsufficientMemory
 
 __all__ = [
+    "Level",
     "Limit",
     "available_bytes",
     "default_budget",
+    "levels",
     "limits",
     "page_cache_limits",
+    "quota_cpus",
+    "read_number",
+    "read_text",
     "require",
     "require_page_cache",
+    "usable_cpus",
 ]
+
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+class Level(NamedTuple):
+    """One control group: `version` (1 or 2) of its interface, and its folder."""
+
+    version: int
+    folder: str
+
+
+def levels(controller: str, root: str = "/") -> list[Level]:
+    """List the groups that may limit this process through `controller`, its own group first.
+
+    A version 2 group is listed whether or not the controller is switched on in it: its files are
+    then missing. Empty where there are no control groups.
+    """
+    places = _places(read_text(os.path.join(root, "proc/self/cgroup")), controller)
+    found = []
+    for line in read_text(os.path.join(root, "proc/self/mountinfo")).splitlines():
+        left, _, right = line.partition(" - ")
+        mount, kind = left.split(), right.split()
+        if len(mount) < 5 or len(kind) < 3:
+            continue
+        version = _version(kind[0], kind[2].split(","), controller)
+        if version in places:
+            mounted_group, mount_point = (_unescape(text) for text in mount[3:5])
+            top = os.path.join(root, mount_point.lstrip("/"))
+            below = _below(places[version], mounted_group)
+            found += [Level(version, folder) for folder in _upwards(top, below)]
+            del places[version]  # a second mount of the same tree says nothing new
+    return found
+
+
+def read_text(path: str) -> str:
+    """Read a small file of the kernel's; "" where there is none or it must not be read."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def read_number(path: str) -> int | None:
+    """Read a file that holds one integer; None where it is missing or says "max"."""
+    text = read_text(path).strip()
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _places(text: str, controller: str) -> dict[int, str]:
+    """Find this process's group in each version's tree, from lines `id:controllers:group`."""
+    places = {}
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if number == "0" and not controllers:
+            places[2] = group
+        elif controller in controllers.split(","):
+            places[1] = group
+    return places
+
+
+def _version(kind: str, options: list[str], controller: str) -> int:
+    if kind == "cgroup2":
+        return 2
+    return 1 if kind == "cgroup" and controller in options else 0
+
+
+def _below(group: str, mounted_group: str) -> str:
+    """Say where `group` lies below the group that is mounted; "" for the mounted group itself.
+
+    In a container the mounted group is often the process's own, and a group outside what the
+    container sees is given as `/../…`: the mounted group is then all there is to look at.
+    """
+    below = os.path.relpath(group, mounted_group)
+    return "" if below == "." or below.startswith("..") or "/.." in group else below
+
+
+def _upwards(top: str, below: str) -> list[str]:
+    parts = below.split("/") if below else []
+    return [os.path.join(top, *parts[:n]) for n in range(len(parts), -1, -1)]
+
+
+def _unescape(text: str) -> str:
+    """Undo the octal escapes of spaces and the like in mountinfo."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def usable_cpus() -> int:
+    """Count the CPUs this process may use, at least 1: its affinity, capped by its group's quota.
+
+    A quota counts as the next whole number: with 1.5 CPUs, two busy processes use all of it.
+    """
+    n_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    n_cpus, n_quota = n_allowed or 1, quota_cpus()
+    return n_cpus if n_quota is None else min(n_cpus, n_quota)
+
+
+def quota_cpus(root: str = "/") -> int | None:
+    """Read how many CPUs' worth of time the control groups grant; None without a quota."""
+    quotas = (_quota_us(level) for level in levels("cpu", root))
+    counts = [max(1, -(-quota // period)) for quota, period in quotas if quota > 0 and period > 0]
+    return min(counts, default=None)
+
+
+def _quota_us(level: Level) -> tuple[int, int]:
+    """Read a group's quota and the period that it is for, in microseconds; 0 for none."""
+    if level.version == 2:
+        quota, _, period = read_text(f"{level.folder}/cpu.max").partition(" ")
+        period = period.strip()
+        is_set = quota.isdigit() and period.isdigit()
+        return (int(quota), int(period)) if is_set else (0, 0)
+    quota_us = read_number(f"{level.folder}/cpu.cfs_quota_us")
+    period_us = read_number(f"{level.folder}/cpu.cfs_period_us")
+    return quota_us or 0, period_us or 0
+
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _FEWER_BLOCKS = (
