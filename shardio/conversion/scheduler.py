@@ -19,9 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from shardio._workers.processes.channel import Channel
+from shardio._workers.processes.channel import Channel, Pieces, send_whole
 from shardio._workers.processes.crew import Crew, Died, Event, Failed
-from shardio._workers.processes.pieces import Pieces, send_whole
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import delete_record
 from shardio.conversion.plan import InputDone, InputStarted, Unit, UnitDone, UnitEvent

@@ -11,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardio._workers.processes.channel import Channel
-from shardio._workers.processes.pieces import send_whole
+from shardio._workers.processes.channel import Channel, send_whole
 from shardio.errors import ShardNotFound
 from shardio.maintenance.finding import Finding, Findings
 from shardio.maintenance.shard_audit import Examined, examine

@@ -5,8 +5,7 @@ import socket
 
 import pytest
 
-from shardio._workers.processes.channel import MAX_MESSAGE_BYTES
-from shardio._workers.processes.parcels import DESCRIPTOR_BYTES, packed, unpacked
+from shardio._workers.processes.channel import DESCRIPTOR_BYTES, MAX_MESSAGE_BYTES, packed, unpacked
 
 
 @pytest.mark.usefixtures("swept")

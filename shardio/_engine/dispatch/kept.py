@@ -10,8 +10,8 @@ import mmap
 import os
 from typing import Final
 
+from shardio._workers.processes.channel import DESCRIPTOR_BYTES
 from shardio._workers.processes.linux import memory_file, resize_memory_file
-from shardio._workers.processes.parcels import DESCRIPTOR_BYTES
 
 _COUNT: Final = 0
 _ROOM: Final = mmap.PAGESIZE // DESCRIPTOR_BYTES - 1

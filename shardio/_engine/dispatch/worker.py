@@ -36,11 +36,16 @@ from shardio._engine.filling.fill import Filler
 from shardio._engine.filling.recipe import Plan, Recipe, Schemas
 from shardio._engine.filling.showing import show_as_told
 from shardio._workers.processes.blocks import BlockMap
-from shardio._workers.processes.channel import MAX_MESSAGE_BYTES, Channel
+from shardio._workers.processes.channel import (
+    DESCRIPTOR_BYTES,
+    MAX_MESSAGE_BYTES,
+    Channel,
+    packed,
+    unpacked,
+)
 from shardio._workers.processes.failures import pack_error
 from shardio._workers.processes.linux import keep_freed_memory, yield_to_main
 from shardio._workers.processes.overdue import answer_with_stacks
-from shardio._workers.processes.parcels import DESCRIPTOR_BYTES, packed, unpacked
 from shardio._workers.tasks.schedule import QUICK_NS
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset, ShardDataset

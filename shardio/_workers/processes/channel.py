@@ -2,28 +2,41 @@
 
 Underneath is a SOCK_SEQPACKET socket pair. Message boundaries are the kernel's, the end of either
 side is seen by the other, and nothing has a name in the file system.
+
+Messages of any length between main and a worker: what is too long travels in a memory file.
+
+A parcel is a descriptor and what follows it. One that is sent in a file is its descriptor and one
+byte more, so that it is never taken for a descriptor alone.
+
+Results that may be longer than a message of a crew: they travel in pieces.
+
+Used by the crews of conversion and audit; batches need no such thing.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
+import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from shardio._workers.processes.linux import memory_file
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 
 __all__ = [
+    "Ancillary",
+    "Channel",
     "LOST_FDS",
     "MAX_FDS",
     "MAX_MESSAGE_BYTES",
     "RECEIVE",
-    "Ancillary",
-    "Channel",
     "Received",
     "check_message",
     "unpack_fds",
 ]
+
 
 # Fits the smallest default socket buffer with room to spare; more travels in a memory file.
 MAX_MESSAGE_BYTES = 65536
@@ -128,3 +141,59 @@ def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     return tuple(fds)
+
+
+DESCRIPTOR_BYTES: Final = 32
+"""The length of every descriptor: a task's, and an answer's."""
+
+
+@contextlib.contextmanager
+def packed(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    """The message, and the descriptors to send with it: open until the `with` is left."""
+    if len(parcel) <= MAX_MESSAGE_BYTES:
+        yield parcel, ()
+        return
+    fd = memory_file(parcel[DESCRIPTOR_BYTES:])
+    try:
+        yield parcel[: DESCRIPTOR_BYTES + 1], (fd,)
+    finally:
+        os.close(fd)
+
+
+def unpacked(message: bytes, fds: Sequence[int]) -> bytes:
+    """The parcel of a message that has arrived; closes its descriptors."""
+    if not fds:
+        return message
+    (fd,) = fds
+    try:
+        return message[:DESCRIPTOR_BYTES] + os.pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)
+
+
+_PIECE_BYTES: Final = MAX_MESSAGE_BYTES - 1
+_GOES_ON: Final = b"+"
+_ENDS: Final = b"."
+
+
+def send_whole(channel: Channel, whole: bytes) -> None:
+    """Send any number of bytes, waiting while main is behind. Runs in a worker."""
+    for start in range(0, max(1, len(whole)), _PIECE_BYTES):
+        piece = whole[start : start + _PIECE_BYTES]
+        channel.send((_ENDS if start + len(piece) == len(whole) else _GOES_ON) + piece)
+
+
+class Pieces:
+    """Puts together what each worker of a crew has sent."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[bytes]] = {}
+
+    def take(self, worker: int, message: bytes) -> bytes | None:
+        """Take in a message; what it was the last piece of, or None while there is more to come."""
+        self._waiting.setdefault(worker, []).append(message[1:])
+        return b"".join(self._waiting.pop(worker)) if message[:1] == _ENDS else None
+
+    def forget(self, worker: int) -> None:
+        """Drop what a worker had begun: it has died."""
+        self._waiting.pop(worker, None)
