@@ -68,7 +68,7 @@ def quick_disk() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def warm_zygote() -> Iterator[None]:
     """Keep a zygote running, for modules that start many workers."""
-    from shardio._workers.processes.crew import Crew
+    from shardio._workers.processes.worker_pool import Crew
 
     with Crew(1, lambda channel: channel.recv()):
         yield

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from shardio._workers.processes.channel import Channel, Pieces, send_whole
-from shardio._workers.processes.crew import Crew, Died, Event, Failed
+from shardio._workers.processes.worker_pool import Crew, Died, Event, Failed
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import delete_record
 from shardio.conversion.plan import InputDone, InputStarted, Unit, UnitDone, UnitEvent

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from shardio._workers.processes.channel import Pieces
-from shardio._workers.processes.crew import Crew, Died, Event, Failed, Message
 from shardio._workers.processes.limits import usable_cpus
+from shardio._workers.processes.worker_pool import Crew, Died, Event, Failed, Message
 from shardio._workers.ray.cluster import LOCAL, Cluster, Engine
 from shardio.errors import WorkerDied
 from shardio.maintenance.examining import examine_anyhow, examined_of, serve

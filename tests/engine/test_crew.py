@@ -18,7 +18,7 @@ from types import FrameType
 import pytest
 
 from shardio._workers.processes.channel import MAX_MESSAGE_BYTES
-from shardio._workers.processes.crew import Channel, Crew, Died, Event, Failed, Message
+from shardio._workers.processes.worker_pool import Channel, Crew, Died, Event, Failed, Message
 from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from shardio._workers.processes import launch
-from shardio._workers.processes.crew import Channel, Crew, Died, Event, Failed, Message
+from shardio._workers.processes.worker_pool import Channel, Crew, Died, Event, Failed, Message
 from shardio.errors import UnsupportedEnvironment
 
 PATIENCE_S = 30.0

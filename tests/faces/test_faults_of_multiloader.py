@@ -18,7 +18,7 @@ import pytest
 
 from shardio import MultiLoader, WorkerDied
 from shardio._workers.processes.blocks import Block, Bytes
-from shardio._workers.processes.crew import Died, Message
+from shardio._workers.processes.worker_pool import Died, Message
 from shardio._workers.tasks.inbox import Inbox
 from shardio._workers.tasks.mail import unpack_head
 from shardio._workers.tasks.outbox import READY, WANT
@@ -259,7 +259,7 @@ print(len(os.listdir(os.path.dirname(sys.argv[1]))), flush=True)
 for sample in samples: pass
 """
 NEVER_HIDES = """
-from shardio._workers.processes.crew import Crew
+from shardio._workers.processes.worker_pool import Crew
 from shardio._workers.tasks.inbox import Inbox
 Inbox.hide = lambda inbox: None
 entrust = Crew.entrust

@@ -21,7 +21,7 @@ BUSY = {
 PROGRAM = """
 import collections, itertools, os, signal, sys, threading, time
 from shardio._workers.processes import launch
-from shardio._workers.processes.crew import Crew, Died, Message
+from shardio._workers.processes.worker_pool import Crew, Died, Message
 
 def work(channel):
     channel.send(b"up")
@@ -233,7 +233,7 @@ def test_no_name_in_dev_shm_is_used(stage: Scene) -> None:
 
 
 SHIPPED = """
-from shardio._workers.processes.crew import Crew, Message
+from shardio._workers.processes.worker_pool import Crew, Message
 offset = 40
 {define}
 crew = Crew(2, {name})

@@ -17,8 +17,8 @@ from shardio import ShardLoader
 from shardio._engine.dispatch import engine, local, staff, traffic
 from shardio._workers.processes import blocks
 from shardio._workers.processes.blocks import BlockPool
-from shardio._workers.processes.crew import Crew
 from shardio._workers.processes.linux import Finalizer, interrupts_held
+from shardio._workers.processes.worker_pool import Crew
 from shardio._workers.tasks import schedule
 from shardio._workers.tasks.inbox import _Frames
 from shardio.errors import UnsupportedEnvironment

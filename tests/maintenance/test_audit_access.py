@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio._workers.processes.crew import Message
+from shardio._workers.processes.worker_pool import Message
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Bytes
 from shardio.format.schema import Schema

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from shardio._workers.processes.crew import Channel, Crew, Died, Message
+from shardio._workers.processes.worker_pool import Channel, Crew, Died, Message
 
 N = 20_000
 

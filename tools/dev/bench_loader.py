@@ -28,7 +28,7 @@ import numpy as np
 
 import shardio
 from shardio import Array, Schema, ShardLoader
-from shardio._workers.processes.crew import Crew, Event
+from shardio._workers.processes.worker_pool import Crew, Event
 
 N_SAMPLES = 32_768
 BATCH = 32

@@ -22,7 +22,6 @@ from shardio._base.statistics import ItemStats
 from shardio._workers.processes.blocks import Block
 from shardio._workers.processes.cargo import pickled
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES, packed, unpacked
-from shardio._workers.processes.crew import Crew, Died, Failed, Message
 from shardio._workers.processes.failures import unpack_failure
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.limits import default_budget
@@ -30,6 +29,7 @@ from shardio._workers.processes.linux import Finalizer, files_explained
 from shardio._workers.processes.overdue import at_work
 from shardio._workers.processes.start import Start
 from shardio._workers.processes.whereabouts import Whereabouts
+from shardio._workers.processes.worker_pool import Crew, Died, Failed, Message
 from shardio._workers.tasks.calling import ANSWER, Outcome, Say, call_for_main, pack_call
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
 from shardio._workers.tasks.under_way import Call
