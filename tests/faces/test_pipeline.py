@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from shardio import DataLoader, InvalidArgument, MapIterator, Pipeline, WorkerDied
-from shardio._workers.processes import overdue
+from shardio._workers.processes import stack_dumps
 from shardio._workers.tasks import executors
 from shardio._workers.tasks.executors import Threads
 from shardio._workers.tasks.line import Line
@@ -540,7 +540,7 @@ def _stuck_in_a_process(marker: str) -> int:
 def test_a_call_in_a_process_that_is_overdue_is_named_with_its_worker_and_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overdue, "_PATIENCE_S", PATIENCE_S)  # however busy the machine is
+    monkeypatch.setattr(stack_dumps, "_PATIENCE_S", PATIENCE_S)  # however busy the machine is
     monkeypatch.setattr(executors, "_PATIENCE_S", PATIENCE_S)
     marker = tmp_path / "stuck"
     pipeline = Pipeline(["", str(marker)]).pipe(_stuck_in_a_process, executor="process")

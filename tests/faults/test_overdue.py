@@ -13,7 +13,7 @@ import pytest
 
 from shardio import InvalidArgument, ShardLoader
 from shardio._engine.dispatch import passes, staff, traffic
-from shardio._workers.processes import overdue
+from shardio._workers.processes import stack_dumps
 from shardio.errors import BatchTimeout
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
@@ -26,7 +26,7 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give workers time to report what they do, however busy the machine is."""
-    monkeypatch.setattr(overdue, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(stack_dumps, "_PATIENCE_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_without_workers_no_batch_is_overdue(folder: str) -> None:
 def test_the_stacks_of_one_worker_are_never_taken_for_anothers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overdue, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(stack_dumps, "_PATIENCE_S", 0.05)
     files = [(tmp_path / str(worker)).open("wb+", buffering=0) for worker in range(4)]
 
     def send(worker: int, _: int) -> bool:
@@ -143,7 +143,7 @@ def test_the_stacks_of_one_worker_are_never_taken_for_anothers(
         return True
 
     for _ in range(2):  # what they have said before is not said again
-        found = overdue.ask_for_stacks([file.fileno() for file in files], send)
+        found = stack_dumps.ask_for_stacks([file.fileno() for file in files], send)
         assert found == [
             "it has not said within 0.05 s what it is doing",
             "  worker 1",

@@ -21,7 +21,7 @@ import shardio
 from shardio import InvalidArgument, ShardLoader
 from shardio._engine.dispatch import threads
 from shardio._engine.dispatch.kept import kept_file
-from shardio._workers.processes import launch, overdue
+from shardio._workers.processes import launch, stack_dumps
 from shardio.errors import (
     BatchTimeout,
     ClosedError,
@@ -331,7 +331,7 @@ def _epoch(loader: ShardLoader) -> list[Any]:
 def test_a_thread_that_hangs_is_overdue_with_its_stack_and_its_turn_goes_to_others(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overdue, "_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(stack_dumps, "_PATIENCE_S", PATIENCE_S)
     stuck, free = threading.Event(), threading.Event()
     transform = _sticking(stuck, free, 20)
     with _loader(folder, num_workers=0, transform=_sticking(stuck, stuck, 20)) as loader:

@@ -37,8 +37,8 @@ from shardio._workers.processes.linux import (
     interrupts_held,
     this_process,
 )
-from shardio._workers.processes.overdue import overdue, stack_files
 from shardio._workers.processes.shared import SharedArray, marks_file
+from shardio._workers.processes.stack_dumps import overdue, stack_files
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset

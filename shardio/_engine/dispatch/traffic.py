@@ -27,7 +27,7 @@ from shardio._engine.dispatch.staff import Staff
 from shardio._engine.dispatch.wire import Ask, Status, Task
 from shardio._engine.filling.recipe import Recipe
 from shardio._workers.processes.blocks import BlockPool
-from shardio._workers.processes.overdue import overdue
+from shardio._workers.processes.stack_dumps import overdue
 from shardio._workers.tasks.schedule import Schedule
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InsufficientMemory, InvalidArgument, TransformError, WorkerDied

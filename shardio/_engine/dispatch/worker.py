@@ -45,7 +45,7 @@ from shardio._workers.processes.channel import (
 )
 from shardio._workers.processes.failures import pack_error
 from shardio._workers.processes.linux import keep_freed_memory, yield_to_main
-from shardio._workers.processes.overdue import answer_with_stacks
+from shardio._workers.processes.stack_dumps import answer_with_stacks
 from shardio._workers.tasks.schedule import QUICK_NS
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset, ShardDataset

@@ -17,7 +17,6 @@ from shardio._workers.processes.cargo import pack
 from shardio._workers.processes.channel import MAX_FDS, MAX_MESSAGE_BYTES, Channel, check_message
 from shardio._workers.processes.launch import acquire
 from shardio._workers.processes.linux import Finalizer, interrupts_held, memory_file, this_process
-from shardio._workers.processes.overdue import ask_for_stacks
 from shardio._workers.processes.pool_events import (
     Bell,
     Died,
@@ -29,6 +28,7 @@ from shardio._workers.processes.pool_events import (
     Worker,
     end_all,
 )
+from shardio._workers.processes.stack_dumps import ask_for_stacks
 from shardio._workers.processes.start import EXECUTE, FORK, LOAD, Start, Target
 from shardio._workers.processes.zygote import REQUEST, WARD
 from shardio.errors import ClosedError, InvalidArgument, WorkerDied

@@ -21,8 +21,7 @@ from shardio._workers.processes.channel import DESCRIPTOR_BYTES, Channel, packed
 from shardio._workers.processes.failures import pack_failure
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
-from shardio._workers.processes.overdue import answer_with_stacks
-from shardio._workers.processes.whereabouts import map_steps
+from shardio._workers.processes.stack_dumps import answer_with_stacks, map_steps
 from shardio._workers.tasks.portions import Portions
 from shardio._workers.tasks.values import Packed, pack_value, write_value
 from shardio.errors import InsufficientMemory

@@ -26,9 +26,8 @@ from shardio._workers.processes.failures import unpack_failure
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, files_explained
-from shardio._workers.processes.overdue import at_work
+from shardio._workers.processes.stack_dumps import Whereabouts, at_work
 from shardio._workers.processes.start import Start
-from shardio._workers.processes.whereabouts import Whereabouts
 from shardio._workers.processes.worker_pool import Crew, Died, Failed, Message
 from shardio._workers.tasks.calling import ANSWER, Outcome, Say, call_for_main, pack_call
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
