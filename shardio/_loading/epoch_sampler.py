@@ -13,7 +13,7 @@ from shardio._engine.dispatch.turns import TURNS
 from shardio._engine.filling.recipe import Plan
 from shardio._loading.checkpoint import Progress
 from shardio._workers.processes.global_generators import seed_generators
-from shardio._workers.processes.shared import SharedArray
+from shardio._workers.processes.shared_memory import SharedArray
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import bytes_of
 from shardio.dataset.mixture import Mixture

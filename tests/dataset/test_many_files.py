@@ -17,7 +17,7 @@ import pytest
 
 from shardio import Array, Clip, ShardLoader, Video, mix
 from shardio._engine.dispatch.claims import Claims, error_of_death
-from shardio._workers.processes.shared import marks_file
+from shardio._workers.processes.shared_memory import marks_file
 from shardio.dataset import column_range, filed, opened
 from shardio.dataset import dataset as dataset_module
 from shardio.dataset.dataset import Dataset, ShardDataset

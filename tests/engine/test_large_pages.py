@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from shardio._workers.processes import large_pages
+from shardio._workers.processes import shared_memory
 from shardio._workers.processes.blocks import Block, BlockMap, BlockPool, reserve_memory_file
-from shardio._workers.processes.large_pages import LARGE_BYTES
+from shardio._workers.processes.shared_memory import LARGE_BYTES
 from shardio.errors import InsufficientMemory
 
 pytestmark = pytest.mark.usefixtures("asked")
@@ -36,7 +36,7 @@ class Refusing(mmap.mmap):
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been seen of the kernel yet."""
-    monkeypatch.setattr(large_pages._Kernel, "is_asked", True)
+    monkeypatch.setattr(shared_memory._Kernel, "is_asked", True)
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
@@ -61,7 +61,7 @@ def kernel_collapses(n_bytes: int = LARGE_BYTES) -> bool:
     try:
         os.ftruncate(fd, n_bytes)
         os.posix_fallocate(fd, 0, n_bytes)
-        memory, first = large_pages.map_whole(fd, n_bytes, n_bytes)
+        memory, first = shared_memory.map_whole(fd, n_bytes, n_bytes)
         memory.madvise(25, first, n_bytes)
     except OSError:
         return False
@@ -106,7 +106,7 @@ def test_without_large_pages_a_block_is_what_it_was(
     block.bytes[-1] = 7
     assert os.pread(block.fd, 1, LARGE_BYTES + 4) == b"\7"
     os.close(block.fd)
-    assert not large_pages._Kernel.is_asked
+    assert not shared_memory._Kernel.is_asked
 
 
 @pytest.mark.parametrize(("ns", "is_asked_again"), [(9_900_000, True), (10_100_000, False)])
@@ -120,9 +120,9 @@ def test_a_kernel_that_takes_long_is_not_asked_again(
 
     clock = [0]
     monkeypatch.setattr(mmap, "mmap", Collapsing)
-    monkeypatch.setattr(large_pages, "now_ns", lambda: clock[0])
+    monkeypatch.setattr(shared_memory, "now_ns", lambda: clock[0])
     os.close(reserve_memory_file(20 * LARGE_BYTES, "a test"))
-    assert large_pages._Kernel.is_asked is is_asked_again
+    assert shared_memory._Kernel.is_asked is is_asked_again
     assert clock[0] == ns * (20 if is_asked_again else 16)
 
 
@@ -159,7 +159,7 @@ def test_a_block_is_mapped_where_there_are_addresses_but_not_the_number_of_maps(
     def refuse(*_: object) -> NoReturn:
         raise InsufficientMemory("no address range is left in this process")
 
-    monkeypatch.setattr(large_pages, "map_over", refuse)
+    monkeypatch.setattr(shared_memory, "map_over", refuse)
     block = Block(0, 2 * LARGE_BYTES)
     block.bytes[-1] = 7
     assert os.pread(block.fd, 1, 2 * LARGE_BYTES - 1) == b"\7"

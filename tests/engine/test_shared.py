@@ -11,7 +11,7 @@ import pytest
 
 from shardio import ShardLoader
 from shardio._engine.filling.recipe import Plan
-from shardio._workers.processes.shared import SharedArray
+from shardio._workers.processes.shared_memory import SharedArray
 from shardio.order.block_shuffle import Window
 from shardio.order.partition import Division
 from tests.loading import TWO_FIELDS, two_fields, write_dataset

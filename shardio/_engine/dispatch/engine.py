@@ -37,7 +37,7 @@ from shardio._workers.processes.linux import (
     interrupts_held,
     this_process,
 )
-from shardio._workers.processes.shared import SharedArray, marks_file
+from shardio._workers.processes.shared_memory import SharedArray, marks_file
 from shardio._workers.processes.stack_dumps import overdue, stack_files
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.layout import BlockLayout

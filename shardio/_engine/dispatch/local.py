@@ -17,7 +17,7 @@ from shardio._engine.filling.careful import CarefulFiller, LeftOut
 from shardio._engine.filling.fill import Filler
 from shardio._engine.filling.recipe import Plan, Recipe, Schemas
 from shardio._workers.processes.blocks import Block
-from shardio._workers.processes.shared import SharedArray
+from shardio._workers.processes.shared_memory import SharedArray
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
-from shardio._workers.processes.shared import SharedArray
+from shardio._workers.processes.shared_memory import SharedArray
 from shardio.batch.collation import STACKED, Collation
 from shardio.batch.layout import BlockLayout, lay_out, lay_out_whole
 from shardio.dataset.dataset import Dataset

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardio._engine.filling.recipe import Recipe
-from shardio._workers.processes.shared import SharedArray
+from shardio._workers.processes.shared_memory import SharedArray
 from shardio.dataset.dataset import Dataset
 from shardio.views.clips import Clips, Events
 from shardio.views.row_sets import RowList

@@ -24,7 +24,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._workers.processes.large_pages import map_whole, take_large_pages
 from shardio._workers.processes.limits import available_bytes, require
 from shardio._workers.processes.linux import (
     file_limit_explained,
@@ -32,6 +31,7 @@ from shardio._workers.processes.linux import (
     interrupts_held,
     resize_memory_file,
 )
+from shardio._workers.processes.shared_memory import map_whole, take_large_pages
 from shardio.batch.layout import BlockViews
 from shardio.errors import InsufficientMemory
 from shardio.storage.fs import most_file_bytes
