@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from shardio._workers.processes import blocks
-from shardio._workers.processes.blocks import Block, BlockMap, BlockPool, reserve_memory_file
+from shardio._workers.processes.blocks import Block, BlockMap, BlockPool
+from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio.errors import InsufficientMemory
 
 KIB = 1024

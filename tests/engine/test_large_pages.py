@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from shardio._workers.processes import shared_memory
-from shardio._workers.processes.blocks import Block, BlockMap, BlockPool, reserve_memory_file
-from shardio._workers.processes.shared_memory import LARGE_BYTES
+from shardio._workers.processes.blocks import Block, BlockMap, BlockPool
+from shardio._workers.processes.shared_memory import LARGE_BYTES, reserve_memory_file
 from shardio.errors import InsufficientMemory
 
 pytestmark = pytest.mark.usefixtures("asked")

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from shardio._workers.processes import channel as channel_module
-from shardio._workers.processes.blocks import reserve_memory_file
 from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.lenience import Lenience
+from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.tasks import supply
 from shardio._workers.tasks.gathering import Gathering
 from shardio._workers.tasks.mail import (

@@ -16,7 +16,7 @@ from shardio._base.statistics import LoadingStats
 from shardio._engine.dispatch.iteration import Iteration
 from shardio._engine.dispatch.tally import Filling, Tallies
 from shardio._engine.filling.recipe import Plan
-from shardio._workers.processes.blocks import reserve_memory_file
+from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.layout import BlockLayout
 

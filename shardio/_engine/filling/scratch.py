@@ -8,7 +8,8 @@ import weakref
 
 import numpy as np
 
-from shardio._workers.processes.blocks import BlockMap, reserve_memory_file
+from shardio._workers.processes.blocks import BlockMap
+from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio.batch.layout import BlockLayout, VaryingSlot
 
 

@@ -11,92 +11,37 @@ the middle of anything.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import mmap
 import os
 import resource
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._workers.processes.limits import available_bytes, require
+from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import (
     file_limit_explained,
     files_explained,
     interrupts_held,
-    resize_memory_file,
 )
-from shardio._workers.processes.shared_memory import map_whole, take_large_pages
+from shardio._workers.processes.shared_memory import (
+    map_whole,
+    refusals_explained,
+    reserve_memory_file,
+)
 from shardio.batch.layout import BlockViews
 from shardio.errors import InsufficientMemory
 from shardio.storage.fs import most_file_bytes
 
-_F_ADD_SEALS: Final = 1033
-_F_SEAL_SHRINK: Final = 2
-_MFD_NOEXEC_SEAL: Final = 8
 _STAT_BLOCK: Final = 512
 """What `st_blocks` counts, whatever the file system's blocks are."""
 _BYTE: Final = np.dtype(np.uint8)
 
 Bytes = npt.NDArray[np.uint8]
-
-
-def reserve_memory_file(n_bytes: int, what: str) -> int:
-    """Create an anonymous memory file of n_bytes, reserved; the caller owns the descriptor.
-
-    It is sealed against shrinking: nobody can take mapped pages away.
-
-    Raises:
-        InsufficientMemory: there is not that much memory; nothing was reserved.
-    """
-    require(n_bytes, what)  # before the reservation: over a cgroup's limit that kills, not fails
-    with _new_memory_file(n_bytes, what) as fd:
-        take_large_pages(fd, n_bytes)
-        with _refusals_explained(n_bytes, what):
-            os.posix_fallocate(fd, 0, n_bytes)
-    return fd
-
-
-def sparse_memory_file(n_bytes: int, what: str) -> int:
-    """Likewise, but a page takes memory only when it is touched; if there is none, that kills."""
-    with _new_memory_file(n_bytes, what) as fd:
-        return fd
-
-
-@contextlib.contextmanager
-def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
-    """A memory file, which is sealed at the end; or closed, should anything fail before."""
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
-        fd = os.memfd_create("shardio", flags | _MFD_NOEXEC_SEAL)
-    except OSError:  # kernels before 6.3 do not know this flag
-        fd = os.memfd_create("shardio", flags)
-    try:
-        resize_memory_file(fd, n_bytes, what)
-        yield fd
-        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-@contextlib.contextmanager
-def _refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
-    """Raise InsufficientMemory where the kernel refuses memory that it reported as free."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOMEM, errno.ENOSPC):
-            raise
-        raise InsufficientMemory(
-            f"the kernel refused {n_bytes} bytes for {what}, although {available_bytes()} seemed "
-            f"to be available: {error.strerror}"
-        ) from error
 
 
 class BlockMap:
@@ -112,7 +57,7 @@ class BlockMap:
 
     def _map(self) -> None:
         n_bytes = os.fstat(self._fd).st_size
-        with _refusals_explained(n_bytes, "the map of a block"):
+        with refusals_explained(n_bytes, "the map of a block"):
             self.map, self.start = map_whole(self._fd, n_bytes, self.backed_bytes())
         self.bytes: Bytes = np.frombuffer(self.map, np.uint8, n_bytes, self.start)
         self.views: BlockViews | None = None
@@ -148,7 +93,7 @@ class BlockMap:
             wanted = -(-max(n_bytes, better) // page) * page
             what = "a batch's values of varying size"
             require(wanted - size, what)
-            with file_limit_explained(wanted, what), _refusals_explained(wanted - size, what):
+            with file_limit_explained(wanted, what), refusals_explained(wanted - size, what):
                 os.posix_fallocate(self._fd, 0, wanted)
         self.see_growth(n_bytes)
 

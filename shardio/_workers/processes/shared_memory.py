@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import mmap
 import os
 import weakref
+from collections.abc import Iterator
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio._base.phase_timers import now_ns
-from shardio._workers.processes.blocks import reserve_memory_file, sparse_memory_file
+from shardio._workers.processes.limits import available_bytes, require
+from shardio._workers.processes.linux import resize_memory_file
 from shardio.errors import InsufficientMemory
 from shardio.storage.mmap import map_over
 
@@ -37,6 +41,11 @@ pieces, the kernel moves others out of the way first."""
 _MAP_NORESERVE: Final = 0x4000
 _MADV_POPULATE_WRITE: Final = 23
 _MADV_COLLAPSE: Final = 25
+
+
+_F_ADD_SEALS: Final = 1033
+_F_SEAL_SHRINK: Final = 2
+_MFD_NOEXEC_SEAL: Final = 8
 
 
 class _Kernel:
@@ -103,6 +112,59 @@ def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
     first = -address % LARGE_BYTES
     map_over(address + first, n_bytes, fd)
     return memory, first
+
+
+def reserve_memory_file(n_bytes: int, what: str) -> int:
+    """Create an anonymous memory file of n_bytes, reserved; the caller owns the descriptor.
+
+    It is sealed against shrinking: nobody can take mapped pages away.
+
+    Raises:
+        InsufficientMemory: there is not that much memory; nothing was reserved.
+    """
+    require(n_bytes, what)  # before the reservation: over a cgroup's limit that kills, not fails
+    with _new_memory_file(n_bytes, what) as fd:
+        take_large_pages(fd, n_bytes)
+        with refusals_explained(n_bytes, what):
+            os.posix_fallocate(fd, 0, n_bytes)
+    return fd
+
+
+def sparse_memory_file(n_bytes: int, what: str) -> int:
+    """Likewise, but a page takes memory only when it is touched; if there is none, that kills."""
+    with _new_memory_file(n_bytes, what) as fd:
+        return fd
+
+
+@contextlib.contextmanager
+def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
+    """A memory file, which is sealed at the end; or closed, should anything fail before."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("shardio", flags | _MFD_NOEXEC_SEAL)
+    except OSError:  # kernels before 6.3 do not know this flag
+        fd = os.memfd_create("shardio", flags)
+    try:
+        resize_memory_file(fd, n_bytes, what)
+        yield fd
+        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+@contextlib.contextmanager
+def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
+    """Raise InsufficientMemory where the kernel refuses memory that it reported as free."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOMEM, errno.ENOSPC):
+            raise
+        raise InsufficientMemory(
+            f"the kernel refused {n_bytes} bytes for {what}, although {available_bytes()} seemed "
+            f"to be available: {error.strerror}"
+        ) from error
 
 
 _MOST_RESERVED: Final = 64 << 20
