@@ -1,6 +1,4 @@
-"""A bell that any thread may ring to end the wait of a crew.
-
-What a crew holds in the kernel, and how all of it is ended.
+"""What a crew holds in the kernel, and how all of it is ended.
 
 Apart from the crew itself, because a finalizer ends it when the crew is already gone.
 
@@ -25,10 +23,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, repeat, starmap
 from typing import NamedTuple
 
-from shardio._base.closing import Closing
 from shardio._workers.processes.channel import LOST_FDS, RECEIVE, Ancillary, Received, unpack_fds
 from shardio._workers.processes.launch import Zygote, release
-from shardio._workers.processes.linux import end_process, files_explained, has_ended
+from shardio._workers.processes.linux import Bell, end_process, has_ended
 from shardio._workers.processes.zygote import EXITED, GRACE_S, REPLY, STARTED
 from shardio.errors import UnsupportedEnvironment
 
@@ -43,43 +40,6 @@ __all__ = [
     "Worker",
     "end_all",
 ]
-
-
-class Bell(Closing):
-    """An event of the kernel, which can be polled by its descriptor; owned until `close`.
-
-    `ring` and `close` are for any thread.
-    """
-
-    def __init__(self) -> None:
-        with files_explained():
-            self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._lock = threading.Lock()  # or a ring might go to what has got the number after a close
-        self._is_closed = False
-
-    def fileno(self) -> int:
-        """The descriptor: readable once the bell has rung, until it is `hush`ed."""
-        return self._fd
-
-    def ring(self) -> None:
-        """Have whoever polls it wake up; nothing once it is closed."""
-        with self._lock:
-            if not self._is_closed:
-                os.eventfd_write(self._fd, 1)
-
-    def hush(self) -> None:
-        """Take in that it has rung."""
-        try:
-            os.eventfd_read(self._fd)
-        except BlockingIOError:  # it has not
-            return
-
-    def close(self) -> None:
-        """Let go of the descriptor. Idempotent."""
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                os.close(self._fd)
 
 
 # How long an end waits, after SIGKILL, for the kernel to take the processes apart.

@@ -16,9 +16,14 @@ from shardio._base.closing import Closing
 from shardio._workers.processes.cargo import pack
 from shardio._workers.processes.channel import MAX_FDS, MAX_MESSAGE_BYTES, Channel, check_message
 from shardio._workers.processes.launch import acquire
-from shardio._workers.processes.linux import Finalizer, interrupts_held, memory_file, this_process
-from shardio._workers.processes.pool_events import (
+from shardio._workers.processes.linux import (
     Bell,
+    Finalizer,
+    interrupts_held,
+    memory_file,
+    this_process,
+)
+from shardio._workers.processes.pool_events import (
     Died,
     Event,
     Failed,
