@@ -28,7 +28,8 @@ from shardio._engine.filling.recipe import Recipe
 from shardio._engine.filling.transformed import call_keyed
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.linux import interrupts_held, this_process
-from shardio._workers.processes.pool_events import Died, Event, Failed, Message
+from shardio._workers.processes.pool_events import Event, Failed, Message
+from shardio._workers.processes.pool_state import Died
 from shardio._workers.processes.stack_dumps import shortened
 from shardio._workers.processes.zygote import GRACE_S
 from shardio.dataset.dataset import Dataset

@@ -23,16 +23,8 @@ from shardio._workers.processes.linux import (
     memory_file,
     this_process,
 )
-from shardio._workers.processes.pool_events import (
-    Died,
-    Event,
-    Failed,
-    Holdings,
-    Message,
-    Watch,
-    Worker,
-    end_all,
-)
+from shardio._workers.processes.pool_events import Event, Failed, Message, Watch
+from shardio._workers.processes.pool_state import Died, Holdings, Worker, end_all
 from shardio._workers.processes.stack_dumps import ask_for_stacks
 from shardio._workers.processes.start import EXECUTE, FORK, LOAD, Start, Target
 from shardio._workers.processes.zygote import REQUEST, WARD

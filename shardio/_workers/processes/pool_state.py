@@ -1,0 +1,244 @@
+"""What a crew holds in the kernel, and how all of it is ended.
+
+Apart from the crew itself, because a finalizer ends it when the crew is already gone.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import repeat
+from typing import NamedTuple
+
+from shardio._workers.processes.channel import RECEIVE, Received, unpack_fds
+from shardio._workers.processes.launch import Zygote, release
+from shardio._workers.processes.linux import Bell, end_process, has_ended
+from shardio._workers.processes.zygote import GRACE_S, REPLY, STARTED
+from shardio.errors import UnsupportedEnvironment
+
+# How long an end waits, after SIGKILL, for the kernel to take the processes apart.
+_PATIENCE_S = 0.8
+
+Arrival = tuple[int, Received]  # from the worker at this place
+Rights = list[tuple[int, int, "array.array[int]"]]
+
+RECEIVE_NOW = (RECEIVE[0], RECEIVE[1], RECEIVE[2] | socket.MSG_DONTWAIT)
+
+
+class Died(NamedTuple):
+    """A worker's process has ended: the last event of that process.
+
+    Killed by `signal`, or else ended with `exit_code`: 0 when the function returned, 1 when it
+    raised (a Failed came before). Both are None when it could not be started. `pid` is None when
+    that was not learned: it could not be started, or the zygote ended in the middle of it.
+    """
+
+    worker: int
+    pid: int | None
+    signal: int | None
+    exit_code: int | None
+
+    @property
+    def end(self) -> str:
+        """How it ended: the same for whichever worker."""
+        if self.signal is not None:
+            return f"was killed by signal {self.signal}"
+        if self.exit_code is not None:
+            return f"ended with exit code {self.exit_code}"
+        return "could not be started"
+
+    @property
+    def manner(self) -> str:
+        """Which worker ended, and how."""
+        process = "" if self.pid is None else f" (process {self.pid})"
+        return f"worker {self.worker}{process} {self.end}"
+
+
+class Worker:
+    """Main's side of one place in the crew; a restart puts a new one there."""
+
+    __slots__ = (
+        "arrivals",
+        "end",
+        "ended",
+        "failure",
+        "index",
+        "outgoing",
+        "outgoing_fds",
+        "pid",
+        "pidfd",
+        "sent",
+    )
+
+    def __init__(self, index: int, end: socket.socket) -> None:
+        self.index = index
+        self.end = end
+        # Endless: (index, what `recvmsg` gives), one call of `recvmsg` for each item taken.
+        received = map(end.recvmsg, *map(repeat, RECEIVE_NOW))
+        self.arrivals: Iterator[Arrival] = zip(repeat(index), received, strict=False)
+        self.pid: int | None = None
+        self.pidfd: int | None = None
+        # What the full socket did not take, as arguments of `sendmsg`, and its results so far.
+        self.outgoing: list[tuple[list[bytes], Rights]] = []
+        self.outgoing_fds: list[int] = []
+        self.sent: list[int] = []
+        self.failure: str | None = None
+        self.ended: Died | None = None
+
+    def close(self) -> None:
+        """Close main's descriptors of this worker; the process is not touched."""
+        self.end.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+        for fd in self.outgoing_fds:
+            os.close(fd)
+        self.outgoing_fds = []
+
+
+class Holdings:
+    """Sockets, descriptors, processes and undelivered events of one crew."""
+
+    def __init__(self) -> None:
+        self.owner_pid = os.getpid()
+        self.lock = threading.RLock()  # held while `wait` uses the descriptors that an end closes
+        self.epoll = select.epoll()
+        self.workers: list[Worker] = []
+        self.zygote: Zygote | None = None
+        self.session: socket.socket | None = None
+        self.bell: Bell | None = None
+        self.own_fds: list[int] = []  # the cargo, then copies of the fds that workers are given
+        self.letters: deque[Received] = deque()  # from the zygote, not yet acted upon
+        self.intake: list[Arrival] = []  # from workers, not yet handed over
+        self.gone: list[Worker] = []  # dead, not yet reported
+        self.is_closing = False
+        self.is_closed = False
+
+
+def end_all(held: Holdings) -> None:
+    """End the workers, wait until they are gone, and close everything.
+
+    Idle workers leave when they see the end of their channel; others are killed after GRACE_S. In a
+    fork of the owner this does nothing: a fork that ends must not take its parent's workers along.
+    """
+    if os.getpid() != held.owner_pid:
+        return
+    held.is_closing = True
+    _hang_up(held)
+    with held.lock:
+        if held.is_closed:
+            return
+        held.is_closed = True
+        try:
+            with contextlib.suppress(OSError):  # no descriptor to be had: they are killed below
+                _see_off(held)
+        finally:  # also when a second Ctrl-C interrupts the wait
+            _let_go(held)
+
+
+def _hang_up(held: Holdings) -> None:
+    """End main's half of every socket: also a `wait` in another thread wakes from that.
+
+    By shutdown, since a close is not seen by the other side while a fork of main holds a copy.
+    """
+    ends = [(worker.end, socket.SHUT_RDWR) for worker in held.workers]
+    if held.session is not None:
+        ends.append((held.session, socket.SHUT_WR))  # the zygote still has to tell of the ends
+    for end, how in ends:
+        try:
+            end.shutdown(how)
+        except OSError:  # closed, or the other side is
+            continue
+
+
+def _see_off(held: Holdings) -> None:
+    zygote = held.zygote
+    if zygote is None:
+        return
+    zygote_pidfd = os.dup(zygote.pidfd)  # the release below may close the original
+    try:
+        if not _is_over(held, zygote_pidfd, GRACE_S):
+            _kill(held)
+        held.zygote = None
+        release(zygote)
+        give_up_s = time.monotonic() + _PATIENCE_S
+        _is_over(held, zygote_pidfd, _PATIENCE_S)
+        for worker in held.workers:
+            if worker.pidfd is not None:
+                has_ended(worker.pidfd, give_up_s - time.monotonic())
+    finally:
+        os.close(zygote_pidfd)
+
+
+def _is_over(held: Holdings, zygote_pidfd: int, timeout_s: float) -> bool:
+    """Read the zygote's last letters until it has no more to say, or the time is up."""
+    if held.session is None:
+        return True
+    poll = select.poll()
+    poll.register(held.session, select.POLLIN)
+    poll.register(zygote_pidfd, select.POLLIN)
+    give_up_s = time.monotonic() + timeout_s
+    while ready := poll.poll(max(0.0, give_up_s - time.monotonic()) * 1000):
+        is_zygote_gone = any(fd == zygote_pidfd for fd, _ in ready)
+        try:
+            letter: Received = held.session.recvmsg(*RECEIVE_NOW)
+        except BlockingIOError:
+            if is_zygote_gone:
+                return True
+            continue
+        except ConnectionResetError:  # what it wrote before comes with the next calls
+            continue
+        if not letter[0]:
+            return True
+        held.letters.append(letter)
+        _note_starts(held)
+    return False
+
+
+def _note_starts(held: Holdings) -> None:
+    """Learn the pidfds of workers that were started since the last `wait`."""
+    while held.letters:
+        data, ancillary, flags, _ = held.letters[0]
+        kind, place, pid, _, _ = REPLY.unpack(data) if data else (0, 0, 0, 0, 0)
+        if kind == STARTED:
+            (held.workers[place].pidfd,) = unpack_fds(ancillary, flags)
+            held.workers[place].pid = pid
+        held.letters.popleft()
+
+
+def _kill(held: Holdings) -> None:
+    for worker in held.workers:
+        if worker.pidfd is not None:
+            end_process(worker.pidfd)
+
+
+def _let_go(held: Holdings) -> None:
+    with contextlib.suppress(UnsupportedEnvironment):  # no descriptors were left: said before
+        _note_starts(held)
+    _kill(held)
+    if held.zygote is not None:
+        release(held.zygote)
+        held.zygote = None
+    for worker in held.workers:
+        worker.close()
+    for _, (_, ancillary, flags, _) in held.intake:  # sent to us with events nobody waited for
+        for fd in unpack_fds(ancillary, flags):
+            os.close(fd)
+    for fd in held.own_fds:
+        os.close(fd)
+    held.intake, held.gone, held.own_fds = [], [], []
+    if held.session is not None:
+        held.session.close()
+    if held.bell is not None:
+        held.bell.close()
+    held.epoll.close()
+
+
+# The arguments of one `recvmsg`, as the iterables that `map` wants.
