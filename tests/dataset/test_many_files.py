@@ -18,7 +18,7 @@ import pytest
 from shardio import Array, Clip, ShardLoader, Video, mix
 from shardio._engine.dispatch.claims import Claims, error_of_death
 from shardio._workers.processes.shared_memory import marks_file
-from shardio.dataset import column_range, filed, opened
+from shardio.dataset import column_rows, filed, opened
 from shardio.dataset import dataset as dataset_module
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.marks import check_marks, most_marks
@@ -352,7 +352,7 @@ def test_fewer_files_are_open_where_addresses_do_not_suffice(
         return given(n_bytes)
 
     given = mmap.reserve
-    monkeypatch.setattr(column_range, "reserve", reserve)
+    monkeypatch.setattr(column_rows, "reserve", reserve)
     assert epoch(folder, shuffle=True) == expected[True]
     assert max(asked) > 5 * 27 * 4096
 
@@ -370,7 +370,7 @@ def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
         given(address, n_bytes, fd, offset, path)
 
     given = mmap.map_part
-    monkeypatch.setattr(column_range, "map_part", map_part)
+    monkeypatch.setattr(column_rows, "map_part", map_part)
     assert epoch(folder, shuffle=True) == expected[True]
     assert refused
 
@@ -411,7 +411,7 @@ def test_a_file_that_cannot_be_mapped_at_all_says_why(
     def refuse(*_: Any) -> None:
         raise UnsupportedEnvironment("no more maps")
 
-    monkeypatch.setattr(column_range, "map_part", refuse)
+    monkeypatch.setattr(column_rows, "map_part", refuse)
     with loader(folder) as batches, pytest.raises(UnsupportedEnvironment, match="no more maps"):
         list(batches)
 

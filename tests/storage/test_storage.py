@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio.dataset.column_range import ColumnPlace, ColumnRange
+from shardio.dataset.column_rows import ColumnPlace, ColumnRange
 from shardio.errors import (
     InsufficientMemory,
     ShardCorrupt,
