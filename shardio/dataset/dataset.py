@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardio._base.closing import Closing
 from shardio._base.file_names import check_encodable
 from shardio.dataset.external_lists import names_of_parts, sizes_of
-from shardio.dataset.filed import DatasetFiles, Group, ShardFiles
+from shardio.dataset.files import DatasetFiles, Group, ShardFiles
 from shardio.dataset.gather import ColumnGather
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 import numpy as np
 
 from shardio.dataset.dataset import Dataset, ShardDataset, groups_of, starts_of
-from shardio.dataset.filed import MixtureFiles
+from shardio.dataset.files import MixtureFiles
 from shardio.dataset.generation import ROWS, Generation, Side
 from shardio.dataset.selection import MixtureSelection
 from shardio.errors import InvalidArgument

@@ -18,10 +18,10 @@ import pytest
 from shardio import Array, Clip, ShardLoader, Video, mix
 from shardio._engine.dispatch.claims import Claims, error_of_death
 from shardio._workers.processes.shared_memory import marks_file
-from shardio.dataset import column_rows, filed, opened
+from shardio.dataset import column_rows, files, opened
 from shardio.dataset import dataset as dataset_module
 from shardio.dataset.dataset import Dataset, ShardDataset
-from shardio.dataset.marks import check_marks, most_marks
+from shardio.dataset.files import check_marks, most_marks
 from shardio.dataset.places import Folder, Paths
 from shardio.errors import (
     ChecksumMismatch,
@@ -330,7 +330,7 @@ def test_a_shard_with_more_hashes_than_its_bytes_can_need_is_refused(folder: str
 def test_its_marks_never_reach_into_those_of_the_next_shard(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filed, "most_marks", lambda *given: most_marks(*given) - 1)
+    monkeypatch.setattr(files, "most_marks", lambda *given: most_marks(*given) - 1)
     with ShardDataset(folder) as dataset:
         with pytest.raises(ShardCorrupt, match="more hashes than its bytes can need"):
             dataset.reader(0)
