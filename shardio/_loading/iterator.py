@@ -17,7 +17,7 @@ from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.places import Paths
+from shardio.dataset.shard_storage import Paths
 from shardio.outputs.makers import Maker
 
 _EVERY_BLOCK: Final = -1

@@ -19,8 +19,8 @@ from shardio.dataset.files import DatasetFiles, Group, ShardFiles
 from shardio.dataset.gather import ColumnGather
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation
-from shardio.dataset.places import Folder, Place
 from shardio.dataset.selection import RowSelection
+from shardio.dataset.shard_storage import Folder, Place
 from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.order.choice import check_takes_one

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset.opened import OpenFiles, most_open
-from shardio.dataset.places import Place
+from shardio.dataset.open_files import OpenFiles, most_open
+from shardio.dataset.shard_storage import Place
 from shardio.errors import DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, distinct
 from shardio.format.fields import STREAMED

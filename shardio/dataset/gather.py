@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardio._base.phase_timers import CHECK, SPENT, now_ns
 from shardio.dataset.column_rows import ColumnPlace, FileRows, MappedRows, PooledRows, read_hashes
-from shardio.dataset.opened import OpenFiles
+from shardio.dataset.open_files import OpenFiles
 from shardio.errors import ShardChanged, UnsupportedEnvironment
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
 from shardio.format.fields import Array

@@ -18,11 +18,11 @@ import pytest
 from shardio import Array, Clip, ShardLoader, Video, mix
 from shardio._engine.dispatch.claims import Claims, error_of_death
 from shardio._workers.processes.shared_memory import marks_file
-from shardio.dataset import column_rows, files, opened
+from shardio.dataset import column_rows, files, open_files
 from shardio.dataset import dataset as dataset_module
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.files import check_marks, most_marks
-from shardio.dataset.places import Folder, Paths
+from shardio.dataset.shard_storage import Folder, Paths
 from shardio.errors import (
     ChecksumMismatch,
     InsufficientMemory,
@@ -70,9 +70,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six files may be open at a time."""
-    monkeypatch.setattr(opened, "ALL_FILES", MOST)
-    monkeypatch.setattr(opened, "MOST_FILES", MOST)
-    monkeypatch.setattr(opened, "_FEWEST_FILES", 1)
+    monkeypatch.setattr(open_files, "ALL_FILES", MOST)
+    monkeypatch.setattr(open_files, "MOST_FILES", MOST)
+    monkeypatch.setattr(open_files, "_FEWEST_FILES", 1)
 
 
 def loader(folder: str | Dataset, **options: Any) -> ShardLoader:
@@ -379,7 +379,7 @@ def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
 def test_columns_take_their_share_of_the_maps_of_a_process(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opened, "most_maps", lambda: 28)
+    monkeypatch.setattr(open_files, "most_maps", lambda: 28)
     with loader(folder, fields=COLUMNS, shuffle=True) as batches:
         for _ in batches:
             assert sum(files_mapped(folder).values()) <= 21
@@ -389,7 +389,7 @@ def test_columns_take_their_share_of_the_maps_of_a_process(
 def test_datasets_of_one_process_share_its_maps(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opened, "most_maps", lambda: 8)
+    monkeypatch.setattr(open_files, "most_maps", lambda: 8)
     with ShardDataset(folder) as one, ShardDataset(folder) as other:
         for shard in range(20):
             one.reader(shard)

@@ -26,7 +26,7 @@ from shardio.batch.batch import Batch
 from shardio.batch.layout import CLAIMED, NO_FIELD, BlockLayout, lay_out, lay_out_whole, pack_state
 from shardio.batch.schema_inference import check_batch, infer_batch
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.places import Paths
+from shardio.dataset.shard_storage import Paths
 from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
 from shardio.order.permutation import OF_BATCHES, OF_COLLATION, SampleGenerators
