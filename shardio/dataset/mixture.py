@@ -15,14 +15,16 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 import numpy as np
 
 from shardio.dataset.dataset import Dataset, ShardDataset, groups_of, starts_of
-from shardio.dataset.files import MixtureFiles
+from shardio.dataset.files import DatasetFiles, Group, ShardFiles
 from shardio.dataset.generation import ROWS, Generation, Side
 from shardio.dataset.selection import MixtureSelection
+from shardio.dataset.shard_storage import Place
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Field
 from shardio.format.schema import Schema
 from shardio.order.mixture_order import Blend, Mixing
+from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
@@ -101,6 +103,79 @@ class Mixed(NamedTuple):
     def n_selected(self) -> int:
         """Number of samples that its selections have together."""
         return sum(each.n_selected or 0 for each in self.ingredients)
+
+
+class MixtureFiles(DatasetFiles):
+    """The files of several datasets, one dataset behind the other; owns those that it opens.
+
+    Args:
+        sources: the files of each dataset; borrowed. They are opened as those say.
+        groups: the files of all sources, by absolute paths: see DatasetFiles.
+        access: how they are read, "mmap" or "pread"; the sources' own are read so as well.
+        path: of the mixture, for messages.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[ShardFiles],
+        groups: Sequence[Group],
+        *,
+        access: Access,
+        path: str,
+    ) -> None:
+        bounds = [source.most_held for source in sources if source.most_held is not None]
+        super().__init__(groups, most_held=min(bounds, default=None), access=access, path=path)
+        self._sources = tuple(sources)
+        for source in sources:
+            source.set_access(access)
+        self._firsts: Rows = np.cumsum([0, *(source.n_shards for source in sources)])[:-1]
+        """The number, among all shards, of each source's first."""
+
+    def _locate(self, shard: int) -> tuple[ShardFiles, int]:
+        """Return the source that has a shard, and the number that the shard has there."""
+        source = int(np.searchsorted(self._firsts, shard, side="right")) - 1
+        return self._sources[source], shard - int(self._firsts[source])
+
+    def open_file(self, shard: int, name: str) -> ShardReader:
+        """Open the file of a shard that has a field, anew; the reader belongs to the caller."""
+        source, local = self._locate(shard)
+        return source.open_file(local, name)
+
+    def glance(self, shard: int, name: str) -> ShardReader:
+        """Open the same file for a look at its index; see DatasetFiles."""
+        source, local = self._locate(shard)
+        return source.glance(local, name)
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """The places that the sources' files lie in."""
+        return [place for source in self._sources for place in source.places]
+
+    def path_of(self, summary: ShardSummary) -> str:
+        """Return the path of a file, which the groups name it by."""
+        return summary.name
+
+    def located(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
+        """Return the files that some fields of a shard's samples lie in, with their places."""
+        source, local = self._locate(shard)
+        return source.located(local, names)
+
+    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[Place, Rows]]:
+        """Return, for each source, the bytes of the files that some fields lie in."""
+        wanted = list(names)
+        return [each for source in self._sources for each in source.sizes_by_place(wanted)]
+
+    def which_files(self, name: str | None = None) -> Rows:
+        """Number the different files of a group from 0; return the number of each shard's file.
+
+        A source that comes again brings no file of its own.
+        """
+        known: dict[str, int] = {}
+        return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
+
+    def most_marks(self, name: str) -> Rows:
+        """Return how many units the files of a group have at most; "" is that of the shards."""
+        return np.concatenate([source.most_marks(name) for source in self._sources])
 
 
 class Mixture(Dataset):
