@@ -1,10 +1,7 @@
-"""Sources of any kind become datasets: the Source protocol, how converters are found, the driver.
+"""Convert files, samples or data frames into a dataset; `convert` is the entry point.
 
-`source` says what a converter offers, `plan` which inputs there are and how they are cut into
-units, `unit` what a worker does with one, `staging` where shards lie until all is done, `appending`
-what a dataset that grows has already, and `files` runs the plan and publishes; `driver` holds
-`convert`, the way in. A converter only reads; everything
-that is written, discarded or reported is decided here, once for all kinds.
+Converters (`Source`) only read. Everything that is written, discarded or reported is decided here,
+once for all kinds of input. README.md lists the modules.
 """
 
 from shardio.conversion.api import convert

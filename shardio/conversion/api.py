@@ -1,7 +1,4 @@
-"""What is converted that is no file: samples, items, data sets and data frames of the program.
-
-`convert`: what users call; files and samples from an iterable go their ways from here.
-"""
+"""`convert`, the public entry point: dispatch files, Python objects and uploads."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ from shardio.storage.remote.options import is_url
 
 @dataclass(frozen=True, slots=True)
 class PythonSource:
-    """A source that lives in this program, and what is said of its samples."""
+    """A source in this process: samples, items, a map-style data set or a data frame."""
 
     src: Any
     samples: Callable[[Any], Any] | None
@@ -51,10 +48,10 @@ class PythonSource:
     def convert(
         self, out: str, options: ConvertOptions, *, append: bool, labels: bool
     ) -> ConversionReport:
-        """Convert it into a dataset at `out`, or into more of it.
+        """Write the samples to `out`, as a new dataset or appended to the existing one.
 
         Raises:
-            InvalidArgument: it is nothing that samples come from, or an option is not for it.
+            InvalidArgument: the source is not iterable, or an option does not apply to it.
         """
         self._check()
         self._check_source()
@@ -103,14 +100,14 @@ class PythonSource:
         )
 
     def _items(self) -> tuple[Iterable[Any], Callable[[Any], Any], str]:
-        """The items, what makes samples of one, and its name."""
+        """Return the items, the function that makes samples of one, and the function's name."""
         if self.samples is None:
             indexing = MapStyleSamples(self.src)
             return position_runs(len(self.src)), indexing, indexing.name
         return self.src, self.samples, function_name(self.samples)
 
     def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:
-        """The samples, and their schema where it is known before the first."""
+        """Return the schema, if it is known before the first sample, and the samples."""
         if not is_data_frame(self.src):
             return self.schema, self._named()
         if self.names is not None:
@@ -124,7 +121,7 @@ class PythonSource:
 
 
 def function_name(function: Callable[[Any], Any]) -> str:
-    """The name that a function is recorded by."""
+    """Return the name under which a function is recorded in the dataset."""
     while hasattr(function, "func"):  # a partial
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__qualname__))
@@ -157,58 +154,66 @@ def convert(
 ) -> ConversionReport:
     """Convert a folder of files, or samples or items of this program, into a dataset at `out`.
 
-    Every file below `src`, or that matches it if it is a pattern (`"shards/train-*.tar"`; what is
-    before the pattern is the folder then), is looked at and accounted for in the report. A broken
-    file gives no sample (`keep_partial`: those before the break); `on_error="stop"` ends at the
-    first one in order of names, and publishes what comes before it. The bytes of the dataset depend
-    on neither `workers` (0: in this process; default: one per usable CPU) nor the machine's speed.
+    Every file below `src` is read and listed in the report. `src` may be a pattern
+    (`"shards/train-*.tar"`); paths are then relative to the part before the pattern. A broken file
+    gives no samples; with `keep_partial` it keeps those before the damage. `on_error="stop"` ends
+    the conversion at the first broken file in name order, and publishes everything before it. The
+    bytes of the dataset depend neither on `workers` (0: convert in this process; default: one per
+    usable CPU) nor on the machine's speed.
 
-    What a conversion has finished stays in `out` when it ends early, however it ends. The next one
-    is refused there, unless it is to `resume`: finished units are kept if every byte of them is
-    what it was and their inputs have not changed; the result is that of a conversion that was never
-    interrupted. Or it may `overwrite`: it begins anew, and a dataset in `out` gives way when the
-    new one is done. Where no input gives a sample, nothing is published: `out` stays as it was, and
-    the report says what became of each.
+    An interrupted conversion keeps its finished units in `out`. The next conversion to `out` must
+    pass `resume` or `overwrite`. `resume` keeps each finished unit whose shards are intact and
+    whose inputs have not changed; the result equals that of an uninterrupted conversion.
+    `overwrite` starts again, and replaces a dataset in `out` once the new one is complete. If no
+    input gives a sample, nothing is published: `out` stays unchanged, and the report has the
+    outcome of each input.
 
-    The dataset is a new one, or with `append` the one at `out`, which gets a new generation: its
-    samples keep their positions and classes their numbers, what is new comes behind them. Files
-    whose samples it has are not converted again (`"duplicate"`, or `"modified"` if the content is
-    different). Options that are not given are those that it was made with.
+    With `append`, the dataset at `out` gets a new generation: existing samples keep their positions
+    and classes their numbers, and new samples are added at the end. Files that the dataset already
+    has are not converted again: their outcome is `"duplicate"`, or `"modified"` if the content
+    changed. Options that are not given are taken from the dataset.
 
-    Instead of files, `src` may be an iterable of samples, or a data frame of pandas or polars,
-    which this process writes; a data set with `__len__` and `__getitem__`, as torch's are; or with
-    `samples` an iterable of items that this function makes samples of. The latter two are
-    converted as files are, each item or position an input. `schema` is for these sources: it is
-    taken from the first sample, or the dataset, where it is not given. `options` are the
-    converter's own.
+    Instead of files, `src` may be an iterable of samples or a pandas or polars data frame, both
+    written by this process; a map-style data set with `__len__` and `__getitem__`, as torch's; or,
+    with `samples`, an iterable of items that this function turns into samples. The latter two are
+    converted like files, with each item or position as an input. `schema` applies to these sources
+    only; it defaults to that of the dataset or of the first sample. `options` are passed to the
+    converter.
 
     Args:
-        samples: gives for an item a sample, several, or None. It travels to the workers, as lambdas
-            and functions of a notebook do. What it raises breaks the item.
-        names: the fields, where samples are tuples.
-        kind: the converter, such as "videos", "images", "audio" or "arrays", or another installed.
-            Without it, that of the dataset that is appended to; else told from the names of files.
-        labels: a CSV or JSON Lines file with the class of each path, instead of folders; see
+        samples: a function that returns one sample, several, or None for an item. It is sent to the
+            workers, including lambdas and functions defined in a notebook. If it raises, the item
+                is
+            broken.
+        names: field names for samples that are tuples.
+        kind: the converter, such as "videos", "images", "audio" or "arrays", or an installed
+            third-party one. By default that of the dataset appended to, else guessed from file
+                names.
+        labels: a CSV or JSON Lines file with the class of each path, used instead of folder names;
+            see
             `read_labels`.
-        storage_options: where `out` is the URL of a place in an object store: what obstore takes.
-            Shards go there as they are finished; the folder of the cache has those under way, and
-            what a conversion that goes on needs to know.
-        engine: "local", or "ray": the machines of a Ray cluster convert, all of which must see
-            `src` and `out` under these paths; `workers` are processes on all of them together. The
-            bytes are the same, and each engine goes on with what the other has begun.
-        address: of the Ray cluster, as `ray.init` takes it; by default what RAY_ADDRESS says, and
+        storage_options: options of the object store for a URL as `out`, as obstore takes them.
+            Shards
+            are uploaded as they are finished; the cache folder holds shards in progress and the
+                state
+            needed to resume.
+        engine: "local", or "ray" to convert on the machines of a Ray cluster, all of which must see
+            `src` and `out` under these paths; `workers` is then the total number of processes. The
+            bytes are the same, and each engine can resume what the other has started.
+        address: address of the Ray cluster, as `ray.init` takes it; by default RAY_ADDRESS, and
             without that Ray is started here.
         progress: called in this process, at the start and after every input.
 
     Raises:
-        InvalidArgument: `src` does not exist, holds no file, or none of the kind, or matches none,
-            `out` is no name of a folder, an option is not acceptable, or it is to resume with other
-            options or versions than the interrupted conversion had.
+        InvalidArgument: `src` does not exist, is empty, matches nothing or has no file of the kind;
+            `out` is not a valid folder name; an option is invalid; or options or versions differ
+                from
+            those of the conversion to resume.
         DatasetExists: `out` already holds data, or an interrupted conversion.
-        DatasetNotFound: there is nothing to append to.
-        DatasetConflict: another writer is at work in `out`.
-        WorkerDied: a converter raised, or workers died without an input to blame. As after every
-            other error, finished units stay in `out`; if there is none, nothing does.
+        DatasetNotFound: there is no dataset to append to.
+        DatasetConflict: another process is writing to `out`.
+        WorkerDied: a converter raised, or workers crashed outside of any input. As after every
+            other error, finished units stay in `out`; without any, nothing is left behind.
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
@@ -238,7 +243,7 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class _Conversion:
-    """What is converted, of the arguments of `convert`."""
+    """The arguments of `convert` that say what to convert."""
 
     src: Any
     samples: Callable[[Any], Any] | None
@@ -249,7 +254,7 @@ class _Conversion:
     out: PathName
 
     def convert(self, out: PathName, options: ConvertOptions) -> ConversionReport:
-        """Convert it into a folder."""
+        """Convert into a local folder."""
         check_folder_name(out)
         if self.samples is None and isinstance(self.src, str | os.PathLike):
             return self._convert_files(os.fspath(self.src), out, options)
@@ -282,7 +287,7 @@ class _Conversion:
         return (append_inputs if self.append else convert_inputs)(listing, staging, job, options)
 
     def _labelled(self, listing: Listing, source: Source) -> Listing:
-        """The inputs with the classes that a file, or what reads them, says."""
+        """Return the inputs with classes from the label file or the converter, if any."""
         if self.labels is not None:
             place = os.fspath(self.labels)
             listing = apply_labels(listing, read_labels(place), place)

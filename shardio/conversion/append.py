@@ -1,9 +1,9 @@
-"""What it means to append: which inputs a dataset has already, and the generation that it becomes.
+"""Append to a dataset: classify inputs as new or known, check options, build the next generation.
 
-An input that gave samples is never read again: they cannot be replaced, so it is `duplicate`, or
-`modified` where the file has another content than then. Everything else is converted: what is new,
-and what gave nothing the last time. Samples that are there keep their positions, classes their
-numbers; what is new comes behind them.
+An input that gave samples is never read again, because samples cannot be replaced: it is
+`duplicate`, or `modified` if its content has changed. Everything else is converted: new inputs,
+and inputs that gave no samples the last time. Existing samples keep their positions and classes
+their numbers; new ones are added at the end.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
 
 RUN_OPTIONS: Final = ("on_error", "shard_bytes")
-"""Recorded options that say how a conversion ran, not what a sample is: an append may differ."""
+"""Recorded options of how a conversion runs; an append may change them."""
 
 _MAX_FILES_PER_TASK: Final = 256
-"""Files that a thread compares at a time: a task for each would take more memory than its work."""
+"""Files that a thread compares per task: one task per file would cost more memory than the work."""
 _TASKS_PER_THREAD: Final = 8
-"""So many at least, as long as there are files: the last ones are to end together."""
+"""Minimum tasks per thread, given enough files, so that all threads end at about one time."""
 
 Entry = Mapping[str, Any]
 PathName = str | os.PathLike[str]
 
 
 def check_dataset_exists(out: PathName) -> None:
-    """Make sure that there is a dataset that can grow.
+    """Check that there is a dataset to append to.
 
     Raises:
         DatasetNotFound: there is none.
@@ -58,18 +58,18 @@ def check_dataset_exists(out: PathName) -> None:
 
 
 def load_base(out: PathName) -> Generation:
-    """Read the generation of the dataset that is to grow.
+    """Load the generation to append to.
 
     Raises:
         DatasetNotFound: there is none.
-        InvalidArgument: it has columns that were added later, which new samples would lack.
+        InvalidArgument: it has added columns, which new samples would lack.
     """
     check_dataset_exists(out)
     return _check_no_added_columns(load(out), out)
 
 
 def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
-    """Make sure that the shards of a generation hold whole samples."""
+    """Return the generation if its shards hold whole samples; raise if columns were added later."""
     if added := [side.name for side in base.sides]:
         work = Path(out) / WORK_FOLDER
         left = f"; {work} is of a conversion that is not done: delete it, unless it is to go on"
@@ -83,10 +83,10 @@ def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
 
 
 def check_not_repaired(base: Generation, out: PathName) -> None:
-    """Make sure that it can be told which files a dataset has the samples of.
+    """Check that the dataset records which files its samples came from.
 
     Raises:
-        InvalidArgument: a repair, which knows shards and not files, said what its inputs are.
+        InvalidArgument: it was repaired; a repair knows shards, not source files.
     """
     if any(entry["outcome"] not in (*OUTCOMES, "not_processed") for entry in base.inputs):
         raise InvalidArgument(
@@ -99,7 +99,7 @@ def check_not_repaired(base: Generation, out: PathName) -> None:
 def inherit_options(
     base: Generation, kind: str | None, options: Mapping[str, Any], *, keep_partial: bool
 ) -> tuple[str | None, dict[str, Any], bool]:
-    """Kind, options and keep_partial of an append: as given, else those that the dataset has."""
+    """Return kind, options and keep_partial of an append: as given, else as in the dataset."""
     if not base.converter:
         return kind, dict(options), keep_partial
     of_samples = base.converter.get("options", {}).items()
@@ -111,13 +111,13 @@ def inherit_options(
 
 
 def check_same_options(base: Generation, options: Mapping[str, Any], out: PathName) -> None:
-    """Make sure that options that are given are those that the dataset has.
+    """Check that given converter options equal those of the dataset.
 
-    For those that no converter takes together with what is inherited: a store without the options
-    of another one.
+    For options that the converter rejects in combination with inherited ones, such as the store of
+    a video without the options of that store.
 
     Raises:
-        InvalidArgument: it names all that are not.
+        InvalidArgument: options differ; the message names all of them.
     """
     was = _sample_settings(base.converter)
     others = [
@@ -131,10 +131,10 @@ def check_same_options(base: Generation, options: Mapping[str, Any], out: PathNa
 def check_same_samples(
     base: Generation, converter: Mapping[str, Any], schema: Schema, out: PathName
 ) -> None:
-    """Make sure that new samples are what the dataset's samples are.
+    """Check that the new samples are made like those of the dataset.
 
     Raises:
-        InvalidArgument: the converter, an option or the schema is another; it names all.
+        InvalidArgument: the converter, an option or the schema differs; the message names all.
     """
     others = []
     if base.converter:
@@ -150,10 +150,10 @@ def check_same_samples(
 def check_same_schema(
     expected: Schema, found: Schema, out: PathName, others: Iterable[str] = ()
 ) -> None:
-    """Make sure that samples of a schema fit into a dataset; `others`: what differs beside it.
+    """Check that samples of schema `found` fit into a dataset; `others` lists other differences.
 
     Raises:
-        InvalidArgument: it names every field that differs.
+        InvalidArgument: the message names every field that differs.
     """
     differing = [*others]
     for name in dict.fromkeys([*expected, *found]):
@@ -170,7 +170,7 @@ def check_same_schema(
 
 
 def _sample_settings(converter: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides over samples: the converter and its options, by name."""
+    """Return what determines the samples: the converter, its version and its options, by name."""
     options = {k: v for k, v in converter.get("options", {}).items() if k not in RUN_OPTIONS}
     return {
         "converter": converter.get("name"),
@@ -181,9 +181,9 @@ def _sample_settings(converter: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """What an append is to convert (`listing`), and what it is not: reports of the others.
+    """The inputs that an append converts (`listing`), and reports on all `others`.
 
-    The classes of the listing are all of the grown dataset.
+    The classes of the listing are those of the dataset after the append.
     """
 
     listing: Listing
@@ -191,12 +191,12 @@ class Additions:
 
 
 def classify_inputs(listing: Listing, base: Generation, n_threads: int, out: PathName) -> Additions:
-    """Tell the inputs that a dataset has from those that are to be converted.
+    """Split the inputs into those to convert and those that the dataset already has.
 
-    Those of a known name and size are read, to compare their hashes.
+    Files with a known name and size are read and compared by hash.
 
     Raises:
-        InvalidArgument: what the labels of the dataset mean cannot be told.
+        InvalidArgument: the dataset has labels without class names.
     """
     listing = _merge_classes(listing, base, out)
     known: dict[str, list[Entry]] = {}
@@ -222,14 +222,14 @@ def classify_inputs(listing: Listing, base: Generation, n_threads: int, out: Pat
 
 
 def _compare(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> InputReport:
-    """Report a file of which a dataset has samples, made of the states in `entries`."""
+    """Report on a file that already gave samples; `entries` are its recorded states."""
     reason = "" if stopped.is_set() else _describe_change(one, entries, stopped)
     outcome: OutcomeKind = "modified" if reason else "duplicate"
     return InputReport(one.name, outcome, reason, 0, one.n_bytes, label=one.label)
 
 
 def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> str:
-    """Say in what a file differs from all states of it that a dataset has; "" if from none."""
+    """Return how a file differs from all recorded states; "" if it equals one of them."""
     n_bytes = 0
     for state in input_states(one).values():
         if state is None:
@@ -251,7 +251,7 @@ def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Ev
 
 
 def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing:
-    """Number classes as the dataset does; those that it does not have come behind its own."""
+    """Return the listing with labels renumbered: the dataset's classes first, then new ones."""
     if base.n_samples and not base.classes and not base.converter and listing.classes:
         raise InvalidArgument(
             f"{os.fspath(out)}: has no class names, while the source has "
@@ -268,13 +268,13 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 
 
 def rebase(base: Generation, out: Path) -> Generation:
-    """Read the generation that is to be followed: others may have published meanwhile.
+    """Load the latest generation, which another writer may have published since `base` was read.
 
-    What a writer that was killed has begun is settled first: it would come in between.
+    A commit that a killed writer left unfinished is completed first.
 
     Raises:
-        DatasetConflict: it is another dataset, or has got other fields or classes.
-        InvalidArgument: it has got columns that new samples would lack.
+        DatasetConflict: the lineage, schema or classes have changed.
+        InvalidArgument: columns have been added, which new samples would lack.
     """
     latest = _check_no_added_columns(settle(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
@@ -292,10 +292,10 @@ def generation_changes(
     classes: tuple[str, ...],
     reports: Sequence[InputReport],
 ) -> dict[str, Any]:
-    """Return what the next generation has that `latest` has not.
+    """Return the fields of the next generation that differ from `latest`.
 
-    Statistics of the whole are true no longer; those of a subset are, unless they count classes
-    that have become more.
+    Statistics of the whole dataset become invalid. Those of subsets stay valid, unless they count
+    classes and the number of classes has grown.
     """
     again = {report.name: report.as_json() for report in reports}
     kept = [

@@ -1,7 +1,4 @@
-"""Labels from a file instead of folders: CSV or JSON Lines, a path and a class name each.
-
-Folders that are named like the parts of a split, such as train and val, and the way out.
-"""
+"""Classes of inputs: labels read from a file, and a warning for folders that look like a split."""
 
 from __future__ import annotations
 
@@ -29,14 +26,14 @@ Entry = tuple[int, Any, Any]  # line, path, label
 
 
 def read_labels(path: str) -> dict[str, str]:
-    """Read the class name of each path; those whose label is empty have none, and are left out.
+    """Read the class name of each path; paths with an empty label are left out.
 
-    A file whose name ends in .json, .jsonl or .ndjson holds a JSON object in each line; any other
-    is CSV whose first line names the columns. Both have `path`, below the source, and `label`, a
-    name or a whole number; what else they have is not looked at.
+    A file named .json, .jsonl or .ndjson holds a JSON object per line; any other file is CSV with a
+    header line. Both have the columns `path`, relative to the source, and `label`, a name or a
+    whole number; other columns are ignored.
 
     Raises:
-        InvalidArgument: the file breaks one of these rules, or labels a path twice; it says where.
+        InvalidArgument: the file is invalid, or labels a path twice; the message names the line.
         OSError: the file cannot be read.
     """
     check_encodable(path, "labels (--labels)")
@@ -68,7 +65,7 @@ def read_labels(path: str) -> dict[str, str]:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a string that files can hold: JSON can escape halves of characters."""
+    """Return True if `value` is a string without lone surrogates, which JSON can escape."""
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
@@ -107,12 +104,12 @@ def _json_lines(path: str) -> Iterator[Entry]:
 
 
 def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
-    """Give every input the class that `labels` has for its name, or none (-1).
+    """Give every input the class that `labels` maps its name to, or none (-1).
 
-    Classes are sorted by name; by number, where all of them are whole numbers.
+    Classes are sorted by name, or numerically if all of them are whole numbers.
 
     Raises:
-        InvalidArgument: a path is none of the inputs': it is misspelt, or its file is gone.
+        InvalidArgument: a labelled path is not among the inputs.
     """
     if unknown := sorted(labels.keys() - {source.name for source in listing.inputs}):
         named = ", ".join(map(repr, unknown[:_MAX_PATHS_NAMED]))
@@ -137,7 +134,7 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
 
 
 def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listing:
-    """The inputs without classes of theirs: their samples have numbers that stand for `classes`."""
+    """Return the inputs without labels; samples have labels of their own, for `classes`."""
     return Listing(tuple(replace(one, label=-1) for one in listing.inputs), classes)
 
 
@@ -148,20 +145,20 @@ _SPLIT_NAMES: Final = {
     **dict.fromkeys(("eval", "evaluation"), "eval"),
     **dict.fromkeys(("holdout", "heldout"), "holdout"),
 }
-"""Folder names for the parts of a split, and the part that each means."""
+"""Folder names of the parts of a split, mapped to the part."""
 _NEUTRAL_WORDS: Final = frozenset(
     "audio clean clips data files images img imgs other set split videos".split()
 )
-"""Words allowed beside the part in a folder's name, as in train_images and dev-clean."""
+"""Other words allowed in such a folder name, as in train_images and dev-clean."""
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _MAX_NAMED_FOLDERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SplitFolders:
-    """The folders that are named like the parts of a split.
+    """Folders named like the parts of a split.
 
-    `parents` are the folders that hold them, all at one depth, as paths below the source.
+    `parents` are the folders that contain them, all at one depth, as paths below the source.
     `classes` maps the name of each to the paths of the folders inside it.
     """
 
@@ -175,13 +172,13 @@ class SplitFolders:
 
 
 def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_classes: bool) -> None:
-    """Warn where the folders of a source look like the parts of a split.
+    """Warn if the folders of a source look like the parts of a split.
 
     Args:
-        folders: paths below the source of those that hold files, or nothing.
-        source: what is converted, as the caller names it.
-        out: where it is converted to.
-        are_classes: whether the folders are the classes of the samples.
+        folders: paths below the source of folders that hold files, or are empty.
+        source: the source as the caller named it.
+        out: the output folder.
+        are_classes: True if the folders are the classes of the samples.
     """
     if (found := find_split(folders)) is not None:
         text = _split_warning(found, source, out, are_classes=are_classes)
@@ -189,7 +186,7 @@ def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_class
 
 
 def find_split(folders: Iterable[str]) -> SplitFolders | None:
-    """Find the topmost folders that lie side by side and are named like parts of a split."""
+    """Return the topmost sibling folders named like parts of a split; None if there are none."""
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):
         sides: dict[tuple[str, ...], set[str]] = {}
@@ -211,7 +208,7 @@ def find_split(folders: Iterable[str]) -> SplitFolders | None:
 
 
 def _split_name(name: str) -> str:
-    """Return the part of a split that a folder's name means; "" if none."""
+    """Return the part of a split that a folder name stands for; "" if none."""
     words = _WORD.findall(name.casefold())
     found = [_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES]
     is_one = len(found) == 1 and all(
@@ -221,7 +218,7 @@ def _split_name(name: str) -> str:
 
 
 def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: bool) -> str:
-    """Say what was found, what becomes of it, and the commands that keep the parts apart."""
+    """Return the warning, with a command that converts each part by itself."""
     named = [
         f"{name} ({len(inner):,} folder{'s' * (len(inner) > 1)})" if inner else name
         for name, inner in found.classes.items()
@@ -245,7 +242,7 @@ def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: b
 
 
 def _example_class(found: SplitFolders, name: str) -> str:
-    """Return one of the classes of a part, by its path below the source."""
+    """Return the path below the source of one class of a part."""
     return "/".join(filter(None, (found.parents[0], name, min(found.classes[name], default=""))))
 
 
@@ -255,7 +252,7 @@ def _join_names(names: Sequence[str]) -> str:
 
 
 def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> str:
-    """Return the command that converts one part; the source's pattern of files is kept."""
+    """Return the command that converts one part; a file pattern of the source is kept."""
     pattern = parse_pattern(source)
     above = found.parents[0].split("/") if len(found.parents) == 1 else ["*"] * found.depth
     before, rest = pattern.parts[: found.depth + 1], pattern.parts[found.depth + 1 :]
@@ -266,7 +263,7 @@ def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> s
 
 
 def _missing_class(found: SplitFolders) -> str:
-    """Return the path of a class that one part has and another lacks; "" where there is none."""
+    """Return the path of a class that one part has and another lacks; "" if there is none."""
     parts = {name: inner for name, inner in found.classes.items() if inner}
     every = frozenset[str]().union(*parts.values())
     for name, inner in parts.items():

@@ -1,12 +1,6 @@
-"""Columns of data frames, and what is told of those that hold objects of Python by looking at all.
+"""pandas and polars data frames as samples: one sample per row, one field per column.
 
-A column is what a row's value becomes, with the field that takes it.
-
-Columns of a frame of pandas, by their dtypes. pandas itself is not imported.
-
-Columns of a frame of polars, by their types. polars itself is not imported.
-
-Data frames of pandas and polars as samples: a row each, a field of each column.
+Neither library is imported. Object columns are typed by looking at all of their values.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from shardio.format.schema import Schema
 
 
 class FrameColumn(NamedTuple):
-    """A column of a frame; `values` gives those of rows from a first one to before another."""
+    """A column of a data frame; `values(start, stop)` returns the values of a range of rows."""
 
     name: str
     field: Field
@@ -34,10 +28,10 @@ class FrameColumn(NamedTuple):
 
 
 def number_field(name: str, dtype: str, *, optional: bool = False) -> Array:
-    """The field of a column of numbers.
+    """Return the field of a numeric column.
 
     Raises:
-        InvalidArgument: there is no such dtype.
+        InvalidArgument: fields do not support the dtype.
     """
     if dtype not in DTYPES:
         raise InvalidArgument(
@@ -48,18 +42,18 @@ def number_field(name: str, dtype: str, *, optional: bool = False) -> Array:
 
 
 def with_nulls(values: Sequence[Any], nulls: Sequence[bool]) -> list[Any]:
-    """Values with None in the place of nulls."""
+    """Return the values as a list, with None where `nulls` is True."""
     return [None if null else value for value, null in zip(values, nulls, strict=True)]
 
 
 def object_column(
     name: str, values: Callable[[int, int], Sequence[Any]], every: Iterable[Any]
 ) -> FrameColumn:
-    """The column of objects of Python: what `every` one is, None for nulls, says the field.
+    """Return a column of Python objects; its field is inferred from all values, with None as null.
 
     Raises:
-        InvalidArgument: rows have objects that no one field takes; it names the first such row.
-        SchemaError: a row has a masked array.
+        InvalidArgument: no single field stores all values; the message names the first bad row.
+        SchemaError: a value is a masked array.
     """
     known: _InferredType | None = None
     has_nulls = False
@@ -87,10 +81,10 @@ def object_column(
 
 
 def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None) -> Any:
-    """Return the value of a row as `plain` does.
+    """Return the value of a row, converted by `to_plain`.
 
     Raises:
-        InvalidArgument: it cannot be stored; the error names column and row.
+        InvalidArgument: it cannot be stored; the message names column and row.
     """
     try:
         return to_plain(value, field)
@@ -99,15 +93,15 @@ def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None)
 
 
 class _InferredType(NamedTuple):
-    """What takes a value, or those of all rows so far; no field yet: lists, all of them empty."""
+    """The field that stores all values so far; None while all of them are empty lists."""
 
     field: Field | None
     is_listed: bool = False
-    """Whether it was a list, which JSON could say as well."""
+    """True if all values were lists, which a Json field could store as well."""
 
 
 def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | None:
-    """What takes the values of both; None where nothing does."""
+    """Return the type that stores the values of both; None if there is none."""
     if known == found:
         return known
     if (known.is_listed or isinstance(known.field, Json)) and (
@@ -126,7 +120,7 @@ def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | 
 
 
 def _merge_arrays(known: Array, found: Array) -> Array | None:
-    """An array of either size; of whole and other numbers, one of the latter."""
+    """Return the array type of both: sizes that differ vary, int64 and float64 give float64."""
     if len(known.shape) != len(found.shape):
         return None
     dtype = known.dtype
@@ -149,7 +143,7 @@ def _type_name(found: _InferredType | None) -> str:
 
 
 def _infer_type(name: str, row: int, value: Any) -> _InferredType:
-    """What takes one value."""
+    """Return the type that stores one value."""
     refuse_masked(f"column {name!r}, row {row}", value)
     if isinstance(value, str | Decimal):
         return _TEXT
@@ -178,7 +172,7 @@ def _class_name(value: object) -> str:
 
 
 def _number_dtype(value: object) -> str:
-    """The dtype that takes a number of Python or NumPy; "" of what is none."""
+    """Return the dtype for a Python or NumPy number; "" for other values."""
     if isinstance(value, bool | np.bool_):
         return "bool"
     if isinstance(value, int | np.integer):
@@ -187,7 +181,7 @@ def _number_dtype(value: object) -> str:
 
 
 def _infer_list_type(value: Sequence[Any]) -> _InferredType:
-    """Numbers are an array, lists of numbers a list of arrays; JSON says what else there is."""
+    """Return an array for numbers, a list of arrays for lists of numbers, else Json."""
     if not value:
         return _EMPTY
     kinds = {_number_dtype(each) for each in value}
@@ -209,7 +203,7 @@ def _infer_list_type(value: Sequence[Any]) -> _InferredType:
 
 
 def _convert_value(name: str, row: int, field: Field, value: Any) -> Any:
-    """A value of a row as the field of its column takes it."""
+    """Return a value as the field of its column stores it."""
     if value is None:
         return None
     if isinstance(field, List):
@@ -227,10 +221,10 @@ _NUMBERS: Final = {dtype: _InferredType(Array(dtype)) for dtype in ("bool", "int
 
 
 def pandas_columns(frame: Any) -> list[FrameColumn]:
-    """The columns of a frame, behind those of its index that have a name.
+    """Return the columns of a pandas frame, after the named levels of its index.
 
     Raises:
-        InvalidArgument: a column is of a type that no field has.
+        InvalidArgument: fields do not support the type of a column.
     """
     index = frame.index
     named = [level for level, name in enumerate(index.names) if name is not None]
@@ -260,7 +254,7 @@ def _pandas_column(name: str, series: Any) -> FrameColumn:
 
 
 def _pandas_nullable(name: str, series: Any, dtype: Any) -> FrameColumn:
-    """Numbers of a dtype that has nulls beside them."""
+    """Return a column of numbers with a nullable extension dtype."""
     nulls = series.isna().to_numpy()
     values = series.to_numpy(dtype=dtype, na_value=dtype.type(0))
     return _pandas_numbers(name, values, nulls)
@@ -279,7 +273,7 @@ def _pandas_numbers(name: str, values: Any, nulls: Any) -> FrameColumn:
 
 
 def _pandas_times(name: str, series: Any) -> FrameColumn:
-    """Points and spans of time, as whole numbers of the column's unit; points in UTC."""
+    """Return timestamps (in UTC) or durations as whole numbers in the column's unit."""
     return _pandas_numbers(name, np.asarray(series.array.asi8), series.isna().to_numpy())
 
 
@@ -300,10 +294,10 @@ _POLARS_TEXTS: Final = ("String", "Utf8", "Categorical", "Enum")
 
 
 def polars_columns(frame: Any) -> list[FrameColumn]:
-    """The columns of a frame, those of structs under dotted names.
+    """Return the columns of a polars frame; struct fields get dotted names.
 
     Raises:
-        InvalidArgument: a column is of a type that no field has.
+        InvalidArgument: fields do not support the type of a column.
     """
     return [column for series in frame for column in _polars_columns(series.name, series)]
 
@@ -333,7 +327,7 @@ def _polars_kind(dtype: Any) -> str:
 
 
 def _polars_number(dtype: Any) -> str:
-    """The dtype of an array that takes numbers of a type; "" for none."""
+    """Return the array dtype for a numeric polars type; "" for other types."""
     name = "bool" if _polars_kind(dtype) == "Boolean" else _polars_kind(dtype).lower()
     return name if name in DTYPES else ""
 
@@ -374,7 +368,9 @@ def _polars_plain_column(name: str, series: Any, kind: str) -> FrameColumn:
 
 
 def _polars_lists(name: str, series: Any) -> FrameColumn:
-    """Lists of numbers are arrays, lists of those a List of arrays; JSON says all else."""
+    """Return a column of arrays for lists of numbers, of lists of arrays one level up, else of
+    Json.
+    """
     dims, inner = _list_dims(series.dtype)
     optional = series.null_count() > 0
     dtype = _polars_number(inner)
@@ -406,7 +402,7 @@ def _to_array(value: Any, dtype: Any, shape: tuple[int | None, ...]) -> Any:
 
 
 def _list_dims(dtype: Any) -> tuple[list[int | None], Any]:
-    """The dimensions of lists in one another, None where they vary, and what the innermost has."""
+    """Return the dimensions of nested lists, None where they vary, and the innermost type."""
     dims: list[int | None] = []
     while _polars_kind(dtype) in ("List", "Array"):
         dims.append(dtype.size or None if _polars_kind(dtype) == "Array" else None)
@@ -415,7 +411,7 @@ def _list_dims(dtype: Any) -> tuple[list[int | None], Any]:
 
 
 def _has_nulls_within(series: Any) -> bool:
-    """Whether there are nulls among what lists hold, at any depth."""
+    """Return True if there are nulls inside lists, at any depth."""
     while (kind := _polars_kind(series.dtype)) in ("List", "Array"):
         series = series.drop_nulls()
         if kind == "List":
@@ -440,14 +436,14 @@ def _check_json(name: str, dtype: Any) -> None:
 
 
 _CHUNK_ROWS: Final = 4096
-"""Rows that are taken out of a frame at a time: a copy of these is in memory."""
+"""Rows copied out of a frame at a time."""
 
 
 def is_data_frame(src: object) -> bool:
-    """Whether it is a data frame.
+    """Return True if `src` is a pandas or polars DataFrame.
 
     Raises:
-        InvalidArgument: it is something of pandas or polars that is none.
+        InvalidArgument: it is a Series or LazyFrame.
     """
     for package in ("pandas", "polars"):
         if is_of(src, package, "DataFrame"):
@@ -460,10 +456,10 @@ def is_data_frame(src: object) -> bool:
 
 
 class FrameRows:
-    """The rows of a frame as dicts, and their schema, for which every row was looked at.
+    """The rows of a data frame as dicts, with their schema, inferred from all rows.
 
     Raises:
-        InvalidArgument: a column is of a type that no field has, or its name is that of no field.
+        InvalidArgument: fields do not support the type of a column, or its name is invalid.
     """
 
     def __init__(self, frame: Any) -> None:

@@ -1,10 +1,8 @@
-"""Merge neighbouring small shards of a conversion of items before it is published.
+"""Execute a conversion: cut units, run them, compact small shards, publish the generation.
 
-How many bytes an item gives is not known before it is converted, so units of items are cut by
-number, small enough for all workers to be busy. The shards that they become are cut by bytes here,
-in the order of the plan: the number of workers, and which unit ends first, change nothing.
-
-Files become a dataset, or more of one: runs a plan, in worker processes or here; publishes.
+The shard size of items is unknown before they are converted, so units of items are cut by count,
+small enough to keep all workers busy. Their small shards are merged here, by size and in plan
+order: the result does not depend on the number of workers or on which unit ends first.
 """
 
 from __future__ import annotations
@@ -46,14 +44,14 @@ from shardio.storage.fs import make_folder
 MIN_SHARD_BYTES: Final = 8 << 20
 """Minimum bytes of a merged shard, whose tables and padding take some 50 kB."""
 COMPACTED: Final = "compacted"
-"""The name of the folder that the new shards lie in."""
+"""The folder of merged shards."""
 
 PlacedShard = tuple[str, ShardSummary]
-"""The path of a finished shard below the job's folder, and its summary by its final name."""
+"""The path of a finished shard below the job's folder, and its summary with the final name."""
 
 
 def is_small(shard: ShardSummary, shard_bytes: int) -> bool:
-    """Return whether a shard is put together with small neighbours."""
+    """Return True if a shard is merged with small neighbours."""
     return shard.n_bytes < _min_group_bytes(shard_bytes)
 
 
@@ -63,13 +61,13 @@ def _min_group_bytes(shard_bytes: int) -> int:
 
 
 def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[PlacedShard]:
-    """Put neighbouring small shards together, in new files; others stay where they lie.
+    """Merge neighbouring small shards into new files; other shards stay unchanged.
 
-    The shards that are replaced stay as well: a conversion that is interrupted goes on from them.
+    The merged shards stay as well, so that an interrupted conversion can resume from them.
 
     Raises:
-        ShardCorrupt: a shard was changed since it was written.
-        OSError: the disk refuses.
+        ShardCorrupt: a shard has changed since it was written.
+        OSError: the disk fails or is full.
     """
     sizes = [
         _content_bytes(os.path.join(job.folder, place))
@@ -104,13 +102,13 @@ def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
 
 
 def _content_bytes(path: str) -> int:
-    """Return the bytes of a shard without padding, which is most of a file with few samples."""
+    """Return the bytes of a shard without padding, which dominates files with few samples."""
     with ShardReader(path, verify="off") as reader:
         return sum(section.size for section in reader.sections)
 
 
 def _merge_shards(members: Sequence[PlacedShard], job: ConversionJob) -> PlacedShard:
-    """Write the samples of some shards into one, which has the name of the first."""
+    """Write the samples of several shards into one with the name of the first."""
     name = members[0][1].name
     folder = os.path.join(job.folder, COMPACTED)
     make_folder(folder)
@@ -126,7 +124,7 @@ def _merge_shards(members: Sequence[PlacedShard], job: ConversionJob) -> PlacedS
 def convert_inputs(
     listing: Listing, staging: Staging, job: ConversionJob, options: ConvertOptions
 ) -> ConversionReport:
-    """Cut, run, publish a new dataset; without a sample, leave `out` as it was."""
+    """Convert the inputs into a new dataset; without any sample, leave `out` unchanged."""
     start_s = time.monotonic()
     units = cut_units(listing.inputs)
     compacts, uploader = has_items(listing.inputs), options.uploader
@@ -167,7 +165,7 @@ def _unpublished_report(
     staging: Staging,
     start_s: float,
 ) -> ConversionReport:
-    """Return the report of a new dataset of which nothing is published."""
+    """Return the report of a conversion that has published nothing."""
     return ConversionReport(
         dataset=staging.out,
         kind=job.source.kind,
@@ -185,7 +183,7 @@ def _unpublished_report(
 def append_inputs(
     listing: Listing, staging: Staging, job: ConversionJob, options: ConvertOptions
 ) -> ConversionReport:
-    """Convert what the dataset does not have, and publish its next generation."""
+    """Convert the inputs that the dataset does not have, and publish its next generation."""
     start_s = time.monotonic()
     converter = _converter_record(job)
     settings = conversion_settings(converter, job.source.libraries())
@@ -244,7 +242,7 @@ def _run(
 def _check_any_input(
     reports: Sequence[InputReport], job: ConversionJob, options: ConvertOptions, staging: Staging
 ) -> None:
-    """Make sure that a file is of the kind; else there is nothing that may be gone on with."""
+    """Check that at least one input is of the kind; if not, discard all units."""
     try:
         check_any_of_kind(
             options.source,
@@ -261,7 +259,7 @@ def _check_any_input(
 def _final_shards(
     state: ConversionState, job: ConversionJob, uploader: ShardUploader | None, *, compacts: bool
 ) -> list[PlacedShard]:
-    """Return the shards that are to be published; with a uploader, all are uploaded."""
+    """Return the shards to publish; with an uploader, all of them are uploaded."""
     made = state.shards()
     placed = compact_shards(made, job) if compacts else made
     if uploader is not None:
@@ -277,7 +275,7 @@ def _final_shards(
 def _upload(
     uploader: ShardUploader, job: ConversionJob, place: str, shard: ShardSummary, *, compacts: bool
 ) -> None:
-    """Upload a shard, unless it is to be put together with others first."""
+    """Upload a shard, unless it will be merged with others first."""
     if not (compacts and is_small(shard, job.shard_bytes)):
         uploader.submit(os.path.join(job.folder, place), shard)
 
@@ -291,7 +289,7 @@ def _publish(
     converter: Mapping[str, Any],
     uploader: ShardUploader | None,
 ) -> Generation:
-    """Make the finished shards a dataset, whether they lie here or were sent."""
+    """Publish the finished shards as a dataset, whether they are local or uploaded."""
     shards = [shard for _, shard in placed]
     schema = job.source.schema()
     moves = [(place, shard.name) for place, shard in placed] if uploader is None else []
@@ -315,7 +313,7 @@ def _publish_next(
     placed: Sequence[PlacedShard],
     staging: Staging,
 ) -> Generation:
-    """Add the finished shards to the dataset, unless nothing has come of the inputs."""
+    """Publish the finished shards as the next generation, unless there are none."""
     latest = rebase(base, staging.out)
     if not placed:
         return latest
@@ -337,7 +335,7 @@ def _publish_next(
 
 
 def _converter_record(job: ConversionJob) -> dict[str, Any]:
-    """Name the converter and every option that has a part in the data."""
+    """Return the converter's name, version and all options that affect the data."""
     return {
         "name": job.source.kind,
         "version": job.source.version,

@@ -1,9 +1,4 @@
-"""A source that is named by a pattern: the folder to look in, and what of it is meant.
-
-The files that are converted: which state one is in, and what tells its content from another.
-
-Inputs that are read together with others: one of them gives the samples, the rest are parts.
-"""
+"""List the inputs of a source: patterns, folder classes, file states, and inputs with parts."""
 
 from __future__ import annotations
 
@@ -26,15 +21,16 @@ _SPECIAL: Final = re.compile(r"[*?\[]")
 ANY_FOLDERS: Final = "**"
 
 MatchState = frozenset[int]
-"""How much of a pattern the path to a folder has matched: the parts that may come next."""
+"""Positions of the pattern parts that may match the next path component."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What is meant below `root`: paths that match `parts`, each with all that lies below it.
+    """A path pattern: paths below `root` that match `parts`, each with everything below it.
 
-    Without parts that is everything. A part matches one name as in a shell (`*`, `?`, `[…]`, names
-    that begin with a dot only where it does); `**` any number of folders, also none.
+    Without parts it matches everything. A part matches one name as in a shell (`*`, `?`, `[…]`;
+    names with a leading dot only if the part has one too); `**` matches any number of folders,
+    including 0.
     """
 
     root: str
@@ -42,26 +38,26 @@ class Pattern:
 
     @property
     def start(self) -> MatchState:
-        """What may come next below the root itself."""
+        """The match state of the root itself."""
         return self._with_following([0])
 
     def matches_all(self, reached: MatchState) -> bool:
-        """Whether all that lies in a folder is meant."""
+        """Return True if everything inside the folder matches."""
         return len(self.parts) in reached
 
     def descend(self, reached: MatchState, name: str) -> MatchState:
-        """What may come next in a folder of this name; nothing where none of it is meant."""
+        """Return the match state of a subfolder; empty if nothing below it matches."""
         if self.matches_all(reached):
             return reached
         stays = [k for k in reached if self.parts[k] == ANY_FOLDERS and name[:1] != "."]
         return self._with_following([*stays, *(k + 1 for k in self._matching(reached, name))])
 
     def matches_file(self, reached: MatchState, name: str) -> bool:
-        """Whether a file of this name is meant."""
+        """Return True if a file of this name matches."""
         return self.matches_all(reached) or len(self.parts) - 1 in self._matching(reached, name)
 
     def _matching(self, reached: MatchState, name: str) -> list[int]:
-        """The parts among those that may come next that match a name."""
+        """Return the positions among `reached` whose parts match a name."""
         return [
             k
             for k in reached
@@ -69,7 +65,7 @@ class Pattern:
         ]
 
     def _with_following(self, numbers: Iterable[int]) -> MatchState:
-        """With the parts that may come next as well because `**` before them matches nothing."""
+        """Return the positions, plus those that become possible because a `**` matches nothing."""
         found = set(numbers)
         for k, part in enumerate(self.parts):
             if k in found and part == ANY_FOLDERS:
@@ -78,10 +74,10 @@ class Pattern:
 
 
 def parse_pattern(source: str) -> Pattern:
-    """What a source is, by its name: a pattern if nothing is there that is called so.
+    """Return the pattern for a source; a path that exists is never a pattern.
 
-    The root of a pattern is what comes before its first part with one of `*?[` in it; what is there
-    under the name with such characters belongs to the root.
+    The root ends before the first part that contains one of `*?[`; leading parts that exist under
+    such a name belong to the root.
     """
     if not _SPECIAL.search(source) or os.path.lexists(source):
         return Pattern(source)
@@ -114,7 +110,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class FileState(NamedTuple):
-    """What tells a file from another, or from itself after a change."""
+    """Attributes that identify a file and change when its content does."""
 
     mode: int
     inode: int
@@ -123,7 +119,7 @@ class FileState(NamedTuple):
 
 
 def file_state(path: str) -> FileState | None:
-    """The state of the file at `path`; None where there is none, or nothing can be told of it."""
+    """Return the state of the file at `path`; None if it cannot be inspected."""
     try:
         found = os.stat(path)
     except OSError:
@@ -132,17 +128,17 @@ def file_state(path: str) -> FileState | None:
 
 
 def input_states(one: Input) -> dict[str, FileState | None]:
-    """The states of an input and of its parts, by their names; an item stays as it is."""
+    """Return the states of an input and its parts, by name; the state of an item is constant."""
     if isinstance(one, Item):
         return {one.name: FileState(stat.S_IFREG, 0, one.n_bytes, 0)}
     return {each.name: file_state(each.path) for each in (one, *one.parts)}
 
 
 def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
-    """The hash of an input's content: with parts, of all names and hashes, in order.
+    """Return the content hash of an input; with parts, a hash of all names and hashes in order.
 
     Raises:
-        OSError: as of `hash_of`.
+        OSError: as `file_hash`.
     """
     if isinstance(one, Item):
         return one.hash
@@ -153,12 +149,12 @@ def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
 
 
 def file_hash(path: str, stopped: threading.Event | None = None) -> str:
-    """The xxh3-64 of a file's content, in 16 hex digits, as a generation keeps it.
+    """Return the xxh3-64 hash of a file's content as 16 hex digits, as a generation stores it.
 
-    Once `stopped` is set by another thread, the hash is of no use: it ends where it is.
+    If another thread sets `stopped`, reading ends early and the result is meaningless.
 
     Raises:
-        OSError: it cannot be read; the error names it.
+        OSError: the file cannot be read; the error has its name.
     """
     hasher = Hasher()
     try:
@@ -173,33 +169,34 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a source holds: every file, sorted by name, and the classes, sorted."""
+    """The inputs of a source, sorted by name, and its classes, sorted."""
 
     inputs: tuple[Input, ...]
     classes: tuple[str, ...]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all inputs; they are summed at each call."""
+        """The bytes of all inputs, summed at each access."""
         return sum(source.n_bytes for source in self.inputs)
 
 
 def list_inputs(source: str, exclude: str = "") -> Listing:
-    """List every file of a folder tree, or what matches a pattern; a file is a list of one.
+    """List every file of a folder tree, or all matches of a pattern; a file is a list of one.
 
-    A class is a folder below the source that holds files, or nothing at all: not one that only
-    groups other folders. Its name is its path below the source. Links are followed, but not in a
-    circle. A folder that cannot be listed is itself an input, which says so when it is read.
+    Each folder below the source that holds files, or is empty, is a class; a folder that only
+    groups folders is not. A class is named by its path below the source. Links are followed, except
+    in circles. A folder that cannot be listed is itself an input, which is reported as broken when
+    read.
 
-    A source that is not there and has one of `*?[` in its name is a `Pattern`: of its root, this
-    lists the files that match, and those in folders that match.
+    If nothing exists at `source` and its name contains one of `*?[`, it is a `Pattern`: the listing
+    then holds matching files, and files in matching folders.
 
     Args:
-        exclude: a folder that is left out wherever it lies: the one that is written to.
+        exclude: a folder to leave out wherever it lies: the output folder.
 
     Raises:
-        InvalidArgument: there is nothing at `source`, or no file in it, or nothing matches, or it
-            is a pipe or device, or it is `exclude`.
+        InvalidArgument: `source` does not exist, holds or matches no file, is a pipe or device, or
+            is `exclude`.
         OSError: `source` itself, or the root of a pattern, cannot be listed.
     """
     pattern = parse_pattern(source)
@@ -232,7 +229,7 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
 
 
 def _check_root(source: str, pattern: Pattern) -> None:
-    """Make sure that there is a file or folder; for a pattern, a folder."""
+    """Check that the source is a file or folder, and the root of a pattern a folder."""
     root = pattern.root
     check_encodable(source, "src (SRC)")
     if pattern.parts and not os.path.isdir(root):
@@ -253,9 +250,9 @@ FileId = tuple[int, int]
 def _walk(
     root: str, pattern: Pattern, exclude: FileId | None
 ) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield (folder below root, names of its files, whether it is a class) of what is meant.
+    """Yield (folder below root, names of its files, True if it is a class) for all that matches.
 
-    The one name of a folder that cannot be listed is "": it stands for the folder itself.
+    A folder that cannot be listed has the one name "", which stands for the folder itself.
     """
     waiting: list[tuple[str, MatchState, frozenset[FileId]]] = [("", pattern.start, frozenset())]
     while waiting:
@@ -288,7 +285,7 @@ def _walk(
 
 
 def _file_id(path: str) -> FileId | None:
-    """Device and inode of what lies at a path; None for nothing."""
+    """Return the device and inode of a path; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -297,7 +294,7 @@ def _file_id(path: str) -> FileId | None:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder or a link to one; a link that leads to itself is none."""
+    """Return True for a folder or a link to one; False for a link that leads to itself."""
     try:
         return entry.is_dir()
     except OSError:
@@ -305,7 +302,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _make_input(name: str, path: str, label: int) -> Input:
-    """Look at a file; a link to nowhere, or to itself, has no bytes."""
+    """Return the input for a file; a broken link has 0 bytes."""
     try:
         status = os.stat(path)
     except OSError:
@@ -318,10 +315,10 @@ Parts = Mapping[str, Sequence[str]]
 
 
 def join_parts(listing: Listing, source: Source) -> Listing:
-    """Give inputs their parts, as a source's `parts` has them.
+    """Attach parts to inputs, as given by the source's method `parts`.
 
-    An input with parts in its own folder, or with an empty list of them, stands for that folder:
-    its class is the folder above. A folder with nothing but parts is no class.
+    An input with parts in its own folder, or with an empty list of parts, stands for that folder:
+    its class is the folder above. A folder that holds only parts is not a class.
     """
     find: Callable[[Sequence[Input]], Parts] = getattr(source, "parts", lambda _: {})
     if not (parts := find(listing.inputs)):

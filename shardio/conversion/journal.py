@@ -1,10 +1,10 @@
-"""What an interrupted conversion leaves for the next one: its settings, and every finished unit.
+"""The journal of a conversion on disk, from which an interrupted one resumes.
 
-`plan.json` says with which settings the units were made, and which there are. Every unit has a
-folder of its own for its shards, named by its key; when they lie there finished, `unit.json`
-beside them says what they are and what became of the unit's inputs. Both files are sealed: written
-whole, read checked. A unit is kept only if every byte of its shards is what it was. Once the
-dataset is published the plan is renamed to `published.json`, and is the last file to go.
+`plan.json` holds the settings of the conversion and the keys of its units. Every unit has a folder
+for its shards, named by its key; once they are complete, `unit.json` beside them lists them and the
+outcomes of the unit's inputs. Both files are checksummed and written atomically. A unit is reused
+only if every byte of its shards is unchanged. After the dataset is published, the plan is
+renamed to `published.json`, and is the last file to be removed.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from shardio.storage.fs import unlink
 from shardio.version import __version__
 
 WORK_FOLDER: Final = ".conversion"
-"""The folder in `out` where a conversion keeps its work."""
+"""The folder in `out` that holds the work of a conversion."""
 PLAN_FILE: Final = "plan.json"
 PUBLISHED_FILE: Final = "published.json"
-"""The plan of a conversion that only has to tidy up: nothing beside it is needed any more."""
+"""The plan of a published conversion: all other files here can be removed."""
 RECORD_FILE: Final = "unit.json"
 _VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class JournaledPlan:
-    """With which settings a conversion was begun, and the keys of its units.
+    """The settings of a conversion and the keys of its units.
 
-    `replaces`: a dataset lies in the same folder until this one is published. `appends`: one lies
-    there that is to grow.
+    `replaces` is True if `out` holds a dataset that the new one replaces; `appends` if it holds the
+    dataset to append to.
     """
 
     settings: Mapping[str, Any]
@@ -57,7 +57,7 @@ class JournaledPlan:
 def conversion_settings(
     converter: Mapping[str, Any], libraries: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Give all that decides over the bytes of a conversion's shards, beside its source."""
+    """Return everything besides the source that determines the bytes of the shards."""
     versions = {
         "shardio": __version__,
         "format": f"{MAJOR}.{MINOR}",
@@ -68,7 +68,7 @@ def conversion_settings(
 
 
 def write_plan(folder: Path, plan: JournaledPlan) -> None:
-    """Put the plan into the folder of the conversion, durably."""
+    """Write the plan to the folder of the conversion, durably."""
     content = {
         "version": _VERSION,
         "settings": plan.settings,
@@ -80,18 +80,18 @@ def write_plan(folder: Path, plan: JournaledPlan) -> None:
 
 
 def plan_path(folder: Path) -> Path | None:
-    """Find the plan of an earlier conversion; None where there is none."""
+    """Return the path of an earlier conversion's plan; None if there is none."""
     return next(
         (folder / name for name in (PLAN_FILE, PUBLISHED_FILE) if (folder / name).exists()), None
     )
 
 
 def read_plan(folder: Path) -> JournaledPlan | None:
-    """Read the plan of an earlier conversion; None where there is none.
+    """Read the plan of an earlier conversion; None if there is none.
 
     Raises:
         DatasetCorrupt: it is damaged.
-        InvalidArgument: another version of shardio wrote it, in a form that this one cannot read.
+        InvalidArgument: another version of shardio wrote it, in a format that this one cannot read.
     """
     place = plan_path(folder)
     if place is None:
@@ -116,10 +116,11 @@ def read_plan(folder: Path) -> JournaledPlan | None:
 def check_same_settings(
     plan: JournaledPlan, settings: Mapping[str, Any], out: Path, hint: str
 ) -> None:
-    """Make sure that a conversion goes on as it began; `hint`: what else can be done.
+    """Check that a conversion resumes with the settings it started with.
 
     Raises:
-        InvalidArgument: the options, a version or the machine's kind are others; it names all.
+        InvalidArgument: options, versions or the machine type differ; the message names all and
+            ends with `hint`.
     """
     was, now = dict(_flatten(plan.settings)), dict(_flatten(settings))
     others = [
@@ -135,10 +136,10 @@ def check_same_settings(
 
 
 def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint: str) -> None:
-    """Make sure that a dataset that was published is of the inputs as they are now.
+    """Check that a dataset that is already published was made from the current inputs.
 
     Raises:
-        DatasetExists: it is not, so resuming would pass it off as what it is not.
+        DatasetExists: the inputs differ, so resuming would report success for another dataset.
     """
     if plan.units != tuple(units):
         others = "append (--append) adds new ones, overwrite (--overwrite) begins anew"
@@ -158,7 +159,7 @@ def _flatten(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str
 
 
 def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None:
-    """Say, in a unit's folder and durably, that its shards are finished."""
+    """Record in a unit's folder, durably, that its shards are complete."""
     content = {
         "inputs": [
             {
@@ -181,20 +182,20 @@ def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None
 
 
 def has_records(folder: Path) -> bool:
-    """Whether any unit is finished."""
+    """Return True if any unit is complete."""
     return next(folder.glob(f"*/{RECORD_FILE}"), None) is not None
 
 
 def delete_record(folder: Path) -> None:
-    """Have a unit converted anew."""
+    """Delete the record of a unit, so that it is converted again."""
     unlink(folder / RECORD_FILE)
 
 
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
-    """Read what an earlier conversion recorded of a unit, and check its shards to the last byte.
+    """Read the record of a unit and verify its shards in full.
 
-    None where nothing is recorded, or anything is not as it was: the unit is converted anew. So it
-    is where its shards were uploaded by other names than they have in this plan.
+    None if there is no record or anything has changed, and if its shards were uploaded under other
+    names than this plan gives them; the unit is then converted again.
     """
     with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
         content = read_sealed(folder / RECORD_FILE)

@@ -1,4 +1,4 @@
-"""What is asked of a conversion: its options, checked, and the job that follows from them."""
+"""Options of a conversion: validate them, and build the job from them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ON_ERROR: Final = ("skip", "stop")
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """The options of a conversion, as they are given; `source` is the name of what is read.
+    """The options of a conversion as given; `source` is the name of the source.
 
-    `uploader` takes finished shards to where the dataset is to be, if that is not here.
+    `uploader` uploads finished shards if the dataset goes to an object store.
     """
 
     kind: str | None
@@ -44,16 +44,16 @@ class ConvertOptions:
 
     @property
     def n_workers(self) -> int:
-        """How many processes convert."""
+        """The number of worker processes."""
         return usable_cpus() if self.workers is None else self.workers
 
     @property
     def hint(self) -> str:
-        """How to begin anew what goes on to a store; nothing for a folder, which says it."""
+        """The hint for starting an upload again; "" for a folder, for which Staging has its own."""
         return "" if self.uploader is None else self.uploader.hint
 
     def check_for_samples(self, *, labels: bool) -> None:
-        """Make sure that nothing is given that is for files alone."""
+        """Check that no options are given that iterables of samples do not support."""
         for_files = {
             "kind": self.kind is not None,
             "workers": self.workers is not None,
@@ -70,13 +70,13 @@ class ConvertOptions:
             raise InvalidArgument(f"{', '.join(given)}: not for samples from an iterable")
 
     def check_for_items(self, *, labels: bool) -> None:
-        """Make sure that nothing is given that is for files alone, and not for items either."""
+        """Check that no options are given that only apply to files."""
         for_files = {"kind": self.kind is not None, "labels": labels, **self.converter_options}
         if given := [name for name, is_given in for_files.items() if is_given is not False]:
             raise InvalidArgument(f"{', '.join(given)}: only for files")
 
     def check_for_inputs(self, schema: Schema | None, *, append: bool) -> None:
-        """Check the options of a conversion of files."""
+        """Check the options of a conversion of files or items."""
         if schema is not None:
             raise InvalidArgument(
                 "schema: only for samples from an iterable; a converter has its own, or an option "
@@ -95,14 +95,12 @@ class ConvertOptions:
     def make_job(
         self, base: Generation | None, listing: Listing, out: PathName
     ) -> tuple[Callable[[str], ConversionJob], Listing]:
-        """What makes the job, once the folder for its shards is known; inputs with their parts.
+        """Return a function that makes the job for a work folder, and the inputs with their parts.
 
-        The inputs say which converter it takes, where neither the caller nor `base` does, and what
-        else a converter takes from them.
+        The converter is `kind`, else that of `base`, else guessed from the inputs.
 
         Raises:
-            InvalidArgument: the converter does not take the options, or makes other samples than
-                `base` has.
+            InvalidArgument: the converter rejects the options, or `base` was made with others.
         """
         kind, options, keep_partial = self.kind, self.converter_options, self.keep_partial
         if base is not None:

@@ -1,9 +1,8 @@
-"""Which inputs there are, their classes, and the units into which they are cut.
+"""The plan of a conversion: inputs cut into units of work, and the events that report on them.
 
-The plan follows from the source alone: neither the number of workers nor the machine has a part
-in it, so that the same source gives the same shards anywhere.
-
-What a unit says while it is converted, in this order; it travels from the workers to main.
+The plan depends only on the source, not on the number of workers or the machine, so that the
+same source gives the same shards everywhere. A unit emits its events in the order of the classes
+below; they are sent from the workers to the main process.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ MAX_UNIT_ITEMS: Final = 4096  # what is not finished is done anew by a conversio
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A run of inputs that one worker converts into shards of its own.
+    """A run of consecutive inputs that one worker converts into shards of its own.
 
-    `number` names the shards; `first` is the position of its first input among all. `skipped` are
-    positions of inputs that end every process which reads them, each with the reason: they are
-    not read again.
+    `number` names the shards; `first` is the position of the first input among all inputs.
+    `skipped` lists positions of inputs that crash the processes reading them, each with the reason:
+    they are not read again.
     """
 
     number: int
@@ -40,7 +39,7 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """Name the unit by its inputs and the state they are in: the same in any plan."""
+        """A name derived from the inputs and their state: the same in any plan."""
         content = [
             [one.name, one.label, one.n_bytes, *one.stamp]
             + [[part.name, part.n_bytes, *part.stamp] for part in one.parts]
@@ -49,14 +48,14 @@ class Unit:
         return f"{hash_bytes(json.dumps(content).encode()):016x}"
 
     def published_shard(self, shard: ShardSummary) -> ShardSummary:
-        """A shard of the unit, by the name that it has in the dataset."""
+        """Return a shard of the unit with its name in the dataset."""
         return replace(shard, name=f"{self.number:06d}-{shard.name}")
 
 
 def cut_units(inputs: Sequence[Input]) -> list[Unit]:
-    """Cut inputs into units of about equal cost; items, whose bytes say nothing, evenly.
+    """Cut inputs into units of about equal cost; items, whose size is unknown, by count.
 
-    The small shards that units of items may give are put together by `compact`.
+    `compact_shards` merges the small shards that units of items may give.
     """
     if has_items(inputs):
         n_items = min(max(_power_of_two(len(inputs) // N_UNITS), 1), MAX_UNIT_ITEMS)
@@ -79,34 +78,34 @@ def cut_units(inputs: Sequence[Input]) -> list[Unit]:
 
 
 def has_items(inputs: Sequence[Input]) -> bool:
-    """Return whether these are items, whose own bytes do not tell how many bytes they give."""
+    """Return True if these are items, whose size does not predict that of their samples."""
     return bool(inputs) and isinstance(inputs[0], Item)
 
 
 def _weight(one: Input) -> int:
-    """What reading an input costs, in bytes; the bytes of a part are read for another input."""
+    """Return the cost of reading an input in bytes; a part is read as part of another input."""
     if one.part_of:
         return 0
     return max(one.n_bytes + sum(part.n_bytes for part in one.parts), MIN_INPUT_BYTES)
 
 
 def _power_of_two(n: int) -> int:
-    """Round down: so that a few files more or less leave the cuts before them where they are."""
+    """Round down to a power of 2, so that a few new files do not move all earlier cuts."""
     return 1 << n.bit_length() - 1 if n else 0
 
 
 class InputStarted(NamedTuple):
-    """An input is about to be read: should the process end now, that input is to blame."""
+    """An input is about to be read; if the process crashes now, that input is to blame."""
 
     unit: int
     position: int
 
 
 class InputDone(NamedTuple):
-    """One input is finished: `position` among all inputs.
+    """One input is finished; `position` counts all inputs.
 
-    `hash` is that of its content where it gave samples, and `n_bytes` its size when it was read:
-    what an append knows it by. The listing may be hours older.
+    `hash` is the content hash if it gave samples, and `n_bytes` its size when it was read. An
+    append compares both. The listing may be hours older.
     """
 
     unit: int
@@ -118,9 +117,9 @@ class InputDone(NamedTuple):
 
 
 class UnitDone(NamedTuple):
-    """A unit is finished: its shards lie in its folder, under the names they have there.
+    """A unit is finished: its shards are in its folder, under the names given here.
 
-    `stopped`: at a broken input, the ones after it were not looked at.
+    `stopped` is True if it ended at a broken input; later inputs were not read.
     """
 
     unit: int

@@ -1,11 +1,8 @@
-"""What makes samples of items: a function of the user, with its samples checked.
+"""Samples that a user function makes of items, converted by the workers as files are.
 
-Data sets that give samples by number, as torch's do, as items: each a run of positions.
-
-Samples that a function of the user makes of items, converted as files are.
-
-Each item is an input, in the order given: listed with what became of it, converted by whichever
-worker is free, and kept when a conversion that was interrupted goes on.
+Each item is an input, in the given order: it has an entry in the report, is converted by any free
+worker, and is kept when an interrupted conversion resumes. A map-style data set is converted as
+items that are runs of positions.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from shardio.format.values import encode_array, encode_record, encode_stream
 from shardio.shard.encoded import as_encoded
 
 _MAX_SCHEMA_ITEMS: Final = 64
-"""Items that are looked at, at most, for one that gives a sample to take the fields from."""
+"""Maximum number of items tried until one gives a sample to infer the schema from."""
 
 _NO_SAMPLE: Final = object()
 SampleFunction = Callable[[Any], Any]
@@ -46,9 +43,9 @@ SampleFunction = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class ItemSource:
-    """Makes samples of items: what `make` gives for one, a dict, several, or None for no sample.
+    """A source that calls `make` for each item; it returns a dict, several, or None for no sample.
 
-    `function` is its name, as it is recorded; `names` are those of a tuple's parts.
+    `function` is its recorded name; `names` are the field names of samples that are tuples.
     """
 
     kind: ClassVar[str] = "items"
@@ -64,19 +61,19 @@ class ItemSource:
         object.__setattr__(self, "_schema", fields)
 
     def schema(self) -> Schema:
-        """Give the fields of a sample."""
+        """Return the schema of the samples."""
         schema: Schema = vars(self)["_schema"]
         return schema
 
     def libraries(self) -> Mapping[str, str]:
-        """Give nothing: what the function uses is not known."""
+        """Return no versions: the libraries that the function uses are unknown."""
         return {}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of an item.
 
         Raises:
-            MediaError: the function raised, or a sample is not what the schema says.
+            MediaError: the function raised, or a sample does not fit the schema.
         """
         n_samples = 0
         for value in _call(vars(self)["_make"], _unpickle(source)):
@@ -101,10 +98,10 @@ def _unpickle(source: Input) -> Any:
 
 
 def _call(make: SampleFunction, item: Any) -> Iterator[Any]:
-    """What a function gives for an item, one after another.
+    """Yield the samples that a function returns for an item.
 
     Raises:
-        MediaError: it raised, or gave nothing that can be iterated over.
+        MediaError: it raised, or returned a value that is not iterable.
     """
     try:
         found = make(item)
@@ -118,7 +115,7 @@ def _call(make: SampleFunction, item: Any) -> Iterator[Any]:
 
 
 def _format_error(error: Exception) -> str:
-    """An error in a line, with the line of code that raised it."""
+    """Return an error in one line, with the line of code that raised it."""
     text = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
@@ -127,11 +124,11 @@ def _format_error(error: Exception) -> str:
 
 
 def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """A sample as a writer takes it: all of it is proved to fit.
+    """Return a sample as a writer takes it, after encoding every value to prove that it fits.
 
     Raises:
         SchemaError: it does not fit.
-        MediaError: a picture, video or sound cannot be read.
+        MediaError: an image, video or audio value cannot be read.
     """
     found = prepare_sample(sample, schema)
     missing = [n for n, f in schema.items() if n not in found and not f.optional]
@@ -156,11 +153,11 @@ def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]
 def infer_item_schema(
     make: SampleFunction, inputs: Sequence[Input], names: tuple[str, ...] | None
 ) -> Schema:
-    """The schema of the first sample that the items give.
+    """Return the schema of the first sample.
 
     Raises:
-        InvalidArgument: the first items give none.
-        SchemaError: it is no sample, or no value of the first items can be stored.
+        InvalidArgument: the first items give no sample.
+        SchemaError: the sample is invalid, or no value of the first items can be stored.
     """
     first_error: Exception | None = None
     for one in inputs[:_MAX_SCHEMA_ITEMS]:
@@ -202,14 +199,14 @@ def _infer(sample: Mapping[str, Any]) -> Schema:
 
 
 MAX_ITEMS: Final = 16_384
-"""Items that a data set is cut into, at most: each has its line in the report."""
+"""Maximum number of items that a data set is cut into: each has an entry in the report."""
 
 
 def is_map_style(src: object, workers: int | None) -> bool:
-    """Whether it is converted by position: it has `__getitem__` and a length, and no `__iter__`.
+    """Return True if a source is converted by position: it has a length and no `__iter__`.
 
-    What can be iterated over as well is converted by position where `workers` are asked for. An
-    IterableDataset of torch never is: it inherits a `__getitem__` that only raises.
+    A source with `__iter__` is converted by position only if `workers` is given. A torch
+    IterableDataset never is: its inherited `__getitem__` only raises.
     """
     kind = type(src)
     if not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
@@ -221,15 +218,15 @@ def is_map_style(src: object, workers: int | None) -> bool:
 
 @dataclass(frozen=True)
 class MapStyleSamples:
-    """What a data set gives for a run of positions, the first and the last."""
+    """A function that reads the samples of a data set at a run of positions (first, last)."""
 
     dataset: Any
 
     def __call__(self, run: int | tuple[int, int]) -> Iterator[Any]:
-        """Yield what is at each position.
+        """Yield the sample at each position.
 
         Raises:
-            MediaError: an item of a data set is None.
+            MediaError: the sample at a position is None.
         """
         first, last = (run, run) if isinstance(run, int) else run
         for position in range(first, last + 1):
@@ -249,7 +246,7 @@ class MapStyleSamples:
 
 
 def position_runs(n: int) -> list[int | tuple[int, int]]:
-    """Positions 0 to n - 1 as items: each by itself, or in runs where there would be too many."""
+    """Return positions 0 to n - 1 as items: single positions, or runs if there are too many."""
     n_run = 1 << max(0, -(-n // MAX_ITEMS) - 1).bit_length()
     if n_run == 1:
         return list(range(n))
@@ -260,9 +257,9 @@ _MAX_NAME: Final = 200  # characters
 
 
 def list_items(items: Iterable[Any]) -> Listing:
-    """List items in their order, each with a name of its own.
+    """List items in their order, each with a unique name.
 
-    What JSON can say is known again by that, anything else by its pickle.
+    An item is identified by its JSON form if it has one, else by its pickle.
 
     Raises:
         InvalidArgument: there is none, or one cannot be pickled.
@@ -283,13 +280,13 @@ def list_items(items: Iterable[Any]) -> Listing:
 
 
 def _unique_name(name: str, seen: Counter[str]) -> str:
-    """A name that no item before has; behind one that was there stands how often."""
+    """Return the name, with a number appended if an earlier item has it."""
     seen[name] += 1
     return name if seen[name] == 1 else _unique_name(f"{name} ({seen[name]})", seen)
 
 
 def _encode_json(item: Any) -> bytes:
-    """An item as JSON says it, a path as text; nothing if JSON cannot say it."""
+    """Return an item as JSON, with paths as text; b"" if JSON cannot represent it."""
     try:
         return json.dumps(item, sort_keys=True, default=os.fspath).encode()
     except (TypeError, ValueError, RecursionError):
@@ -319,7 +316,7 @@ def convert_items(
     names: Sequence[str] | None,
     append: bool,
 ) -> ConversionReport:
-    """Convert what a function makes of items into a dataset at `out`, or into more of it."""
+    """Convert the samples that a function makes of items into a dataset, or append them to one."""
     options.check_for_inputs(None, append=append)
     base = load_base(out) if append else None
     staging = Staging(

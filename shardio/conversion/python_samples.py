@@ -1,8 +1,7 @@
-"""Values of other packages as fields take them: tensors become arrays, pictures of Pillow files.
+"""Samples from an iterable, written by the calling process, and conversion of Python values.
 
-None of these packages is imported: a value tells by its class where it comes from.
-
-Samples from any iterable become a dataset, written by the calling process.
+Tensors become arrays and Pillow images become files. torch, Pillow and others are not imported:
+the class of a value identifies its library.
 """
 
 from __future__ import annotations
@@ -33,20 +32,21 @@ _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 def is_pillow_image(value: object) -> bool:
-    """Whether it is a picture of Pillow's."""
+    """Return True for a Pillow image."""
     return is_of(value, "PIL", "Image")
 
 
 def to_plain(value: Any, field: Field | None = None) -> Any:
-    """A value as a field takes it.
+    """Return a value in a form that a field stores.
 
-    A tensor becomes an array, of the same memory where that is the CPU's; a picture of Pillow the
-    pixels, if the field is an Array, else a PNG file. What is in a dict, list or tuple is made
-    plain as well, anything else is left as it is.
+    A tensor becomes an array, sharing memory if it is on the CPU; a Pillow image becomes its pixels
+    for an Array field, else a PNG file. Values in dicts, lists and tuples are converted as well;
+    anything else is unchanged.
 
     Raises:
-        SchemaError: PNG has no pictures of this mode, or the value's own class raised an error, as
-            for tensors that are sparse or hold no data.
+        SchemaError: PNG does not support the image mode, or the value's own class raised an error,
+            as
+            sparse tensors do, or tensors without data.
     """
     if type(value) in _PLAIN:
         return value
@@ -96,10 +96,10 @@ def _encode_png(picture: Any) -> bytes:
 
 
 def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str, Any]:
-    """What a data set gives for a sample, as a mapping; a tuple's parts get `names`.
+    """Return a sample as a mapping; the parts of a tuple get `names`.
 
     Raises:
-        SchemaError: it is no mapping, and has no names, or another number of parts.
+        SchemaError: it is not a mapping and has no names, or a different number of them.
     """
     if isinstance(value, Mapping):
         return value
@@ -120,10 +120,10 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
 
 
 def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
-    """The schema of one sample, as `infer_schema` has it; a picture of Pillow is an Image.
+    """Return the schema of one sample, as `infer_schema` does; a Pillow image is an Image.
 
     Raises:
-        SchemaError: a value is of no type that a field has.
+        SchemaError: no field type stores a value.
     """
     values = {name: _to_plain_field(name, value) for name, value in sample.items()}
     found: dict[str, Field] = dict(infer_schema(values))
@@ -137,17 +137,17 @@ def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
 
 
 def prepare_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return a sample with plain values, those of nested records under their dotted names.
+    """Return a sample with plain values, and nested records under dotted names.
 
     Raises:
-        SchemaError: as of `plain`; it names the field.
+        SchemaError: as `to_plain`; the message names the field.
     """
     flat = schema.flatten(sample)
     return {name: _to_plain_field(name, value, schema.get(name)) for name, value in flat.items()}
 
 
 def _to_plain_field(name: str, value: Any, field: Field | None = None) -> Any:
-    """Return the value of a field as `plain` does; errors name the field."""
+    """Return the value of a field as `to_plain` does; errors name the field."""
     try:
         return to_plain(value, field)
     except SchemaError as error:
@@ -157,9 +157,9 @@ def _to_plain_field(name: str, value: Any, field: Field | None = None) -> Any:
 def convert_samples(
     samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
 ) -> ConversionReport:
-    """Write samples to a new dataset at `out`; without `schema`, the first sample gives it.
+    """Write samples to a new dataset at `out`; `schema` defaults to that of the first sample.
 
-    Without a sample, nothing is published.
+    Without any sample, nothing is published.
     """
     start_s = time.monotonic()
     rest = iter(samples)
@@ -192,10 +192,10 @@ def convert_samples(
 def append_samples(
     samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
 ) -> ConversionReport:
-    """Write samples behind those of the dataset at `out`, as its next generation.
+    """Append samples to the dataset at `out`, as its next generation.
 
     Raises:
-        InvalidArgument: `schema` is not that of the dataset.
+        InvalidArgument: `schema` differs from that of the dataset.
         SchemaError: a sample does not fit; nothing is appended.
     """
     start_s = time.monotonic()
@@ -235,7 +235,7 @@ def _prepare_all(
     """Yield samples as a writer takes them.
 
     Raises:
-        SchemaError: a value cannot be stored; it names the sample and the field.
+        SchemaError: a value cannot be stored; the message names sample and field.
     """
     for number, sample in enumerate(samples):
         try:

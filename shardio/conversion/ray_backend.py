@@ -1,9 +1,8 @@
-"""Runs the units of a plan on the machines of a Ray cluster.
+"""Run the units of a plan on the machines of a Ray cluster.
 
-A unit is converted there as it is here: by a process of its own, which is replaced if an input ends
-it. Each attempt writes into a folder that no other has; this process alone moves the folder of one
-that is done to where the unit's shards belong. So a machine that was given up, and is still there,
-spoils nothing.
+As on one machine, a unit is converted by a process of its own, which is replaced if an input
+crashes it. Each attempt writes to a new folder; only this process moves the folder of a finished
+attempt to the unit's place. So a machine that was given up but still runs cannot do damage.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from shardio.errors import UnsupportedEnvironment
 from shardio.storage.fs import make_folder, remove_tree, rename, sync_folder
 
 _ATTEMPTS: Final = "attempts-"
-"""How the name of the folder begins in which a conversion's attempts lie."""
+"""Prefix of the folder that holds the attempts of a conversion."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitAttempt:
-    """What a machine says of a unit: its events, and the folder of its shards.
+    """The result of converting a unit on a machine: its events, and the folder of its shards.
 
-    `folder` is empty where the unit was there already. `missing_path` is an input that
-    this machine cannot see; everything else is empty then.
+    `folder` is "" if the unit was already complete. If the machine cannot see an input,
+    `missing_path` names it and everything else is empty.
     """
 
     events: tuple[UnitEvent, ...] = ()
@@ -46,9 +45,9 @@ class UnitAttempt:
 
 @dataclass(frozen=True, slots=True)
 class _UnitTask:
-    """What all units have in common; travels to the machines. Converts a unit there.
+    """A task that converts units on a machine of the cluster; holds what all units share.
 
-    `attempts` is a folder with a name that no other has, `settings` are those of the journal.
+    `attempts` is a folder with a unique name, `settings` are those of the journal.
     """
 
     job: ConversionJob
@@ -56,7 +55,7 @@ class _UnitTask:
     settings: Mapping[str, Any]
 
     def __call__(self, assignment: tuple[Unit, bool]) -> UnitAttempt:
-        """Convert a unit; whether to look for its inputs first."""
+        """Convert a unit, given with a flag to look for its inputs first."""
         unit, checks_inputs = assignment
         self._check_same_libraries()
         missing_path = _first_invisible(unit) if checks_inputs else ""
@@ -74,7 +73,7 @@ class _UnitTask:
         return UnitAttempt(log.events(unit.number), os.path.join(folder, unit.key))
 
     def _check_same_libraries(self) -> None:
-        """Make sure that this machine makes the bytes that the others make."""
+        """Check that this machine has the versions that the conversion started with."""
         found = conversion_settings(self.settings["converter"], self.job.source.libraries())
         was = {**self.settings["versions"], "machine": self.settings["machine"]}
         now = {**found["versions"], "machine": found["machine"]}
@@ -92,9 +91,9 @@ class _UnitTask:
 
 @functools.cache
 def _shared_zygote() -> Zygote:
-    """Have what starts processes stay for later units, until this process ends.
+    """Keep the process that forks workers alive for later units, until this process exits.
 
-    To begin, it takes half a second, which is more than most units do.
+    It takes half a second to start, longer than most units take.
     """
     return acquire()
 
@@ -107,12 +106,13 @@ def run_on_ray(
     state: ConversionState,
     settings: Mapping[str, Any],
 ) -> None:
-    """Have the machines of a cluster convert units until the state is finished.
+    """Convert units on the machines of a cluster until `state` is finished.
 
     Raises:
-        UnsupportedEnvironment: a machine does not see the source or the dataset, or has another
-            shardio, or another version of a library than this one.
-        WorkerDied, OSError, ShardioError: as of `run_crew`.
+        UnsupportedEnvironment: a machine cannot see the source or the dataset, or has other
+            versions
+            of shardio or of a library than this one.
+        WorkerDied, OSError, ShardioError: as `run_units`.
     """
     attempts = os.path.join(job.folder, f"{_ATTEMPTS}{secrets.token_hex(8)}")
     make_folder(attempts)
@@ -144,7 +144,7 @@ def run_on_ray(
 
 
 def _first_invisible(unit: Unit) -> str:
-    """The first input or part that was there when the source was listed, and is not there now."""
+    """Return the first input or part that existed when listed, and does not here; "" if none."""
     for one in unit.inputs:
         for each in (one, *one.parts):
             if each.stamp != (0, 0) and not os.path.lexists(each.path):
@@ -165,7 +165,7 @@ def _unit_name(unit: Unit) -> str:
 
 
 def _commit_attempt(found: UnitAttempt, unit: Unit, job: ConversionJob) -> None:
-    """Have the shards of an attempt be those of its unit, durably."""
+    """Move the shards of an attempt to the unit's place, durably."""
     if found.folder:
         place = os.path.join(job.folder, unit.key)
         remove_tree(place)  # what an earlier conversion left unfinished

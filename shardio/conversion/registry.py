@@ -1,8 +1,8 @@
-"""TODO.
+"""Registered converters: look them up by kind, and guess the kind from file names.
 
-What a source holds, where nobody says it: told from the names of its files.
-
-Whether a source holds anything of the kind that it was read as; what to do where it does not.
+Third-party converters are found through the entry-point group `shardio.converters`, which also
+has the built-in ones, and are imported on first use. In a checkout that is not installed, the
+built-in converters lie beside the package.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _EXTRAS: Final = {
     "simplejpeg": "images",
     "zarr": "zarr",
 }
-"""Which extra brings a package that a converter of ours may lack."""
+"""The extra that installs a package which a built-in converter may need."""
 
 
 def make_source(kind: str, options: Mapping[str, Any]) -> Source:
-    """Find the converter for `kind` and make it with `options`.
+    """Find the converter for `kind` and create it with `options`.
 
     Raises:
-        InvalidArgument: there is none of this kind, or it has no such option.
-        UnsupportedEnvironment: it needs a package that is missing.
+        InvalidArgument: the kind or an option is unknown, or a value is invalid.
+        UnsupportedEnvironment: a package that it needs is missing.
     """
     found = _find_entry(kind)
     try:
@@ -83,11 +83,11 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
 
 
 def fit_source(source: Source, inputs: Sequence[Input]) -> Source:
-    """Have a source set what follows from the inputs, if it has a `fitted`.
+    """Return the source with options inferred from the inputs, if it has a method `fitted`.
 
     Raises:
-        InvalidArgument: nothing follows from them.
-        UnsupportedEnvironment: what follows needs a package that is missing.
+        InvalidArgument: they cannot be inferred.
+        UnsupportedEnvironment: a package that is then needed is missing.
     """
     fitted: Callable[[Sequence[Input]], Source] = getattr(source, "fitted", lambda _: source)
     try:
@@ -108,14 +108,14 @@ def _missing_package(kind: str, error: ModuleNotFoundError) -> UnsupportedEnviro
 
 
 def known_kinds() -> list[str]:
-    """The kinds of all converters that are installed, sorted."""
+    """Return the kinds of all installed converters, sorted."""
     return sorted(_entries())
 
 
 def _entries() -> dict[str, EntryPoint]:
-    """Give the entry points by kind, of a converter of others before one of ours.
+    """Return the entry points by kind; a third-party converter overrides a built-in one.
 
-    Ours are not taken from the installation: that of a checkout may be older than the checkout.
+    Built-in ones are not read from the installed metadata, which may be older than a checkout.
     """
     ours = {name: EntryPoint(name, place, ENTRY_POINT_GROUP) for name, place in _BUILT_IN.items()}
     packages = {_package_of(entry) for entry in ours.values()}
@@ -143,7 +143,7 @@ def _load_converter(entry: EntryPoint) -> Any:
 
 
 def _add_checkout_to_path(package: str) -> None:
-    """Make our own converters importable where shardio is a checkout that is not installed."""
+    """Make the built-in converters importable from a checkout that is not installed."""
     try:
         import_module(package)
     except ModuleNotFoundError:
@@ -169,7 +169,7 @@ SUFFIXES: Final[dict[str, tuple[str, ...]]] = {
     "arrow": (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc"),
     "tables": (".csv", ".jsonl", ".ndjson", ".tsv"),
 }
-"""Kinds that are none of media, with the suffixes of their files; the first that fits is meant."""
+"""Kinds that are not media, with their file suffixes; the first match counts."""
 LEROBOT: Final = "lerobot"
 HINT_SUFFIXES: Final[dict[str, tuple[str, ...]]] = {
     VIDEOS: (".mp4", ".mkv", ".webm", ".mov"),
@@ -178,24 +178,24 @@ HINT_SUFFIXES: Final[dict[str, tuple[str, ...]]] = {
     LEROBOT: ("meta/info.json",),
     **SUFFIXES,
 }
-"""What is in names that promise a kind, of media the most frequent ones."""
+"""Suffixes listed in the hint when nothing matches; of media only the most frequent ones."""
 _SHARD: Final = re.compile(r"-\d+-of-\d+")
-"""Which of several files one is, in its name."""
+"""The part of a file name that numbers it among several files."""
 _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?data/.+\.parquet"))
-"""What every data set of LeRobot's has; its videos are part of it."""
+"""Files that every LeRobot data set has; its videos belong to it."""
 
 
 def guess_kind(inputs: Iterable[Input]) -> str:
-    """The converter for these files: that of videos, where names say nothing."""
+    """Return the kind of these files; "videos" if their names do not indicate one."""
     return kind_from_names(one.name for one in inputs) or VIDEOS
 
 
 def kind_from_names(names: Iterable[str]) -> str | None:
-    """What the names of files promise: sound, or pictures, where there is no video.
+    """Return the kind that file names indicate; None if there is none.
 
-    A data set of LeRobot's is one whatever else is there. Sound comes first: pictures beside it are
-    covers. A GIF counts as neither picture nor video. All others come last: beside media they are
-    about them. None: no name promises anything.
+    A LeRobot data set takes precedence over everything. Audio wins over images, which are then
+    covers; a GIF counts as neither image nor video. Other kinds come last: such files beside media
+    describe the media.
     """
     names = list(names)
     if all(any(map(known.fullmatch, names)) for known in _LEROBOT):
@@ -224,23 +224,23 @@ _MAX_NAMES: Final = 3
 
 
 class NoMatchingInputs(InvalidArgument):
-    """No file of a source is of the kind."""
+    """An error: a source holds no file of the requested kind."""
 
 
 def check_any_of_kind(
     source: str, kind: str, reports: Sequence[InputReport], *, kind_given: bool, appends: bool
 ) -> None:
-    """Make sure that a file is of the kind, be it broken, too short or there already.
+    """Check that at least one file is of the kind, even if it is broken, empty or a duplicate.
 
     Args:
-        source: what was read, as the user calls it.
-        kind: what it was read as.
-        reports: of all its files.
-        kind_given: whether the user said so.
-        appends: to a dataset of that kind.
+        source: the source as the caller named it.
+        kind: the converter's kind.
+        reports: the reports of all files.
+        kind_given: True if the caller chose the kind.
+        appends: True for an append to a dataset of that kind.
 
     Raises:
-        NothingFound: there is none. It says what is there, and which kinds there are.
+        NoMatchingInputs: there is none; the message lists the files found and the known kinds.
     """
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return
@@ -260,7 +260,7 @@ def check_any_of_kind(
 
 
 def _describe_files(reports: Sequence[InputReport]) -> str:
-    """Say which files there are, by their suffixes, and why the first one is none of the kind."""
+    """Return the number of files by suffix, and why the first one was not accepted."""
     suffixes = Counter(PurePath(report.name).suffix.lower() or "no suffix" for report in reports)
     most = sorted(suffixes.items(), key=lambda each: (-each[1], each[0]))[:_MAX_SUFFIXES]
     named = [f"{suffix} ({n:,})" for suffix, n in most]
@@ -272,7 +272,7 @@ def _describe_files(reports: Sequence[InputReport]) -> str:
 
 
 def _list_kinds() -> str:
-    """Say which kinds there are, and which names promise them."""
+    """Return the known kinds, with the file names that indicate them."""
     told = [f"{kind} ({_abbreviate(names)})" for kind, names in HINT_SUFFIXES.items()]
     others = [kind for kind in known_kinds() if kind not in HINT_SUFFIXES]
     return (

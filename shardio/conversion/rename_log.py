@@ -1,7 +1,7 @@
-"""The renames that publish a conversion's shards, journaled so that any process can undo them.
+"""The renames that publish a conversion's shards, logged so that any process can undo them.
 
-First what is replaced leaves `out/`, then the new shards enter it. Every rename is done or not, and
-which it is can be seen from the two names; so whoever finds the list, knows what to take back.
+Replaced files are moved out of `out` first, then the new shards are moved in. Whether a rename
+has happened is visible from its two paths, so the log alone is enough to undo it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _REPLACED: Final = "replaced"
 
 
 def check_only_dataset(out: Path, exclude: str) -> None:
-    """Make sure that `out` is missing, empty, or holds a dataset and nothing else, save `but`.
+    """Check that `out` is missing, empty, or holds only a dataset, apart from `exclude`.
 
     Raises:
-        DatasetExists: there is something in it that is not part of the dataset.
-        DatasetCorrupt, ShardUnsupported: nobody knows what is part of it.
+        DatasetExists: it holds something that does not belong to the dataset.
+        DatasetCorrupt, ShardUnsupported: the files of the dataset cannot be determined.
     """
     if not holds_dataset(out):
         refuse_existing(out, but=exclude)
@@ -56,10 +56,10 @@ def check_only_dataset(out: Path, exclude: str) -> None:
 
 
 def _dataset_entries(out: Path) -> list[str]:
-    """Name what makes a dataset, the pointer first: without it, the rest is none.
+    """Return the entries of a dataset, the pointer first: without it, the rest is not a dataset.
 
     Raises:
-        DatasetCorrupt, ShardUnsupported: a generation does not say what belongs to it.
+        DatasetCorrupt, ShardUnsupported: a generation is unreadable.
     """
     numbers = [int(path.stem) for path in (out / GENERATIONS).glob("[0-9]*.json")]
     named = {shard.name for n in numbers for shard, _ in load_generation(out, n).files}
@@ -67,9 +67,9 @@ def _dataset_entries(out: Path) -> list[str]:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove what writers of a dataset that were killed left beside it, and nobody will go on with.
+    """Remove files that killed writers of a dataset left behind and that no one will resume.
 
-    Shards stay: whether somebody is about to name them cannot be told.
+    Shards stay, because another writer may be about to commit them.
     """
     with contextlib.suppress(DatasetCorrupt, DatasetNotFound, ShardUnsupported):
         settle(out)
@@ -77,12 +77,12 @@ def remove_leftovers(out: Path) -> None:
 
 
 def _is_entry_name(name: str) -> bool:
-    """Whether it names an entry of a folder, and leads to no other."""
+    """Return True if a string names an entry of a folder, and not another path."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 class RenameLog:
-    """The journaled renames between `out` and a folder in it. Borrows both."""
+    """The logged renames between `out` and a folder in it; owns neither of them."""
 
     def __init__(self, out: Path, folder: Path) -> None:
         self._out, self._folder = out, folder
@@ -90,16 +90,16 @@ class RenameLog:
     def apply(
         self, shards: Sequence[tuple[str, str]], lineage: str, number: int, *, replace: bool
     ) -> None:
-        """Move shards, (name in the folder, name in `out`), durably.
+        """Move shards, given as (name in the folder, name in `out`), durably.
 
         Args:
-            shards: what is moved into `out`.
-            lineage: that their dataset will have, or has.
-            number: of the generation that will name them.
-            replace: whether the dataset in `out` is moved away first.
+            shards: the shards to move into `out`.
+            lineage: the lineage of their dataset.
+            number: the number of the generation that will list them.
+            replace: whether to move the dataset in `out` away first.
 
         Raises:
-            DatasetConflict: another writer has put something of the same name there.
+            DatasetConflict: another writer has created a file of the same name.
         """
         here = self._folder.name
         old = _dataset_entries(self._out) if replace and holds_dataset(self._out) else []
@@ -124,10 +124,10 @@ class RenameLog:
         sync_folder(str(self._out))
 
     def is_published(self) -> bool:
-        """Whether the dataset in `out` has the shards that were moved there.
+        """Return True if the dataset in `out` lists the shards that were moved there.
 
-        A generation that is there and only lacks its pointer is published: the next writer of one
-        would do it, too.
+        A generation that only lacks its pointer counts as published: the next commit would complete
+        it.
         """
         found = self._read()
         if found is None or not holds_dataset(self._out):
@@ -145,7 +145,7 @@ class RenameLog:
         return False
 
     def undo(self) -> None:
-        """Put everything back where it was; what was replaced is a dataset again at the end."""
+        """Undo all renames; a replaced dataset is complete again at the end."""
         found = self._read()
         if found is None:
             return
@@ -180,7 +180,7 @@ class RenameLog:
         return content["lineage"], content["generation"], [(a, b) for a, b in content["moves"]]
 
     def _is_valid(self, content: Mapping[str, Any]) -> bool:
-        """Whether `apply` can have written it: nothing outside of the two folders is ever moved."""
+        """Return True if `apply` can have written the log: it moves nothing from elsewhere."""
         moves = content.get("moves")
         if type(content.get("lineage")) is not str or type(content.get("generation")) is not int:
             return False
@@ -190,7 +190,7 @@ class RenameLog:
         )
 
     def _is_valid_move(self, source: object, target: object) -> bool:
-        """Whether it leads from the folder into `out`, or from `out` to what is replaced."""
+        """Return True if a move leads from the folder into `out`, or from `out` to `replaced`."""
         if not (isinstance(source, str) and isinstance(target, str)):
             return False
         if target == f"{self._folder.name}/{_REPLACED}/{source}":

@@ -1,4 +1,4 @@
-"""What a conversion says while it runs (`Progress`) and when it is done (`ConversionReport`)."""
+"""Reports of a conversion: `Progress` while it runs, `ConversionReport` at its end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from shardio.dataset.generation import ROWS
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a conversion is. Bytes are those of the inputs that are done with.
+    """The state of a running conversion; bytes are those of finished inputs.
 
-    `name` is the input that was finished last, `outcome` and `reason` what became of it; all
-    empty at the start.
+    `name` is the input finished last, with its `outcome` and `reason`; all are empty at the start.
     """
 
     n_inputs_done: int
@@ -33,10 +32,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class InputReport:
-    """What became of one input; `detail` is what its converter recorded.
+    """The result of one input; `detail` is extra information recorded by its converter.
 
-    `n_samples` are those that this conversion has made of it, `label` is the position of its class
-    in the report's `classes`, -1 for none, and `hash` the xxh3-64 of its content where it gave
+    `n_samples` counts the samples that this conversion made of it, `label` is the position of its
+    class in the report's `classes` or -1, and `hash` is the xxh3-64 of its content if it gave
     samples.
     """
 
@@ -51,7 +50,7 @@ class InputReport:
 
     @classmethod
     def of_json(cls, entry: Mapping[str, Any], known: Mapping[str, Input]) -> InputReport:
-        """Make a report again from what a generation keeps, and the inputs by name."""
+        """Return the report for an entry of a generation; `known` maps names to inputs."""
         source = known.get(entry["path"], Input(entry["path"], "", 0, -1))
         return cls(
             entry["path"],
@@ -65,7 +64,7 @@ class InputReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Give what a generation keeps: nothing that depends on the machine or the moment."""
+        """Return the entry for a generation, without anything that depends on machine or time."""
         entry: dict[str, Any] = {"path": self.name, "outcome": self.outcome}
         if self.n_samples:
             entry["samples"] = self.n_samples
@@ -80,15 +79,15 @@ class InputReport:
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What a finished conversion did.
+    """The result of a finished conversion.
 
-    `n_samples` and `n_bytes` (of shards) are what it has made, `n_samples_before` what the dataset
-    had that was appended to. `inputs` are all files of the source in order of their names (none for
-    samples from an iterable), `generation` the number of the one with the samples (0: no input gave
-    a sample, and nothing was published), `stopped` says that the conversion ended at a broken
-    input. `stats_dropped`: the dataset had statistics that are true of its earlier samples alone,
-    which the new generation does not have. `view` is what the samples of a loader are unless it is
-    asked for others. `dataset` is a URL if it is in an object store.
+    `n_samples` and `n_bytes` (of shards) count what this conversion made, `n_samples_before` the
+    samples of the dataset that it appended to. `inputs` are all files of the source in name order
+    (empty for samples from an iterable). `generation` is the number of the published generation, 0
+    if no input gave a sample. `stopped` is True if the conversion ended at a broken input.
+    `stats_dropped` is True if the dataset had statistics that only hold for its earlier samples and
+    that the new generation therefore lacks. `view` is the default view of a loader. `dataset` is a
+    URL if it is in an object store.
     """
 
     dataset: Path | str
@@ -106,15 +105,15 @@ class ConversionReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of inputs by outcome, of those that occurred."""
+        """The number of inputs by outcome, without zeros."""
         return dict(Counter(source.outcome for source in self.inputs))
 
     @property
     def broken(self) -> tuple[InputReport, ...]:
-        """The inputs that could not be read: where there are any, the exit code is 1."""
+        """The inputs that could not be read; the exit code is 1 if there are any."""
         return tuple(source for source in self.inputs if source.outcome == "broken")
 
     @property
     def modified(self) -> tuple[InputReport, ...]:
-        """The inputs of which the dataset has the samples of another state: exit code 1, too."""
+        """The inputs that changed after the dataset was made of them; the exit code is 1, too."""
         return tuple(source for source in self.inputs if source.outcome == "modified")

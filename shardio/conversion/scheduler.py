@@ -1,10 +1,8 @@
-"""What is known of a running conversion: which units are done, and what became of every input.
+"""Schedule units over worker processes, track their state, and handle worker crashes.
 
-Runs the units of a plan in worker processes, and decides what a process that ends is to mean.
-
-A process may be ended by the file it reads (a decoder that crashes) or by something else (the
-kernel was short of memory). So the unit is begun again in a new process; an input that ends a
-second one is skipped: it is broken, with that as the reason, and all others are converted.
+A worker may crash because of the file it reads (a bug in a decoder) or for another reason (the
+kernel ran out of memory). So its unit is retried in a new process. An input that crashes a second
+process is skipped as broken, with that reason, and all other inputs are converted.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ from shardio.storage.fs import create, unlink
 
 
 class ConversionState:
-    """What is known of every unit so far, and which is to be done next. Pure bookkeeping.
+    """The state of all units: which one is next, which are done, and the results so far. Pure.
 
     `on_shard` is called with the path and the published summary of each shard of a finished unit.
 
-    Once a unit has stopped at a broken input, only the units before it count: whatever later
-    ones did, in whatever order, is forgotten. So the result does not depend on the workers.
+    Once a unit has stopped at a broken input, only the units before it count; results of later
+    units are ignored. So the outcome does not depend on the order in which workers finish.
     """
 
     def __init__(
@@ -58,7 +56,7 @@ class ConversionState:
         self.stopped_at: int | None = None
 
     def next_unit(self) -> int | None:
-        """Give the number of a unit to start; None when no more are to be started."""
+        """Return the number of the next unit to start; None if there are no more."""
         if self.stopped_at is not None or self._n_started == len(self._units):
             return None
         number = self._n_started
@@ -67,13 +65,13 @@ class ConversionState:
         return number
 
     def is_finished(self) -> bool:
-        """Whether everything that counts has been done."""
+        """Return True if all units that count are done."""
         if self.stopped_at is None:
             return not self._running and self._n_started == len(self._units)
         return not any(number <= self.stopped_at for number in self._running)
 
     def handle(self, event: UnitEvent) -> None:
-        """Note what a unit says; a unit that is done again says the same of its inputs again."""
+        """Apply an event of a unit; a retried unit repeats the events of its inputs."""
         if isinstance(event, InputDone):
             is_new = event.position not in self._done
             self._done[event.position] = event
@@ -96,7 +94,7 @@ class ConversionState:
         return [(f"{made.key}/{one.name}", made.published_shard(one)) for one in self._shards[unit]]
 
     def shards(self) -> list[tuple[str, ShardSummary]]:
-        """The shards that count, in order of the plan: where each lies, and as it is published."""
+        """Return the shards that count in plan order, each with its path and published summary."""
         units = [unit for unit in sorted(self._shards) if self._is_included(unit)]
         return [placed for unit in units for placed in self._shards_of(unit)]
 
@@ -106,7 +104,7 @@ class ConversionState:
         return self._listing.classes
 
     def reports(self) -> list[InputReport]:
-        """What became of every input, in order."""
+        """Return the report of every input, in order."""
         reports = []
         for position, source in enumerate(self._listing.inputs):
             done = self._done.get(position)
@@ -128,7 +126,7 @@ class ConversionState:
         return reports
 
     def report_start(self) -> None:
-        """Report the size of what is to be done."""
+        """Report the total size to `progress`."""
         self._report_progress(None)
 
     def _report_progress(self, done: InputDone | None) -> None:
@@ -158,7 +156,7 @@ class ConversionState:
 
 
 class UnitRecorder:
-    """What is said of one unit: in place of the state, where that is on another machine."""
+    """A recorder of one unit's events on a cluster machine, in place of `ConversionState`."""
 
     def __init__(self) -> None:
         self._done: dict[int, InputDone] = {}
@@ -166,31 +164,31 @@ class UnitRecorder:
         self._has_started = False
 
     def next_unit(self) -> int | None:
-        """Give the unit's number, once."""
+        """Return the unit's number, once."""
         if self._has_started:
             return None
         self._has_started = True
         return 0
 
     def is_finished(self) -> bool:
-        """Whether the unit is done."""
+        """Return True if the unit is done."""
         return self._end is not None
 
     def handle(self, event: UnitEvent) -> None:
-        """Note what the unit says; of an input that is done again, the last."""
+        """Record an event; a retried input replaces its earlier event."""
         if isinstance(event, InputDone):
             self._done[event.position] = event
         elif isinstance(event, UnitDone):
             self._end = event
 
     def events(self, number: int) -> tuple[UnitEvent, ...]:
-        """All of it, as of the unit of that number."""
+        """Return all events, with the unit's number replaced."""
         done = (event._replace(unit=number) for event in self._done.values())
         return (*done, *([] if self._end is None else [self._end._replace(unit=number)]))
 
 
 MAX_CRASHES: Final = 2
-"""As many processes may end over one input, or over a unit between inputs."""
+"""Crashes after which an input is skipped, or the conversion ends if no input is to blame."""
 
 
 def run_units(
@@ -200,13 +198,13 @@ def run_units(
     state: ConversionState | UnitRecorder,
     lock_fds: Sequence[int] = (),
 ) -> None:
-    """Keep `n_workers` processes busy with one unit each until the state is finished.
+    """Run units in `n_workers` processes, one unit each at a time, until `state` is finished.
 
-    The workers hold `lock_fds` as well: a lock lasts as long as any of them can write.
+    Workers inherit `lock_fds`, so that a lock lasts as long as any of them can write.
 
     Raises:
-        WorkerDied: a worker ended MAX_DEATHS times without an input to blame, or raised.
-        OSError, ShardioError: as a unit raised it.
+        WorkerDied: a worker crashed MAX_CRASHES times without an input to blame, or raised.
+        OSError, ShardioError: raised by a unit.
     """
     with Crew(n_workers, partial(_worker_main, job), fds=lock_fds, preload=(__name__,)) as crew:
         run = _UnitScheduler(units, job, state, crew)
@@ -218,7 +216,7 @@ def run_units(
 
 
 class _UnitScheduler:
-    """Which worker does what; borrows the crew and the state."""
+    """The assignment of units to workers; borrows the crew and the state."""
 
     def __init__(
         self,
@@ -234,13 +232,13 @@ class _UnitScheduler:
         self._n_crashes: Counter[tuple[int, int | None]] = Counter()
 
     def start(self, worker: int) -> None:
-        """Give a worker its next unit, if there is one."""
+        """Assign the next unit to a worker, if there is one."""
         number = self._state.next_unit()
         if number is not None:
             self._assign(worker, number)
 
     def _assign(self, worker: int, number: int) -> None:
-        """A unit travels as a file: its list of inputs may be longer than a message can be."""
+        """Send a unit to a worker as a file: its list of inputs may exceed a message."""
         place = os.path.join(self._job.folder, f"{number:06d}-{sum(self._n_crashes.values())}.unit")
         with create(place) as file:
             pickle.dump(self._units[number], file)
@@ -248,7 +246,7 @@ class _UnitScheduler:
         self._crew.send(worker, os.fsencode(place))
 
     def handle(self, event: Event) -> None:
-        """Act upon what has happened to a worker."""
+        """Handle an event of a worker."""
         if isinstance(event, Died):
             self._on_worker_exit(event)
         elif isinstance(event, Failed):
@@ -267,7 +265,7 @@ class _UnitScheduler:
                 self.start(event.worker)
 
     def _on_worker_exit(self, event: Died) -> None:
-        """Have another process do the unit of one that has ended, without what ended two."""
+        """Retry the unit of a crashed worker, without an input that has crashed two."""
         self._pieces.forget(event.worker)
         number = self._unit_of.get(event.worker)
         if number is None:
@@ -289,7 +287,7 @@ class _UnitScheduler:
         self._assign(event.worker, number)
 
     def _reason(self, event: Died, source: Input) -> str:
-        """Why an input is skipped."""
+        """Return why an input is skipped."""
         if event.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
             seconds = cpu_limit_s(self._job.step_s, source)
             return (
@@ -298,7 +296,7 @@ class _UnitScheduler:
         return f"{MAX_CRASHES} processes that read it ended with {_describe_exit(event)}"
 
     def _context(self, event: Failed | Died) -> str:
-        """Say over what a worker ended."""
+        """Return what a worker was doing, for an error message; "" if nothing."""
         number = self._unit_of.get(event.worker)
         if number is None:
             return ""
@@ -320,7 +318,7 @@ def _describe_exit(event: Died) -> str:
 
 
 def _worker_main(job: ConversionJob, channel: Channel) -> None:
-    """Convert the units that arrive, until main closes the crew. Runs in a worker."""
+    """Convert the units that arrive until main closes the crew. Runs in a worker."""
     while (place := channel.recv()) is not None:
         with open(place, "rb") as file:
             unit = pickle.load(file)

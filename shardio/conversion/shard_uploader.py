@@ -1,7 +1,7 @@
-"""Finished shards go into a store while others are converted; of each a note stays in its place.
+"""Upload finished shards in threads while others are converted.
 
-The note says by which name the shard was uploaded. So a conversion takes no more room here than its
-shards that are under way, and the next one knows what need not be done again.
+A note replaces each uploaded shard and records its name in the store. So only shards in progress
+take local disk space, and a resumed conversion knows what is already uploaded.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from shardio.storage.remote.object_store import Objects, never_ends
 from shardio.storage.remote.storage import RangeFile
 
 _MAX_CONCURRENT: Final = 4
-"""Shards that are uploaded side by side."""
+"""Shards uploaded at a time."""
 _MAX_QUEUED: Final = 8
-"""Shards that wait for that; who has another one waits, too."""
+"""Shards in the queue before `submit` blocks."""
 _POLL_S: Final = 0.25
 
 
 def uploaded_name(path: str) -> str | None:
-    """The name that a shard which lay at `path` was uploaded by; None where it was not."""
+    """Return the name in the store of the shard once at `path`; None if it was not uploaded."""
     with contextlib.suppress(DataError, OSError):
         return str(read_sealed(_note_path(path)).get("name"))
     return None
@@ -44,16 +44,16 @@ def upload_shard(
     shard: ShardSummary,
     check: Callable[[], None] = never_ends,
 ) -> None:
-    """Upload a shard, unless it is there: its last page has the hash of all it holds.
+    """Upload a shard, unless it is already there: its last page has the hash of all its content.
 
     Args:
-        objects: where it goes.
-        path: where it lies.
-        shard: by the name that it gets.
-        check: called before each request but the first; what it raises ends the upload.
+        objects: the destination.
+        path: the local file.
+        shard: its summary, with the name in the store.
+        check: called before each request but the first; an exception cancels the upload.
 
     Raises:
-        StoreAccessDenied, StoreUnavailable: the store does not take it.
+        StoreAccessDenied, StoreUnavailable: the store rejects it.
     """
     try:
         tail = objects.read_tail(shard.name, PAGE)
@@ -68,16 +68,16 @@ def upload_shard(
 
 
 def check_uploaded(objects: Objects, shard: ShardSummary, hint: str) -> None:
-    """Make sure that a shard that was uploaded is there, by its end.
+    """Check that an uploaded shard is still there, from its last page.
 
     Args:
-        objects: where it went.
-        shard: by the name that it got.
-        hint: what can be done where it is not.
+        objects: the destination.
+        shard: its summary, with the name in the store.
+        hint: the next step if the check fails, for the error message.
 
     Raises:
-        ShardNotFound, ShardChanged: it is not, or another object is.
-        StoreAccessDenied, StoreUnavailable: nobody knows.
+        ShardNotFound, ShardChanged: it is missing or was replaced.
+        StoreAccessDenied, StoreUnavailable: the store cannot be read.
     """
     place = f"{objects.url}/{shard.name}"
     try:
@@ -97,11 +97,11 @@ def check_uploaded(objects: Objects, shard: ShardSummary, hint: str) -> None:
 
 
 class ShardUploader(Closing):
-    """Owns the threads that upload shards, until `close`.
+    """The threads that upload shards, owned until `close`.
 
     Args:
-        objects: where they go.
-        hint: what else can be done than to resume, for errors.
+        objects: the destination.
+        hint: the alternative to resuming, for error messages.
     """
 
     def __init__(self, objects: Objects, hint: str) -> None:
@@ -115,12 +115,12 @@ class ShardUploader(Closing):
         self._threads: list[threading.Thread] = []
 
     def submit(self, path: str, shard: ShardSummary) -> None:
-        """Have the shard at `path` uploaded by its name; returns before it is, unless many wait.
+        """Queue the shard at `path` for upload; blocks while the queue is full.
 
-        Where it was already, it is looked for.
+        If it was uploaded before, it is only checked.
 
         Raises:
-            ShardioError: what an upload has met.
+            ShardioError: an earlier upload has failed.
         """
         with self._changed:
             while len(self._queue) >= _MAX_QUEUED and self._error is None:
@@ -134,10 +134,10 @@ class ShardUploader(Closing):
                 thread.start()
 
     def finish(self) -> None:
-        """Wait until all shards are there.
+        """Wait until all shards are uploaded.
 
         Raises:
-            ShardioError: what an upload has met.
+            ShardioError: an upload has failed.
         """
         with self._changed:
             while (self._queue or self._n_running) and self._error is None:
@@ -145,14 +145,14 @@ class ShardUploader(Closing):
             self._raise()
 
     def close(self) -> None:
-        """Begin nothing more; what is under way is not waited for, and is noted no more."""
+        """Stop. Running uploads are not waited for, and no longer recorded."""
         with self._changed:
             self._is_closed = True
             self._queue.clear()
             self._changed.notify_all()
 
     def add_done_callback(self, call: Callable[[], object]) -> None:
-        """Have a call made once it is closed, and what was under way has come to its end."""
+        """Set a function to call once the uploader is closed and running uploads have ended."""
         with self._changed:
             self._add_done_callback = call
             self._call_back_if_done()
@@ -200,13 +200,13 @@ class ShardUploader(Closing):
             unlink(path)  # or whoever noted it was killed before
 
     def _check(self) -> None:
-        """Change nothing once it is over."""
+        """Raise if the uploader is closed, so that nothing is changed any more."""
         if self._is_closed:
             raise _Cancelled
 
 
 class _Cancelled(Exception):
-    """An upload that nobody waits for any more."""
+    """An internal signal: an upload was cancelled by `close`."""
 
 
 def _no_callback() -> None:

@@ -1,9 +1,4 @@
-"""What a converter offers (`Source`), and how it is found.
-
-Third-party converters are found through the entry-point group `shardio.converters`, in which ours
-are as well, and are loaded when they are asked for. In a checkout that is not installed, ours lie
-beside the package.
-"""
+"""The converter protocol (`Source`), and the inputs and outcomes that it works with."""
 
 from __future__ import annotations
 
@@ -19,19 +14,18 @@ OutcomeKind = Literal[
     "converted", "empty", "broken", "unsupported", "part", "not_processed", "duplicate", "modified"
 ]
 OUTCOMES: Final = get_args(OutcomeKind)[:5]
-"""Those that a converter may return."""
+"""Outcomes that a converter may return."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
     """One file to convert.
 
-    `name` is its path below the source, with `/` between the parts: what reports and datasets
-    hold. `path` is where it is on this machine, for opening only. `label` is the position of its
-    folder among the classes, -1 for a file that lies directly in the source. `stamp` tells this
-    state of the file from a later one: when its content and when its entry changed, in ns.
-    `parts` are files that are read together with this one; `part_of` names the first input that
-    has this one as a part.
+    `name` is its path below the source, with `/` as separator: the name in reports and datasets.
+    `path` is the file on this machine, for opening only. `label` is the position of its folder
+    among the classes, -1 for a file directly in the source. `stamp` identifies the state of the
+    file: its mtime and ctime in ns. `parts` are files that are read together with this one;
+    `part_of` is the name of the first input that has this one as a part.
     """
 
     name: str
@@ -45,10 +39,9 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Item(Input):
-    """One item of a list that samples are made of, instead of a file.
+    """One item of a Python iterable, in place of a file.
 
-    `name` says what it is, `path` the same; `hash` tells it from others; `packed` is its pickle,
-    for this program's own workers.
+    `name` and `path` describe it, `hash` identifies it, and `packed` is its pickle for the workers.
     """
 
     hash: str = ""
@@ -57,15 +50,15 @@ class Item(Input):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an input.
+    """The result of an input.
 
-    `"converted"`; `"empty"`: fine, but it gives no sample; `"unsupported"`: not of the
-    converter's kind; `"broken"`: of its kind and unreadable, which is what exit code 1 means;
-    `"part"`: read together with another input, which gives the samples and is named in `reason`.
-    The driver adds `"not_processed"` for inputs after the one at which a conversion stopped. When
-    it appends, it adds `"duplicate"` for inputs whose samples the dataset has, and `"modified"` for
-    inputs that have changed since they were converted: neither is read again.
-    `detail` is what is worth recording beside that, in JSON's terms.
+    `"converted"`; `"empty"`: readable, but without samples; `"unsupported"`: not of the converter's
+    kind; `"broken"`: of its kind but unreadable, which makes the exit code 1; `"part"`: read
+    together with another input, named in `reason`, which gives the samples. The driver adds
+    `"not_processed"` for inputs after the one at which a conversion stopped. When it appends, it
+    adds `"duplicate"` for inputs whose samples the dataset has, and `"modified"` for inputs that
+    have changed since they were converted: neither is read again. `detail` is extra information to
+    record, as JSON values.
     """
 
     kind: OutcomeKind
@@ -76,58 +69,57 @@ class Outcome:
 class Source(Protocol):
     """A converter: a frozen dataclass whose fields are its options.
 
-    The constructor validates them (InvalidArgument); their values are recorded in the dataset, so
-    they must be JSON values and name neither machines nor places; None, where it is the default, is
-    not recorded. An append makes the converter again from what is recorded. Instances travel to
-    the workers.
+    The constructor validates the options (InvalidArgument). Their values are recorded in the
+    dataset, so they must be JSON values and contain no machine names or absolute paths; None, where
+    it is the default, is not recorded. An append recreates the converter from the recorded options.
+    Instances are pickled and sent to the workers.
 
-    A method `error(source, sample)` may compare a sample of an input, the first one, with what it
-    was made of: the sum of squared differences of pixels and how many values those are, or None
-    where nothing is lost.
+    Optional members:
 
-    A method `fitted(inputs)` may look at all inputs before the first is read, and give the source
-    with those options set that follow from them, as a schema does: they are recorded as any other.
-
-    A method `parts(inputs)` may say which inputs are read together with others: their names, by the
-    name of the input that gives the samples. What is in `Input.parts` then counts as its content:
-    a change of any of them is a change of the input. Parts are not given to `samples`.
-
-    A method `class_names()` may give the names of the classes where the numbers in `label` are the
-    inputs' own: an empty sequence where they have no names. None: those of the folders.
-
-    An attribute `step_s` may say how many seconds of a processor each step of `samples` may take,
-    beside one for each MiB of the input. A worker that takes more is ended, twice, and the input is
-    broken: for libraries that come to no end over damage. In this process (`workers=0`) none is.
-
-    A method `view()` may say what the samples of a loader are by default, as a generation has it;
-    without one they are the rows.
+    * `error(source, sample)` compares the first sample of an input with its original. It returns
+      the sum
+      of squared pixel differences and the number of values, or None if nothing is lost.
+    * `fitted(inputs)` is called before the first input is read. It returns the source with options
+      set that follow from the inputs, such as a schema; they are recorded like any other.
+    * `parts(inputs)` returns the names of inputs that are read together with another, by the name
+      of the
+      input that gives the samples. `Input.parts` then counts as its content: if a part changes, the
+      input has changed. Parts are not passed to `samples`.
+    * `class_names()` returns the class names if the inputs have labels of their own: an empty
+      sequence if the classes have no names, None if folders are the classes.
+    * `step_s` is the CPU time in seconds that each step of `samples` may take, plus one second per
+      MiB
+      of the input. A worker that takes more is killed; after the second time the input is broken.
+          It
+      protects against libraries that loop forever on damaged files. Not enforced with `workers=0`.
+    * `view()` returns the default view of a loader, as a generation stores it; by default rows.
     """
 
     kind: ClassVar[str]  # the name it is found by
     version: ClassVar[str]  # changes when the same input and options give other samples
 
     def schema(self) -> Schema:
-        """Give the schema of the samples."""
+        """Return the schema of the samples."""
         ...
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of one input and return its outcome. Reads only, writes nothing.
 
-        Samples are kept by the driver until the outcome is known: those of a broken input are
-        discarded unless the user asked for them.
+        The driver buffers samples until the outcome is known: those of a broken input are
+        discarded, unless the user asked to keep them.
 
         Raises:
-            MediaError: the input breaks; its text becomes the reason.
+            MediaError: the input is broken; the message becomes the reason.
         """
         ...
 
     def libraries(self) -> Mapping[str, str]:
-        """Give the versions of the libraries that decide over the samples' bytes."""
+        """Return the versions of the libraries that determine the bytes of the samples."""
         ...
 
 
 def options_of(source: Source) -> dict[str, Any]:
-    """Give the options of a source as they are recorded: without those that are left open."""
+    """Return the options of a source as they are recorded: without those left open."""
     found = {}
     for known in dataclasses.fields(source):  # type: ignore[arg-type]
         value = getattr(source, known.name)
@@ -137,13 +129,13 @@ def options_of(source: Source) -> dict[str, Any]:
 
 
 def classes_of(source: Source) -> tuple[str, ...] | None:
-    """Give the names of the classes that the inputs themselves have; None where folders say it."""
+    """Return the class names if inputs have labels of their own; None if folders are classes."""
     names: Callable[[], Sequence[str] | None] = getattr(source, "class_names", lambda: None)
     found = names()
     return None if found is None else tuple(found)
 
 
 def view_of(source: Source) -> Mapping[str, Any]:
-    """Give the default view of the datasets that a source makes: rows, unless it has a `view`."""
+    """Return the default view of the source's datasets: rows, unless it has a method `view`."""
     view: Callable[[], Mapping[str, Any]] = getattr(source, "view", lambda: ROWS)
     return view()

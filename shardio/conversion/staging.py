@@ -1,7 +1,7 @@
-"""The folder inside `out/` where a conversion's shards lie until all of them are done.
+"""The work folder `out/.conversion`, which holds the shards of a conversion until it is published.
 
-So `out/` never holds a shard that belongs to no dataset while a conversion runs, and what an
-interrupted one has finished lies there, with its journal, for the next one to go on with.
+So `out` holds no unpublished shards while a conversion runs. Finished units of an interrupted
+conversion stay there with the journal, and the next conversion can resume from them.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ _OWN_ENTRIES: Final = re.compile(
     r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|moves|published)\.json"
     r"|\.(plan|moves)\.json\.[0-9a-f]+\.tmp"
 )
-"""Names of what a conversion puts into its folder."""
+"""Names of the entries that a conversion creates in its folder."""
 LOCK_PATIENCE_S: Final = 2.0
-"""How long to wait for the lock: workers of a killed conversion hold it until they are gone."""
+"""Seconds to wait for the lock, which workers of a killed conversion hold until they exit."""
 
 
 class Staging:
-    """Owns `out/.conversion` from `with` to its end; two conversions cannot own the same.
+    """The folder `out/.conversion`, locked and owned from `with` to its end.
 
-    `resume` goes on with what an interrupted conversion left there, or begins where there is
-    nothing; `overwrite` starts again, and a dataset in `out` gives way once the new one is done.
-    `appends`: to the dataset in `out`. `hint`: how to start again, for an upload.
-    At the end of a conversion that called `finish` the folder disappears; for a store, all but the
-    plan. After an error it stays if any unit is finished; otherwise it disappears too, and so does
-    `out` if it was made here.
+    `resume` continues an interrupted conversion, if there is one. `overwrite` starts again, and
+    replaces a dataset in `out` once the new one is complete. `appends` is True for an append to the
+    dataset in `out`. `hint` says how to start an upload again.
+
+    After `finish` the folder is removed; for an upload, all but the plan. After an error it stays
+    if any unit is complete. Otherwise it is removed, and so is `out` if it was created here.
 
     Raises:
-        DatasetExists: `out` is a file, or holds data or an interrupted conversion, and neither
-            option allows that.
+        DatasetExists: `out` is a file, or holds data or an interrupted conversion, and no option
+            allows that.
         DatasetNotFound: there is no dataset in `out` to append to.
-        DatasetConflict: another writer is at work in `out`.
+        DatasetConflict: another process is writing to `out`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Staging:
         return self
 
     def _check_work_folder(self) -> None:
-        """Refuse what has the folder's name and is not ours: it would be emptied."""
+        """Refuse a folder of this name that no conversion made: its content would be deleted."""
         try:
             kind = os.lstat(self.folder).st_mode
         except (OSError, ValueError):  # there is none, or what is tried next says why
@@ -122,7 +122,7 @@ class Staging:
                 )
 
     def _inspect(self) -> None:
-        """Find out what an earlier conversion left; refuse what the options do not allow."""
+        """Inspect what an earlier conversion left; raise if the options do not allow for it."""
         place = plan_path(self.folder)
         if place is None:
             self._clear()
@@ -149,7 +149,7 @@ class Staging:
             self._check_out()
 
     def _inspect_append(self) -> None:
-        """Go on with an append that was interrupted."""
+        """Prepare to resume an interrupted append."""
         self._rename_log.undo()  # so that the folder may be deleted as well
         plan = self._read_plan(self._abandon_hint)
         if plan is not None and not (plan.appends and self._resume):
@@ -157,7 +157,7 @@ class Staging:
         self._plan = plan
 
     def _read_plan(self, hint: str) -> JournaledPlan | None:
-        """Read the plan; an error says how to go on without it."""
+        """Read the plan; an error ends with how to continue without it."""
         try:
             return read_plan(self.folder)
         except DatasetCorrupt as error:
@@ -166,7 +166,7 @@ class Staging:
             raise InvalidArgument(f"{error}; {hint}") from error
 
     def _interrupted(self) -> str:
-        """Say what lies here, and how to go on."""
+        """Return a message about the interrupted conversion and how to continue."""
         with contextlib.suppress(DataError, InvalidArgument):
             plan = read_plan(self.folder)
             if plan is not None and plan.appends:
@@ -189,7 +189,7 @@ class Staging:
         return f"to give it up, delete {self.folder}: the dataset is whole without it"
 
     def _check_out(self) -> None:
-        """Refuse an `out` that holds what the options do not allow to give way."""
+        """Raise if `out` holds something that the options do not allow to replace."""
         if self.appends:
             check_dataset_exists(self.out)
         elif self._overwrite or (self._plan is not None and self._plan.replaces):
@@ -199,11 +199,11 @@ class Staging:
             refuse_existing(self.out, but=WORK_FOLDER)
 
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
-        """Journal the plan; of an earlier one, keep those units that are in this one as well.
+        """Write the plan to the journal; keep the units of an earlier plan that this one has too.
 
         Raises:
-            InvalidArgument: the earlier one was begun with other settings.
-            DatasetExists: the earlier one is published, and was of other inputs.
+            InvalidArgument: the earlier conversion had other settings.
+            DatasetExists: the earlier conversion is published, and had other inputs.
         """
         if self._plan is not None:
             check_same_settings(self._plan, settings, self.out, f"or {self._restart_hint}")
@@ -219,9 +219,9 @@ class Staging:
         sync_folder(str(self.out))
 
     def free_names(self, number: int, names: Sequence[str]) -> dict[str, str]:
-        """The name in `out/` that each shard of an append is to get.
+        """Return the names in `out` for the shards of an append.
 
-        The one that is expected, unless something is there which a writer that was killed has left.
+        They are the expected ones, unless a killed writer has left a file of such a name.
         """
         prefixes = (f"g{number:06d}-{'-' * n}" for n in itertools.count())
         free = (
@@ -233,32 +233,33 @@ class Staging:
         return {name: f"{prefix}{name}" for name in names}
 
     def move_out(self, shards: Sequence[tuple[str, str]], lineage: str, number: int = 1) -> None:
-        """Move finished shards, (name here, name there), into `out/`, durably.
+        """Move finished shards, given as (name here, name there), into `out`, durably.
 
         Args:
-            shards: of a dataset, in order.
-            lineage: of the dataset.
-            number: of the generation that is to be published next, and names them.
+            shards: the shards of a dataset, in order.
+            lineage: the lineage of the dataset.
+            number: the number of the generation that will list them.
 
         Raises:
-            DatasetConflict: another writer has put something of the same name there.
+            DatasetConflict: another writer has created a file of the same name.
         """
         replaces = self._plan is not None and self._plan.replaces
         self._rename_log.apply(shards, lineage, number, replace=replaces)
 
     def discard_units(self) -> None:
-        """Remove what units have left: none of it is of use."""
+        """Remove all units: they are of no use."""
         self._clear(exclude={PLAN_FILE})
 
     def finish(self) -> None:
-        """Say that the dataset is published: nothing is kept here."""
+        """Mark the dataset as published: nothing is kept here."""
         sync_folder(str(self.out))
         self._is_finished = True
 
     def _remove_work(self) -> None:
-        """Remove what a published dataset needs no more; whoever is killed here, left a plan.
+        """Remove everything that a published dataset does not need, the plan last.
 
-        So the same conversion can still be resumed, and then only has to do the rest of this.
+        So if the process is killed here, the same conversion can be resumed and completes the
+        removal.
         """
         if (self.folder / PLAN_FILE).exists():
             rename(self.folder / PLAN_FILE, self.folder / PUBLISHED_FILE)
@@ -305,7 +306,7 @@ class Staging:
             remove_folder(self.out)  # unless the dataset is there
 
     def _keeps_work(self) -> bool:
-        """Take back what was moved out; whether the next one has anything to go on with."""
+        """Undo the renames of an unpublished dataset; True if there is anything to resume from."""
         try:
             if not self._rename_log.is_published():
                 self._rename_log.undo()
@@ -315,9 +316,9 @@ class Staging:
         return True
 
     def _lock(self) -> None:
-        """Make the folder and lock it: the kernel releases it with the last process that holds it.
+        """Create and lock the folder; the kernel unlocks it when the last process holding it exits.
 
-        The one that is locked may have been removed by its owner meanwhile: then another is made.
+        The locked folder may have been removed by its owner meanwhile; then another one is created.
         """
         end_s = time.monotonic() + LOCK_PATIENCE_S
         while self.lock_fd < 0:

@@ -1,13 +1,11 @@
-"""Who is converting into a place in a store: an object there says so until all is published.
+"""Upload a dataset to an object store: shards as they are finished, the generation last.
 
-So of two who write to one URL the second is refused before anything of the first is overwritten. A
-file of this machine has the same token, for who goes on with what was interrupted.
+Readers of the URL see nothing until everything is there: the generation is written after all
+shards, and `dataset.json` last, each only if it does not exist. An interrupted upload can be
+resumed: a folder on this machine holds the journal of the conversion.
 
-Conversions into object stores: shards go there as they are finished, the generation last.
-
-Whoever reads the URL sees nothing before all of it is there: the generation is written when every
-shard is, `dataset.json` last, each only if nobody else was faster. What ends early is gone on with:
-a folder of this machine has the journal of the conversion.
+A lease, which is an object in the store, keeps two conversions from writing to one URL. A local
+file holds its token, so that this machine can resume.
 """
 
 from __future__ import annotations
@@ -50,28 +48,28 @@ from shardio.storage.remote.object_store import Objects, side_by_side
 from shardio.storage.remote.options import Remote
 
 LEASE_OBJECT: Final = "conversion.json"
-"""The name of the object."""
+"""The name of the lease object."""
 
 
 class UploadLease:
-    """The right to write below a URL; it is this machine's, of whose conversions one has it.
+    """The exclusive right of this machine to write below a URL; one conversion at a time uses it.
 
     Args:
-        objects: below the URL.
-        place: the file of this machine that says that it is ours.
+        objects: the store below the URL.
+        place: the local file that proves that the lease is ours.
 
     Raises:
-        StoreAccessDenied, StoreUnavailable: (from every call) as `Objects` says.
+        StoreAccessDenied, StoreUnavailable: (from every call) as `Objects` does.
     """
 
     def __init__(self, objects: Objects, place: Path) -> None:
         self._objects, self._place = objects, place
 
     def is_held(self) -> bool:
-        """Whether it is ours already, as an earlier conversion has left it.
+        """Return True if the lease is already ours, left by an earlier conversion.
 
         Raises:
-            DatasetConflict: it is another's.
+            DatasetConflict: another machine holds it.
         """
         try:
             content = self._objects.read(LEASE_OBJECT)
@@ -82,10 +80,10 @@ class UploadLease:
         return True
 
     def acquire(self) -> None:
-        """Make it ours.
+        """Acquire the lease.
 
         Raises:
-            DatasetConflict: another was faster.
+            DatasetConflict: another process was faster.
         """
         if (content := self._expected_content()) is None:
             make_folder(str(self._place.parent))
@@ -99,14 +97,14 @@ class UploadLease:
             raise self._conflict(self._objects.read(LEASE_OBJECT)) from None
 
     def release(self) -> None:
-        """Remove it, there and here; another's stays. Idempotent."""
+        """Remove the lease from the store and this machine; another one's stays. Idempotent."""
         with contextlib.suppress(DatasetConflict):
             if self.is_held():
                 self._objects.remove(LEASE_OBJECT)
         unlink(self._place)
 
     def _expected_content(self) -> bytes | None:
-        """What the object holds if it is ours."""
+        """Return the content of the object if the lease is ours; None without a local file."""
         try:
             return sealed(read_sealed(self._place))
         except (DataError, OSError):
@@ -126,24 +124,24 @@ class UploadLease:
 
 
 _MAX_CONCURRENT: Final = 4
-"""Shards that are uploaded, or looked for, side by side."""
+"""Shards uploaded or checked at a time."""
 _SHARD_NAME: Final = re.compile(r"\d{6,}-\d{3,}\.shard")
-"""Names of shards; what an interrupted conversion sent, and the one that went on has no use for."""
+"""Names of shards; an interrupted conversion may have uploaded some that are not needed."""
 
 
 class Upload(Closing):
-    """A dataset on its way into a store; ends its threads, and gives up what nobody goes on with.
+    """A dataset being uploaded; owns the upload threads, the lease and a local lock.
 
     Args:
-        url: where it is to be.
-        storage_options: of the store.
-        resume: whether it goes on with what an earlier one left.
-        folder_options: options that only folders have, and whether they are given.
+        url: the destination.
+        storage_options: options of the store.
+        resume: whether to continue an interrupted upload.
+        folder_options: options that only folders support, by name; True if given.
 
     Raises:
-        DatasetExists: something is there; or an earlier one was converted, and not published.
-        DatasetConflict: another conversion is at work there, of this machine or of another.
-        InvalidArgument: an option is for folders, or the URL is a web server's.
+        DatasetExists: the URL holds data; or an earlier conversion is not published yet.
+        DatasetConflict: another conversion is writing there, on this machine or another.
+        InvalidArgument: an option is for folders only, or the URL is a web server's.
     """
 
     def __init__(
@@ -165,7 +163,7 @@ class Upload(Closing):
         self._objects, self._start_s = Objects(url, remote.options), time.monotonic()
         name = hash_bytes(f"{self._objects.endpoint} {self._objects.url}".encode())
         self.folder = os.path.join(remote.folder, "converting", f"{name:016x}")
-        """The folder of this machine that it is converted in."""
+        """The local folder in which the dataset is converted."""
         self._hint = (
             f"to convert all of it again, remove {self.folder} and what lies at {self._objects.url}"
         )
@@ -174,13 +172,13 @@ class Upload(Closing):
             contextlib.ExitStack(),
         )
         self._done_folder = f"{self.folder}.done"
-        """What that is called once the dataset is published."""
+        """The name of the folder after the dataset is published."""
         self._lease, self._has_lease = (
             UploadLease(self._objects, Path(f"{self.folder}.json")),
             False,
         )
         self.is_converted = False
-        """Whether there is nothing left to do but to publish."""
+        """True if only publishing is left to do."""
         try:
             make_folder(remote.folder)
             self._lock_locally(f"{remote.folder}/converting.lock", name >> 2)
@@ -193,7 +191,7 @@ class Upload(Closing):
             raise
 
     def _lock_locally(self, place: str, byte: int) -> None:
-        """Make sure that no conversion of this machine is at work: it would have the same claim."""
+        """Lock out other conversions on this machine, which would have the same lease."""
         end_s = time.monotonic() + LOCK_PATIENCE_S
         while not self._lock.enter_context(exclusive(place, byte)):
             self._lock.close()
@@ -206,7 +204,7 @@ class Upload(Closing):
             time.sleep(0.02)
 
     def _begin(self, *, resume: bool) -> None:
-        """Make sure that nothing is there but what is ours, and that nobody else begins."""
+        """Check that the URL holds only our own data, and acquire the lease."""
         url = self._objects.url
         if not resume and self.is_converted:
             raise DatasetExists(
@@ -227,14 +225,14 @@ class Upload(Closing):
 
     @property
     def has_plan(self) -> bool:
-        """Whether a plan lies here, which says of what inputs an earlier conversion is."""
+        """True if the folder has a plan, which records the inputs of an earlier conversion."""
         return plan_path(Path(self.folder, WORK_FOLDER)) is not None
 
     def _is_published(self) -> bool:
-        """Whether a dataset is there, and it is the one that was converted here.
+        """Return True if the dataset that was converted here is already published.
 
         Raises:
-            DatasetExists: it is another one.
+            DatasetExists: the URL holds another dataset.
         """
         try:
             pointer = self._objects.read(POINTER)
@@ -245,15 +243,16 @@ class Upload(Closing):
         raise DatasetExists(f"{self._objects.url}: already holds a dataset; choose another place")
 
     def publish(self, report: ConversionReport | None = None) -> ConversionReport:
-        """Have all that the folder names there, the generation last, and say what was done.
+        """Upload everything that the folder holds, the generation last, and return the report.
 
         Args:
-            report: of the conversion; without one, it is of samples, by an earlier process.
+            report: the report of the conversion; None if an earlier process converted Python
+                samples.
 
         Raises:
             DatasetConflict: another writer has published there.
-            ShardNotFound, ShardChanged: a shard that was uploaded is not what lies there.
-            StoreAccessDenied, StoreUnavailable: resuming goes on later.
+            ShardNotFound, ShardChanged: an uploaded shard is missing or was replaced.
+            StoreAccessDenied, StoreUnavailable: the store failed; the upload can be resumed.
         """
         found, root = load(self.folder), Path(self.folder)
         shards = [shard for shard, _ in found.files]
@@ -276,11 +275,11 @@ class Upload(Closing):
         return replace(report, dataset=self._objects.url, elapsed_s=elapsed_s)
 
     def discard(self, report: ConversionReport) -> ConversionReport:
-        """Remove what was sent, as there is nothing to publish; return the report of this place.
+        """Remove uploaded shards, as there is nothing to publish; return the report for the URL.
 
         Raises:
-            DatasetConflict: another conversion is at work there.
-            StoreAccessDenied, StoreUnavailable: the store cannot be asked.
+            DatasetConflict: another conversion is writing there.
+            StoreAccessDenied, StoreUnavailable: the store failed.
         """
         if self._lease.is_held():
             self._remove_unused(set())
@@ -288,7 +287,7 @@ class Upload(Closing):
         return replace(report, dataset=self._objects.url)
 
     def close(self) -> None:
-        """End the threads. Where there is nothing to go on with, others may begin."""
+        """Stop the threads. If there is nothing to resume, release the lease."""
         self.uploader.close()
         try:
             if self._has_lease and not os.path.exists(self.folder):
@@ -298,7 +297,7 @@ class Upload(Closing):
             self.uploader.add_done_callback(self._lock.close)
 
     def _clean_up(self) -> None:
-        """Remove what a dataset that is published needs no more, the first time or the next."""
+        """Remove what a published dataset does not need, now or in a later process."""
         if os.path.exists(self._done_folder):
             self._lease.release()
             remove_tree(self._done_folder)
@@ -310,14 +309,14 @@ class Upload(Closing):
         check_uploaded(self._objects, shard, self._hint)
 
     def _remove_unused(self, names: set[str]) -> None:
-        """Remove shards that were sent, and have no part in the dataset."""
+        """Remove uploaded shards that the dataset does not list."""
         for name in self._objects.names():
             if _SHARD_NAME.fullmatch(name) and name not in names:
                 self._objects.remove(name)
 
 
 def _report_from(found: Generation) -> ConversionReport:
-    """What there is to say of a conversion that ended earlier."""
+    """Return the report of a conversion that an earlier process completed."""
     return ConversionReport(
         dataset="",
         kind=str(found.converter.get("name")),

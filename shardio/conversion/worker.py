@@ -1,11 +1,8 @@
-"""How long a converter may take over a step, in a process that may be ended.
+"""Convert the inputs of one unit into shards. Runs in a worker process.
 
-Libraries in C may run in circles over damage, where no exception and no Ctrl-C reaches them. What
-they wait for, as a slow disk, does not count: only the processor's time does.
-
-Where samples of one input wait until it is known whether they are kept.
-
-What a worker does: convert the inputs of one unit into shards of its own.
+A sample buffer holds the samples of an input until its outcome is known. A CPU time limit ends a
+process whose converter loops forever: C libraries may do so on damaged files, where neither
+exceptions nor Ctrl-C reach them. Waiting, as for a slow disk, does not count.
 """
 
 from __future__ import annotations
@@ -35,18 +32,18 @@ from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import create_unnamed, make_folder, remove_tree, sync_folder
 
 CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
-"""What ends the process."""
+"""The signal that kills a process over its CPU limit."""
 _BYTES_PER_S: Final = 1 << 20  # a step may be a whole file
 
 
 def source_step_s(source: Source) -> float | None:
-    """The seconds that a source gives a step; None: any."""
+    """Return the CPU seconds that a source allows per step; None for no limit."""
     found: float | None = getattr(source, "step_s", None)
     return found
 
 
 def cpu_limit_s(step_s: float, source: Input) -> float:
-    """The seconds that a step may take over an input of its size."""
+    """Return the CPU seconds that a step may take for an input of this size."""
     n_bytes = source.n_bytes + sum(part.n_bytes for part in source.parts)
     return step_s + n_bytes / _BYTES_PER_S
 
@@ -54,7 +51,7 @@ def cpu_limit_s(step_s: float, source: Input) -> float:
 def limit_cpu(
     samples: Generator[Mapping[str, Any], None, Any], seconds: float
 ) -> Generator[Mapping[str, Any], None, Any]:
-    """Yield the same samples; a step that takes more of the processor ends this process."""
+    """Yield the same samples; a step that takes more CPU time kills this process."""
     try:
         while True:
             signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -68,20 +65,21 @@ def limit_cpu(
 
 
 BUFFER_BYTES: Final = 64 << 20
-"""Samples of one input that wait in memory for its end; more go to an unlinked file."""
+"""Bytes of samples of one input kept in memory; more are written to an unlinked file."""
 _N_PICKLES: Final = 64
-"""How many pickles become of what waits in memory: one of them is in memory when it is read."""
+"""Number of pickles that a full buffer is written as; one of them is in memory when read back."""
 _FLAT_TYPES: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
-"""Types of values that hold no others: most are one of these, and looked for first."""
+"""Types of values that contain no others; tested first because most values are one of them."""
 
 Sample = Mapping[str, Any]
 
 
 class SampleBuffer:
-    """Holds the samples of one input until it is known whether they are kept.
+    """A buffer for the samples of one input until it is known whether they are kept.
 
-    In memory up to SPOOL_BYTES, then in an unlinked file in `folder`, which the shards will fill
-    anyway: an hour of video is gigabytes of samples. The file is private to this process.
+    In memory up to BUFFER_BYTES, then in an unlinked file in `folder`, where the shards will need
+    the space anyway: an hour of video gives gigabytes of samples. The file is private to this
+    process.
     """
 
     def __init__(self, folder: str) -> None:
@@ -90,7 +88,7 @@ class SampleBuffer:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all samples."""
+        """Discard all samples."""
         self._waiting: list[Sample] = []
         self._waiting_bytes = 0
         self._n_pickles = 0
@@ -119,7 +117,7 @@ class SampleBuffer:
         self._waiting, self._waiting_bytes = [], 0
 
     def __iter__(self) -> Iterator[Sample]:
-        """All samples, in order."""
+        """Yield all samples, in order."""
         if self._file is not None:
             self._file.seek(0)
             for _ in range(self._n_pickles):
@@ -136,9 +134,9 @@ class SampleBuffer:
 
 
 def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
-    """The names of fields, and the values of each; no name, and the samples, where they differ.
+    """Return field names and the values of each; if fields differ, no names and the samples.
 
-    Numbers and arrays of a kind are one array then: NumPy's pickle takes 5 us for each.
+    Numbers and equal arrays are stacked into one array: pickling a NumPy object takes 5 us each.
     """
     names = tuple(samples[0])
     if not names or any(sample.keys() != samples[0].keys() for sample in samples):
@@ -147,7 +145,7 @@ def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def _stack(values: list[Any]) -> Any:
-    """What gives the same values one by one: an array, if they are of one dtype and shape."""
+    """Return an array of the values if they have one dtype and shape, else the values."""
     kinds = set(map(type, values))
     kind = kinds.pop()
     if kinds or not issubclass(kind, np.number | np.bool_ | np.ndarray):
@@ -164,7 +162,7 @@ def _stack(values: list[Any]) -> Any:
 
 
 def _memory_bytes(value: object) -> int:
-    """About what a value takes in memory: a number of NumPy's 32 bytes, where 8 are the number."""
+    """Return about how much memory a value takes: a NumPy number 32 bytes, 8 of them data."""
     if type(value) in _FLAT_TYPES:
         return getsizeof(value)
     if isinstance(value, np.ndarray) and value.base is not None:
@@ -186,14 +184,14 @@ _MAX_REASON: Final = 1000  # characters of a reason that are kept
 _MACHINE_ERRNOS: Final = frozenset(
     (errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 )
-"""Errors that have another cause than the file at which they strike."""
+"""Errors that are caused by the machine and not by the file being read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionJob:
-    """What all units of a conversion have in common; travels to the workers once.
+    """The settings that all units of a conversion share; sent to the workers once.
 
-    `step_s` is how long the source may take over a step, where a worker may be ended for it.
+    `step_s` is the CPU time limit per step of the source, if workers enforce one.
     """
 
     source: Source
@@ -205,10 +203,10 @@ class ConversionJob:
 
 
 def convert_unit(unit: Unit, job: ConversionJob, emit: Callable[[UnitEvent], None]) -> None:
-    """Convert the inputs of one unit in order, and emit of each; what is recorded already is kept.
+    """Convert the inputs of one unit in order and emit their events; a complete unit is reused.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk fails or is full.
     """
     folder = Path(job.folder, unit.key)
     if kept := read_record(folder, unit):
@@ -226,7 +224,7 @@ def convert_unit(unit: Unit, job: ConversionJob, emit: Callable[[UnitEvent], Non
 def _convert(
     unit: Unit, job: ConversionJob, folder: Path, emit: Callable[[UnitEvent], None]
 ) -> UnitDone:
-    """Convert all inputs into shards in `folder`, and record that."""
+    """Convert all inputs into shards in `folder`, and write the unit's record."""
     skipped, done, stopped = dict(unit.skipped), [], False
     with _RollingShardWriter(str(folder), job) as shards:
         for position, source in enumerate(unit.inputs, unit.first):
@@ -282,14 +280,14 @@ def _read_input(
 
 
 def _strip_paths(reason: str, source: Input) -> str:
-    """Reasons are kept in the dataset, which holds no path of this machine."""
+    """Return a reason without local paths: it is stored in the dataset."""
     for each in (*source.parts, source) if reason else ():
         reason = reason.replace(each.path, each.name)
     return reason
 
 
 def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> Outcome:
-    """Have the converter read an input; its samples are in the buffer then."""
+    """Run the converter on an input; its samples are in the buffer afterwards."""
     samples = job.source.samples(source)
     if job.step_s is not None:
         samples = limit_cpu(samples, cpu_limit_s(job.step_s, source))
@@ -306,7 +304,7 @@ def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> O
 
 
 def _concerns(error: OSError, source: Input) -> bool:
-    """Whether what reads fails for an input, or a part of it: its error names that, or nothing."""
+    """Return True if an error names an input or one of its parts, or no file at all."""
     if error.errno in _MACHINE_ERRNOS:
         return False
     named, every = error.filename, (source, *source.parts)
@@ -314,7 +312,7 @@ def _concerns(error: OSError, source: Input) -> bool:
 
 
 def _classify_non_file(path: str, mode: int) -> Outcome:
-    """What becomes of an input that is no file."""
+    """Return the outcome of an input that is not a regular file."""
     if not stat.S_ISDIR(mode):  # opening a pipe would wait for its writer forever
         return Outcome("unsupported", "not a regular file")
     try:
@@ -327,7 +325,7 @@ def _classify_non_file(path: str, mode: int) -> Outcome:
 def _fill_buffer(
     samples: Iterator[Mapping[str, Any]], source: Input, buffer: SampleBuffer
 ) -> object:
-    """Put all samples into the buffer; what the generator returned at its end."""
+    """Append all samples to the buffer; return what the generator returned."""
     while True:
         try:
             sample = next(samples)
@@ -341,7 +339,7 @@ def _fill_buffer(
 
 
 class _RollingShardWriter:
-    """Writes the shards of a unit: `PPP.shard`, each closed once it holds `shard_bytes`."""
+    """A writer of a unit's shards, `NNN.shard`; starts a new one after `shard_bytes`."""
 
     def __init__(self, folder: str, job: ConversionJob) -> None:
         self._folder, self._shard_bytes = folder, job.shard_bytes
@@ -362,7 +360,7 @@ class _RollingShardWriter:
             self.append(sample)
 
     def finish(self) -> list[ShardSummary]:
-        """Close the shard that is being written, and give all that are finished."""
+        """Close the current shard, and return all finished shards."""
         if self._writer is not None:
             self._finished.append(self._writer.close())
             self._writer = None

@@ -279,7 +279,7 @@ def _sync(path: str) -> None:
 
 
 def _is_in_table(field: Field) -> bool:
-    """True if the values of a field are stored in the table itself."""
+    """Return True if the values of a field are stored in the table itself."""
     if isinstance(field, Array):
         return field.is_fixed and math.prod(n or 0 for n in field.shape) <= _MAX_TABLE_ITEMS
     return isinstance(field, Text | Json)

@@ -85,7 +85,7 @@ _IMAGE_SIGNATURES: Final = (
 
 
 def has_suffix(name: str, field: Field) -> bool:
-    """True if a field's name ends in a suffix that readers decode as the field's type."""
+    """Return True if a field's name ends in a suffix that readers decode as its type."""
     suffix = name.lower().rpartition(".")[2]
     if isinstance(field, Bytes):
         return suffix not in _NOT_BYTES_SUFFIXES
@@ -95,7 +95,7 @@ def has_suffix(name: str, field: Field) -> bool:
 
 
 def is_int64_scalar(field: Field) -> bool:
-    """True if a field is a single int64, as class labels are."""
+    """Return True if a field is a single int64, as class labels are."""
     return isinstance(field, Array) and (field.dtype, field.shape) == ("int64", ())
 
 

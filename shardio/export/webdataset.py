@@ -147,7 +147,7 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
 
 
 def _has_usable_keys(options: ExportOptions) -> bool:
-    """True if the field `key` holds a distinct text in every sample that is valid as a key."""
+    """Return True if the field `key` holds a distinct, valid key in every sample."""
     field = options.fields.get(_KEY)
     if not isinstance(field, Text) or field.optional:
         return False
