@@ -15,7 +15,7 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.order.mixture_order import MOST_SOURCES, WHOLE, Exhausted, Mixing
-from shardio.storage.remote.options import Remote
+from shardio.storage.remote.options import RemoteOptions
 
 _EXHAUSTED: Final = get_args(Exhausted)
 _VERIFY: Final = "first"
@@ -57,7 +57,7 @@ def mix(
     opened: list[ShardDataset] = []
     for source in given:
         access = source.access if isinstance(source, ShardDataset) else "auto"
-        opened.append(open_one(source, _VERIFY, access, None, Remote()))
+        opened.append(open_one(source, _VERIFY, access, None, RemoteOptions()))
         if not len(opened[-1]):
             raise InvalidArgument(f"{opened[-1]} is to be mixed, and has no samples: leave it out")
     mixture = Mixture(opened, mixing, _VERIFY)

@@ -18,7 +18,7 @@ from shardio._engine.filling.extents import Extents
 from shardio._engine.filling.ranges import NOTHING, Ranges, joined, merged
 from shardio._workers.processes.limits import require_page_cache
 from shardio.dataset.dataset import Dataset
-from shardio.storage.file_access import open_shard, resized
+from shardio.storage.file_access import open_shard, resized_error
 
 _N_THREADS: Final = 4
 """So many reads at a time keep a disk busy; more gain little."""
@@ -127,5 +127,5 @@ def _read_piece(fd: int, piece: _Piece, buffer: memoryview) -> None:
             raise OSError(error.errno, os.strerror(error.errno or 0), piece.path) from error
         if not n_read:
             found = os.fstat(fd).st_size
-            raise resized(piece.path, piece.file_bytes, found).at(offset=place)
+            raise resized_error(piece.path, piece.file_bytes, found).at(offset=place)
         done += n_read

@@ -21,8 +21,8 @@ from shardio.order.shard_shuffle import SHARDS_PER_WINDOW
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
-from shardio.storage.remote.object_store import side_by_side
-from shardio.storage.remote.options import Remote
+from shardio.storage.remote.object_store import run_parallel
+from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.remote.prefetch import N_THREADS, Ahead, Wanted
 from shardio.storage.remote.storage import Bucket
 
@@ -35,13 +35,13 @@ def remote_of(
     storage_options: Mapping[str, Any] | None,
     num_workers: Any,
     access: Access,
-) -> Remote:
+) -> RemoteOptions:
     """How a loader with so many workers reads a dataset in an object store.
 
     Where there are workers, main looks at little of it, by ranges.
     """
     n_workers = num_workers if isinstance(num_workers, int) else usable_cpus()
-    return Remote.of(
+    return RemoteOptions.of(
         cache,
         cache_bytes,
         storage_options,
@@ -131,7 +131,7 @@ class Bringing:
                 f"{self._dataset.path}: preload=True brings {sum(self._sizes().tolist())} bytes, "
                 "and the cache is for less: raise cache_bytes"
             )
-        side_by_side(N_THREADS, lambda file: file[0].bring(file[1]), self._all_files())
+        run_parallel(N_THREADS, lambda file: file[0].bring(file[1]), self._all_files())
 
     def _has_all(self) -> bool:
         """Whether there is nothing left to bring, now or ever."""

@@ -9,7 +9,7 @@ from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
-from shardio.storage.remote.options import Remote, is_url
+from shardio.storage.remote.options import RemoteOptions, is_url
 
 
 def open_anew(
@@ -17,7 +17,7 @@ def open_anew(
     verify: Verify,
     access: Access,
     subset: str | None,
-    remote: Remote,
+    remote: RemoteOptions,
 ) -> Dataset:
     """Open what a loader is given: of an open dataset, the state and the subset that it shows.
 
@@ -37,7 +37,7 @@ def open_one(
     verify: Verify,
     access: Access,
     subset: str | None,
-    remote: Remote,
+    remote: RemoteOptions,
 ) -> ShardDataset:
     """Open a folder, a URL or an open dataset, which is no mixture; see `open_anew`."""
     if not isinstance(dataset, Dataset):
@@ -65,7 +65,7 @@ def open_one(
     return opened
 
 
-def _check_not_asked(remote: Remote, dataset: Dataset) -> None:
+def _check_not_asked(remote: RemoteOptions, dataset: Dataset) -> None:
     if remote.is_asked:
         raise InvalidArgument(
             f"cache, cache_bytes and storage_options of {dataset.path}, which is open: give them "

@@ -27,7 +27,11 @@ from shardio.format.layout import MAJOR, MINOR
 from shardio.maintenance import audit_shard
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
+from shardio.storage.checksummed_json import (
+    read_checksummed_json,
+    to_checksummed_json,
+    write_atomic,
+)
 from shardio.storage.fs import unlink
 from shardio.version import __version__
 
@@ -76,7 +80,7 @@ def write_plan(folder: Path, plan: JournaledPlan) -> None:
         "replaces": plan.replaces,
         "appends": plan.appends,
     }
-    write_sealed(folder / PLAN_FILE, sealed(content), exclusive=False)
+    write_atomic(folder / PLAN_FILE, to_checksummed_json(content), exclusive=False)
 
 
 def plan_path(folder: Path) -> Path | None:
@@ -96,7 +100,7 @@ def read_plan(folder: Path) -> JournaledPlan | None:
     place = plan_path(folder)
     if place is None:
         return None
-    content = read_sealed(place)
+    content = read_checksummed_json(place)
     if content.get("version") != _VERSION:
         raise InvalidArgument(
             f"{place}: version {content.get('version')!r} of the journal, this shardio "
@@ -178,7 +182,7 @@ def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None
         ],
         "stopped": end.stopped,
     }
-    write_sealed(folder / RECORD_FILE, sealed(content), exclusive=False)
+    write_atomic(folder / RECORD_FILE, to_checksummed_json(content), exclusive=False)
 
 
 def has_records(folder: Path) -> bool:
@@ -198,7 +202,7 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
     names than this plan gives them; the unit is then converted again.
     """
     with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
-        content = read_sealed(folder / RECORD_FILE)
+        content = read_checksummed_json(folder / RECORD_FILE)
         shards = [
             ShardSummary(one["name"], one["samples"], one["bytes"], one["id"])
             for one in content["shards"]

@@ -31,8 +31,12 @@ from shardio.errors import (
     ShardUnsupported,
 )
 from shardio.maintenance.staging import sweep
-from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
-from shardio.storage.fs import make_folder, rename_new, sync_folder, unlink
+from shardio.storage.checksummed_json import (
+    read_checksummed_json,
+    to_checksummed_json,
+    write_atomic,
+)
+from shardio.storage.fs import make_folder, rename_exclusive, sync_folder, unlink
 
 _LOG_FILE: Final = "moves.json"
 _REPLACED: Final = "replaced"
@@ -110,12 +114,12 @@ class RenameLog:
             "generation": number,
             "moves": [list(move) for move in moves],
         }
-        write_sealed(self._folder / _LOG_FILE, sealed(content), exclusive=False)
+        write_atomic(self._folder / _LOG_FILE, to_checksummed_json(content), exclusive=False)
         if old:
             make_folder(self._folder / _REPLACED)
         for source, target in moves:
             try:
-                rename_new(str(self._out / source), str(self._out / target))
+                rename_exclusive(str(self._out / source), str(self._out / target))
             except FileExistsError as error:
                 raise DatasetConflict(
                     f"{self._out / target}: another writer has put it there meanwhile; nothing of "
@@ -160,7 +164,7 @@ class RenameLog:
             # Is it at its source still, then what has the other name is another's.
             if not (self._out / source).exists() and (self._out / target).exists():
                 make_folder((self._out / source).parent)
-                rename_new(str(self._out / target), str(self._out / source))
+                rename_exclusive(str(self._out / target), str(self._out / source))
         unlink(self._folder / _LOG_FILE)
 
     def _read(self) -> tuple[str, int, list[tuple[str, str]]] | None:
@@ -168,7 +172,7 @@ class RenameLog:
         if not place.exists():
             return None
         try:
-            content = read_sealed(place)
+            content = read_checksummed_json(place)
             if not self._is_valid(content):
                 raise DatasetCorrupt(f"{place}: no list of what a conversion moves")
         except DatasetCorrupt as error:

@@ -19,9 +19,13 @@ from shardio.errors import DataError, ShardChanged, ShardNotFound
 from shardio.format.layout import PAGE
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
+from shardio.storage.checksummed_json import (
+    read_checksummed_json,
+    to_checksummed_json,
+    write_atomic,
+)
 from shardio.storage.fs import unlink
-from shardio.storage.remote.object_store import Objects, never_ends
+from shardio.storage.remote.object_store import ObjectStore, no_cancel
 from shardio.storage.remote.storage import RangeFile
 
 _MAX_CONCURRENT: Final = 4
@@ -34,15 +38,15 @@ _POLL_S: Final = 0.25
 def uploaded_name(path: str) -> str | None:
     """Return the name in the store of the shard once at `path`; None if it was not uploaded."""
     with contextlib.suppress(DataError, OSError):
-        return str(read_sealed(_note_path(path)).get("name"))
+        return str(read_checksummed_json(_note_path(path)).get("name"))
     return None
 
 
 def upload_shard(
-    objects: Objects,
+    objects: ObjectStore,
     path: str,
     shard: ShardSummary,
-    check: Callable[[], None] = never_ends,
+    check: Callable[[], None] = no_cancel,
 ) -> None:
     """Upload a shard, unless it is already there: its last page has the hash of all its content.
 
@@ -67,7 +71,7 @@ def upload_shard(
         objects.upload(shard.name, path, check=check)
 
 
-def check_uploaded(objects: Objects, shard: ShardSummary, hint: str) -> None:
+def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None:
     """Check that an uploaded shard is still there, from its last page.
 
     Args:
@@ -104,7 +108,7 @@ class ShardUploader(Closing):
         hint: the alternative to resuming, for error messages.
     """
 
-    def __init__(self, objects: Objects, hint: str) -> None:
+    def __init__(self, objects: ObjectStore, hint: str) -> None:
         self._objects, self.hint = objects, hint
         self._changed = threading.Condition()
         self._queue: deque[tuple[str, ShardSummary]] = deque()
@@ -194,7 +198,9 @@ class ShardUploader(Closing):
             upload_shard(self._objects, path, shard, self._check)
             with self._changed:
                 self._check()
-                write_sealed(_note_path(path), sealed({"name": shard.name}), exclusive=False)
+                write_atomic(
+                    _note_path(path), to_checksummed_json({"name": shard.name}), exclusive=False
+                )
         with self._changed:
             self._check()
             unlink(path)  # or whoever noted it was killed before

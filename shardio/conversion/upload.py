@@ -41,11 +41,15 @@ from shardio.errors import (
 )
 from shardio.format.checksum import hash_bytes
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
+from shardio.storage.checksummed_json import (
+    read_checksummed_json,
+    to_checksummed_json,
+    write_atomic,
+)
 from shardio.storage.fs import make_folder, remove_tree, rename, unlink
 from shardio.storage.remote.locks import exclusive
-from shardio.storage.remote.object_store import Objects, side_by_side
-from shardio.storage.remote.options import Remote
+from shardio.storage.remote.object_store import ObjectStore, run_parallel
+from shardio.storage.remote.options import RemoteOptions
 
 LEASE_OBJECT: Final = "conversion.json"
 """The name of the lease object."""
@@ -62,7 +66,7 @@ class UploadLease:
         StoreAccessDenied, StoreUnavailable: (from every call) as `Objects` does.
     """
 
-    def __init__(self, objects: Objects, place: Path) -> None:
+    def __init__(self, objects: ObjectStore, place: Path) -> None:
         self._objects, self._place = objects, place
 
     def is_held(self) -> bool:
@@ -89,8 +93,8 @@ class UploadLease:
             make_folder(str(self._place.parent))
             since = datetime.now(UTC).isoformat(timespec="seconds")
             said = {"token": secrets.token_hex(16), "host": platform.node(), "since": since}
-            content = sealed(said)
-            write_sealed(self._place, content, exclusive=False)
+            content = to_checksummed_json(said)
+            write_atomic(self._place, content, exclusive=False)
         try:
             self._objects.put(LEASE_OBJECT, content, exclusive=True)
         except DatasetConflict:
@@ -106,7 +110,7 @@ class UploadLease:
     def _expected_content(self) -> bytes | None:
         """Return the content of the object if the lease is ours; None without a local file."""
         try:
-            return sealed(read_sealed(self._place))
+            return to_checksummed_json(read_checksummed_json(self._place))
         except (DataError, OSError):
             return None
 
@@ -159,8 +163,8 @@ class Upload(Closing):
                 f"{url}: web servers are only read: convert to a folder and copy it, or to a store "
                 "(s3://, gs://, az://)"
             )
-        remote = Remote.of(None, None, storage_options)
-        self._objects, self._start_s = Objects(url, remote.options), time.monotonic()
+        remote = RemoteOptions.of(None, None, storage_options)
+        self._objects, self._start_s = ObjectStore(url, remote.options), time.monotonic()
         name = hash_bytes(f"{self._objects.endpoint} {self._objects.url}".encode())
         self.folder = os.path.join(remote.folder, "converting", f"{name:016x}")
         """The local folder in which the dataset is converted."""
@@ -257,12 +261,12 @@ class Upload(Closing):
         found, root = load(self.folder), Path(self.folder)
         shards = [shard for shard, _ in found.files]
         here = {shard.name for shard in shards if (root / shard.name).exists()}
-        side_by_side(
+        run_parallel(
             _MAX_CONCURRENT, self._upload_shard, [shard for shard in shards if shard.name in here]
         )
         if self.is_converted:  # who sent the others was another process
             sent = [shard for shard in shards if shard.name not in here]
-            side_by_side(_MAX_CONCURRENT, self._check_shard, sent)
+            run_parallel(_MAX_CONCURRENT, self._check_shard, sent)
         for part in found.parts:
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
         report = report or _report_from(found)  # reads the inputs, which may lie in a part

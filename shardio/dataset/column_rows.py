@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from shardio.errors import UnsupportedEnvironment
 from shardio.shard.verification import Rows
-from shardio.storage.file_access import FileState, open_shard, resized
-from shardio.storage.mmap import empty, give_back, map_part, read_scattered, reserve
+from shardio.storage.file_access import FileState, open_shard, resized_error
+from shardio.storage.mmap import clear_reserved, disable_readahead_at, map_fixed, reserve, unmap
 from shardio.storage.pread import PreadFile
 
 _Numbers = npt.NDArray[np.int64]
@@ -78,7 +78,7 @@ class ColumnRange:
         """How many maps a part takes: of a file, and of the gap behind it."""
         self._stride, self._is_scattered = stride, False
         self._address = reserve(self.n_bytes)
-        self._close = weakref.finalize(self, give_back, self._address, self.n_bytes)
+        self._close = weakref.finalize(self, unmap, self._address, self.n_bytes)
         self._close.atexit = False  # other threads may still be reading
         ends: _Numbers = np.cumsum(np.array(n_steps, np.int64))
         self.slots: _Numbers = (ends - n_steps) * (step // stride)
@@ -108,23 +108,23 @@ class ColumnRange:
             if place.file is not None:
                 place.file.check(now, place.path)
             if now.n_bytes < place.offset + n_bytes:  # reading it would kill
-                raise resized(place.path, place.offset + n_bytes, now.n_bytes)
-            map_part(address, n_bytes, fd, place.offset, place.path)
+                raise resized_error(place.path, place.offset + n_bytes, now.n_bytes)
+            map_fixed(address, n_bytes, fd, place.offset, place.path)
         finally:
             os.close(fd)
         self._mapped[part] = n_bytes
         if self._is_scattered:
-            read_scattered(address, n_bytes)
+            disable_readahead_at(address, n_bytes)
 
     def unmap(self, part: int) -> None:
         """Have a part hold nothing, if it is mapped."""
         if n_bytes := self._mapped.pop(part, 0):
-            empty(self._address + int(self.slots[part]) * self._stride, n_bytes)
+            clear_reserved(self._address + int(self.slots[part]) * self._stride, n_bytes)
 
     def expect_scattered(self) -> None:
         """Have the kernel read no more than the pages that are touched, also of later maps."""
         self._is_scattered = True
-        read_scattered(self._address, self.n_bytes)
+        disable_readahead_at(self._address, self.n_bytes)
 
     def close(self) -> None:
         """Unmap everything. Idempotent."""

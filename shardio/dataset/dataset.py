@@ -28,7 +28,7 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
-from shardio.storage.remote.options import Remote, is_url, local_path
+from shardio.storage.remote.options import RemoteOptions, is_url, local_path
 from shardio.storage.remote.storage import Bucket
 from shardio.views.row_sets import RowList, RowRuns, check_mask, check_positions
 
@@ -288,12 +288,12 @@ class ShardDataset(Dataset):
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        remote: Remote | None = None,
+        remote: RemoteOptions | None = None,
     ) -> None:
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         path = local_path(os.fspath(path))
-        self.remote = remote or Remote.of(cache, cache_bytes, storage_options)
+        self.remote = remote or RemoteOptions.of(cache, cache_bytes, storage_options)
         """How it is read if it is in an object store."""
         place = _place_of(path, self.remote)
         access = place.access(access)
@@ -430,7 +430,7 @@ def _rows_of(generation: Generation, subset: str, path: str) -> RowRuns:
     return rows
 
 
-def _place_of(path: str, remote: Remote) -> Place:
+def _place_of(path: str, remote: RemoteOptions) -> Place:
     """Return where a dataset's files lie, by an absolute path: a later chdir changes nothing."""
     if is_url(path):
         return Bucket(path, remote, names_of_parts)
@@ -450,7 +450,7 @@ def open_dataset(
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardDataset:
     """Open the dataset in a folder, or at a URL; see ShardDataset."""
-    remote = Remote.of(cache, cache_bytes, storage_options)
+    remote = RemoteOptions.of(cache, cache_bytes, storage_options)
     return ShardDataset(
         path, verify=verify, access=access, subset=subset, generation=generation, remote=remote
     )

@@ -31,7 +31,7 @@ from shardio.format.checksum import content_id
 from shardio.format.schema import Schema, canonical_json
 from shardio.format.values import check_json
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import read_file, read_sealed, write_sealed
+from shardio.storage.checksummed_json import read_checksummed_json, read_file, write_atomic
 from shardio.storage.fs import refuse_links_outside, unlink
 
 LISTED_MAX: Final = 4096
@@ -154,7 +154,7 @@ def write_part(path: Path, content: bytes) -> None:
     with contextlib.suppress(OSError, DatasetCorrupt):
         if read_file(path) == content:
             return
-    write_sealed(path, content, exclusive=False)
+    write_atomic(path, content, exclusive=False)
 
 
 def remove_unnamed(folder: Path, among: Collection[str] | None = None) -> None:
@@ -170,7 +170,7 @@ def remove_unnamed(folder: Path, among: Collection[str] | None = None) -> None:
     named = set[str]()
     for place in folder.glob("[0-9]*.json"):
         try:
-            named |= names_of_parts(read_sealed(place))
+            named |= names_of_parts(read_checksummed_json(place))
         except (DatasetCorrupt, OSError):
             return
     for name in sorted(found - named):

@@ -31,7 +31,7 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
-from shardio.storage.mmap import will_open, zeros
+from shardio.storage.mmap import lazy_zeros, prefetch_ends
 from shardio.storage.pread import PreadFile
 
 
@@ -249,7 +249,7 @@ class DatasetFiles(ABC):
                 counts = np.concatenate([self.most_marks(group.name) for group in self._groups])
             else:
                 summaries = [each for group in self._groups for each in group.shards]
-                will_open([self.path_of(summary) for summary in summaries])
+                prefetch_ends([self.path_of(summary) for summary in summaries])
                 files = range(len(summaries))
                 counts = np.array([self.opened.reader(file).units.n_marks for file in files])
             self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -275,8 +275,8 @@ class DatasetFiles(ABC):
         """Return the marks of all files, and where those of each begin."""
         first = self._place_marks()
         if self._marks is None:
-            self.share_marks(zeros(self.n_marks))
-        return self._marks if self._marks is not None else zeros(0), first
+            self.share_marks(lazy_zeros(self.n_marks))
+        return self._marks if self._marks is not None else lazy_zeros(0), first
 
     def _mark(self, file: int, reader: ShardReader) -> None:
         """Have a file's units remember what is checked in the table of all."""

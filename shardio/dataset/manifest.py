@@ -40,7 +40,11 @@ from shardio.errors import (
 )
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import read_sealed, sealed, write_sealed
+from shardio.storage.checksummed_json import (
+    read_checksummed_json,
+    to_checksummed_json,
+    write_atomic,
+)
 from shardio.storage.fs import make_folder, refuse_links_outside, remove_folder, unlink
 from shardio.version import __version__
 from shardio.views.row_sets import RowRuns
@@ -150,7 +154,7 @@ def publish(
         view=view,
     )
     root, parts = Path(folder), dict[str, bytes]()
-    content = sealed(describe(generation, parts))
+    content = to_checksummed_json(describe(generation, parts))
     if not parts:
         _publish(root, generation, content, parts)
         return generation
@@ -188,7 +192,7 @@ def publish_next(
         )
     generation = dataclasses.replace(fitting, number=number, lineage=previous.lineage)
     parts = dict[str, bytes]()
-    content = sealed(describe(generation, parts))
+    content = to_checksummed_json(describe(generation, parts))
     with _locked(root / GENERATIONS) as is_alone:
         if is_alone:
             remove_halves(root)
@@ -266,7 +270,7 @@ def _point_to(root: Path, generation: Generation) -> None:
         "generation": generation.number,
         "lineage": generation.lineage,
     }
-    write_sealed(root / POINTER, sealed(pointer), exclusive=False)
+    write_atomic(root / POINTER, to_checksummed_json(pointer), exclusive=False)
 
 
 def _publish(
@@ -280,7 +284,7 @@ def _publish(
         for name, part in parts.items():
             write_part(place.parent / name, part)
         try:
-            write_sealed(place, content, exclusive=True)
+            write_atomic(place, content, exclusive=True)
         except FileExistsError as error:
             raise DatasetConflict(
                 f"{root}: generation {number} is there already: another writer published first, "
@@ -357,7 +361,7 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
     if not pointer_path.exists():
         raise DatasetNotFound(f"{root}: holds no {POINTER}: not a dataset, or never finished")
     refuse_links_outside(root, pointer_path)
-    pointer = read_sealed(pointer_path)
+    pointer = read_checksummed_json(pointer_path)
     if pointer.get("format") != _FORMAT:
         raise DatasetCorrupt(f"{pointer_path}: expected format {_FORMAT!r}")
     version, number = pointer.get("version"), pointer.get("generation")
@@ -386,7 +390,7 @@ def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
     if not place.exists():
         raise DatasetCorrupt(f"{place}: generation {number} is missing")
     refuse_links_outside(Path(folder), place.parent, place)
-    generation = parse(read_sealed(place), place)
+    generation = parse(read_checksummed_json(place), place)
     if generation.number != number:
         raise DatasetCorrupt(f"{place}: says that it is generation {generation.number}")
     return generation

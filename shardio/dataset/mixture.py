@@ -28,7 +28,7 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
-from shardio.storage.remote.options import Remote
+from shardio.storage.remote.options import RemoteOptions
 from shardio.views.row_sets import RowList, check_positions
 
 
@@ -90,7 +90,7 @@ class Ingredient:
     generation: int
     subset: str | None
     n_selected: int | None
-    remote: Remote
+    remote: RemoteOptions
 
 
 class Mixed(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 from shardio.errors import ClosedError, UnsupportedEnvironment
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.storage.mmap import expect_scattered, most_maps
+from shardio.storage.mmap import disable_readahead, max_maps
 
 ALL_FILES: Final = 1024
 """A dataset of so many files has all of them open at a time."""
@@ -125,7 +125,7 @@ class OpenFiles:
             return
         others = (each() for each in tuple(_users))
         n = 1 + sum(bool(each is not None and each is not self and len(each)) for each in others)
-        most = most_maps() * 3 // 4 // (n * self._maps_of_each)
+        most = max_maps() * 3 // 4 // (n * self._maps_of_each)
         self.most = min(self.most, max(_FEWEST_FILES, most))
 
     def use(self, files: Rows) -> None:
@@ -198,4 +198,4 @@ _users: Final[list[weakref.ref[OpenFiles]]] = []
 
 def _expect_scattered(reader: ShardReader) -> None:
     if isinstance(reader.content, memoryview):
-        expect_scattered(reader.content)
+        disable_readahead(reader.content)

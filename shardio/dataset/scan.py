@@ -15,7 +15,7 @@ import numpy as np
 from shardio.dataset.dataset import Dataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.storage.remote.object_store import in_order
+from shardio.storage.remote.object_store import map_ordered
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def scan(
     """
     parts = _parts(dataset, dataset.rows.n_rows if n is None else n, rows_of or dataset.rows.shown)
     if dataset.buckets:
-        yield from in_order(_N_THREADS, lambda part: (part, find(part)), parts)
+        yield from map_ordered(_N_THREADS, lambda part: (part, find(part)), parts)
     else:
         for part in parts:
             yield part, find(part)

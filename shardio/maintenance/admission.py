@@ -14,7 +14,7 @@ from shardio.errors import DataError, DatasetCorrupt, DatasetNotFound
 from shardio.format.schema import Schema
 from shardio.maintenance.mending import schema_of
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import read_sealed
+from shardio.storage.checksummed_json import read_checksummed_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _without_shards(root: Path) -> Generation | None:
     for number in sorted(_numbers(root), reverse=True):
         place = root / GENERATIONS / f"{number:06d}.json"
         with contextlib.suppress(DataError, OSError):
-            said = read_sealed(place)
+            said = read_checksummed_json(place)
             for key in ("required", "column_groups", "subsets"):
                 said.pop(key, None)
             return parse({**said, "shards": [], "inputs": []}, place)
@@ -100,7 +100,7 @@ def _numbers(root: Path) -> set[int]:
     files = (root / GENERATIONS).glob("[0-9]*.json")
     numbers = {int(path.stem) for path in files if path.stem.isdecimal()}
     with contextlib.suppress(DataError, OSError):
-        published = read_sealed(root / POINTER).get("generation")
+        published = read_checksummed_json(root / POINTER).get("generation")
         numbers |= {published} if type(published) is int else set()
     return numbers
 

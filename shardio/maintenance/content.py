@@ -17,7 +17,7 @@ from shardio.format.layout import PAGE, Section
 from shardio.maintenance.finding import Findings
 from shardio.storage.content import Content as Bytes
 from shardio.storage.file_access import Access, choose_access
-from shardio.storage.mmap import forget_pages
+from shardio.storage.mmap import drop_pages
 
 CHUNK_BYTES: Final = 16 << 20
 """Bytes of a map that are looked at between two calls of `forget`, but for longer records."""
@@ -83,7 +83,7 @@ class Content:
         """Drop the pages read so far from this process's memory; they stay in the page cache."""
         self._unforgotten = 0
         if isinstance(self.bytes, memoryview):
-            forget_pages(self.bytes)
+            drop_pages(self.bytes)
 
     def numbers(self, section: Section) -> npt.NDArray[np.uint64]:
         """A section of unsigned 64-bit integers, as a view of the map or read into memory."""

@@ -23,7 +23,7 @@ from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, Sh
 from shardio.format.schema import Schema
 from shardio.maintenance.staging import make_staging, note_name, sweep
 from shardio.shard.writer import ShardSummary, ShardWriter
-from shardio.storage.fs import create, rename_new, sync, sync_folder
+from shardio.storage.fs import create, rename_exclusive, sync, sync_folder
 
 SHARD_BYTES: Final = 256 << 20
 """How much data goes into a shard that is written anew, unless something else is asked for."""
@@ -216,7 +216,7 @@ class Rewriting:
         for name in self._names(len(moved)):
             note_name(self.staging, part.name, name)
             try:
-                rename_new(str(self.staging / part.name), str(self.root / name))
+                rename_exclusive(str(self.staging / part.name), str(self.root / name))
             except FileExistsError as error:
                 if self._previous is None:
                     raise DatasetConflict(

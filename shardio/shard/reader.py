@@ -23,7 +23,7 @@ from shardio.format.layout import PAGE, Kind, Section
 from shardio.shard.opening import open_sections
 from shardio.shard.records import Present, Records
 from shardio.shard.verification import VERIFY, Rows, Units, Verify
-from shardio.storage.content import Column, Content, open_content
+from shardio.storage.content import Content, StoredColumn, open_content
 from shardio.storage.file_access import Access, check_length
 from shardio.storage.pread import PreadFile
 
@@ -259,12 +259,12 @@ class ShardReader(Closing):
         if not self._is_open:
             raise ClosedError(f"{self.path}: the reader is closed")
 
-    def _column(self, name: str) -> Column:
+    def _column(self, name: str) -> StoredColumn:
         self._check_open()
         field, section = self.schema.columns[name], self.column_section(name)
         shape = tuple(d for d in field.shape if d is not None)
         place = section.offset, section.stride, section.count
-        return Column(name, self._bytes, *place, field.numpy, shape)
+        return StoredColumn(name, self._bytes, *place, field.numpy, shape)
 
     def column_section(self, name: str) -> Section:
         """Where a column lies in the file."""

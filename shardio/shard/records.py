@@ -31,7 +31,7 @@ from shardio.format.values import decode_record
 from shardio.shard.opening import Sections
 from shardio.shard.stored_streams import StreamRecords
 from shardio.shard.verification import Rows, Units
-from shardio.storage.content import Content, take
+from shardio.storage.content import Content, take_items
 
 Present = npt.NDArray[np.bool_]
 
@@ -85,7 +85,7 @@ class Records:
         at = rows >> 3
         self._units.check_blocks(Kind.VALIDITY, number, at, 1)
         place = section.size, section.offset
-        stored = take(self._bytes, np.uint8, *place, at, section=section.name, field=name)
+        stored = take_items(self._bytes, np.uint8, *place, at, section=section.name, field=name)
         found: Present = (stored >> (rows & 7).astype(np.uint8) & 1).astype(np.bool_)
         return found
 
@@ -101,7 +101,7 @@ class Records:
         numbers = rows * n_records + k
         self._units.check_blocks(Kind.INDEX, NO_FIELD, numbers * ENTRY.size, ENTRY.size)
         place = section.count, section.offset
-        found: Entries = take(
+        found: Entries = take_items(
             content, ENTRY_DTYPE, *place, numbers, section=section.name, field=name
         )
         payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0]
@@ -193,7 +193,7 @@ class Records:
         self._units.check_blocks(Kind.SHAPES, number, rows * section.stride, section.stride)
         line = np.dtype([("dims", "<u8", (n_dims,))])
         place = section.count, section.offset
-        found = take(content, line, *place, rows, section=section.name, field=name)
+        found = take_items(content, line, *place, rows, section=section.name, field=name)
         dims: npt.NDArray[np.uint64] = found["dims"]
         return dims
 

@@ -35,7 +35,7 @@ from shardio.format.streams import (
 )
 from shardio.shard.opening import Sections
 from shardio.shard.verification import Rows, Units
-from shardio.storage.content import Content, take
+from shardio.storage.content import Content, take_items
 
 
 class StreamRecords:
@@ -86,7 +86,9 @@ class StreamRecords:
         content, section = self.bytes, self._section(Kind.STREAMS, name)
         self.units.check_blocks(Kind.STREAMS, section.field, rows * STREAM.size, STREAM.size)
         place = section.count, section.offset
-        found: Streams = take(content, STREAM_DTYPE, *place, rows, section=section.name, field=name)
+        found: Streams = take_items(
+            content, STREAM_DTYPE, *place, rows, section=section.name, field=name
+        )
         n_packets = self._section(Kind.PACKETS, name).count
         n_hashes = self._section(Kind.CHUNK_HASHES, name).count
         bad = broken_streams(found, entries["n_bytes"], n_packets, n_hashes)
@@ -193,7 +195,7 @@ class StreamRecords:
         starts = chunks * section.stride
         self.units.check_blocks(Kind.CHUNK_HASHES, section.field, starts, section.stride)
         place = section.count, section.offset
-        return take(self.bytes, "<u8", *place, chunks, section=section.name, field=name)
+        return take_items(self.bytes, "<u8", *place, chunks, section=section.name, field=name)
 
     def _refuse(
         self,

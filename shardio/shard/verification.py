@@ -28,7 +28,7 @@ from shardio.format.fields import STREAMED
 from shardio.format.index import DIMENSION
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
-from shardio.storage.content import Content, take
+from shardio.storage.content import Content, take_items
 
 Verify = Literal["off", "first", "always"]
 VERIFY: Final[tuple[str, ...]] = get_args(Verify)
@@ -160,7 +160,7 @@ class Units:
         hashes = self._hashed[Kind.COLUMN, number].hashes
         self.check_blocks(Kind.COLUMN_HASHES, number, units * DIMENSION.size, DIMENSION.size)
         place = hashes.count, hashes.offset
-        return take(self._content, "<u8", *place, units, section=hashes.name, field=name)
+        return take_items(self._content, "<u8", *place, units, section=hashes.name, field=name)
 
     def are_records_checked(self, k: int, rows: Rows) -> bool:
         """Whether `check_record` has nothing to do for record field number k of any of `rows`."""
@@ -236,7 +236,9 @@ class Units:
                 raise self._section_mismatch(table, table.offset, table.hash, found)
             self.marks[hashed.first_mark] = 1
         place, field_name = (table.count, table.offset), self._field_of(table)
-        stored = take(self._content, "<u8", *place, blocks, section=table.name, field=field_name)
+        stored = take_items(
+            self._content, "<u8", *place, blocks, section=table.name, field=field_name
+        )
         for block, expected in zip(blocks.tolist(), stored.tolist(), strict=True):
             start = section.offset + block * BLOCK_BYTES
             end = min(start + BLOCK_BYTES, section.offset + section.size)

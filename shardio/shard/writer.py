@@ -29,7 +29,7 @@ from shardio.shard.column_writer import ColumnWriter, SectionBuffer, ValidityWri
 from shardio.shard.encoded import as_encoded
 from shardio.shard.record_writer import PayloadWriter
 from shardio.shard.section_writer import SectionTable
-from shardio.storage.fs import create, create_unnamed, rename_new, sync, sync_folder, unlink
+from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, sync_folder, unlink
 
 SPOOL_BYTES: Final = 8 << 20
 """When this much waits in memory, the largest section becomes the one that streams."""
@@ -211,7 +211,7 @@ class ShardWriter(Publishing):
             header = self._finish(self._file)
             sync(self._file, self._temporary)
             try:
-                rename_new(self._temporary, self._place)
+                rename_exclusive(self._temporary, self._place)
             except FileExistsError as error:
                 raise _taken(self.path) from error
             sync_folder(self._folder)

@@ -43,7 +43,7 @@ def _digest(text: bytes) -> str:
     return f"{hash_bytes(text):016x}"
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
+def read_checksummed_json(path: Path) -> dict[str, Any]:
     """Read what `sealed` made, without the digest.
 
     Raises:
@@ -87,7 +87,7 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def sealed(content: Mapping[str, Any]) -> bytes:
+def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
     """The bytes of a file that holds `content` and its digest.
 
     Raises:
@@ -105,7 +105,7 @@ def sealed(content: Mapping[str, Any]) -> bytes:
         raise SchemaError(f"a generation cannot be written as JSON: {error}") from error
 
 
-def write_sealed(path: Path, content: bytes, *, exclusive: bool) -> None:
+def write_atomic(path: Path, content: bytes, *, exclusive: bool) -> None:
     """Write a file that appears whole or not at all; exclusive: only if there is none yet."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:

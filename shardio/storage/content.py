@@ -16,13 +16,13 @@ from shardio.errors import (
     ShardChanged,
 )
 from shardio.storage.file_access import Access, FileState, choose_access
-from shardio.storage.mmap import map_known_file
+from shardio.storage.mmap import map_with_state
 from shardio.storage.pread import PreadFile
 
 Content = memoryview | PreadFile
 
 
-def take(
+def take_items(
     content: Content,
     dtype: npt.DTypeLike,
     count: int,
@@ -58,12 +58,12 @@ def open_content(path: str, access: Access) -> tuple[Content, FileState]:
         ShardNotFound, ShardIncomplete, UnsupportedEnvironment, OSError: as `map_known_file`.
     """
     if choose_access(path, access) == "mmap":
-        return map_known_file(path)
+        return map_with_state(path)
     file = PreadFile(path)
     return file, file.state
 
 
-class Column(NamedTuple):
+class StoredColumn(NamedTuple):
     """`n_rows` rows of `shape` and dtype that lie `stride` bytes apart from `offset` on.
 
     Its methods raise ShardChanged, with the name and the row, where what is not mapped is gone.

@@ -46,10 +46,10 @@ class FileState(NamedTuple):
                 found=now[:2],
             )
         if self.n_bytes != now.n_bytes:
-            raise resized(path, self.n_bytes, now.n_bytes)
+            raise resized_error(path, self.n_bytes, now.n_bytes)
 
 
-def resized(path: str, expected: int, found: int) -> ShardChanged:
+def resized_error(path: str, expected: int, found: int) -> ShardChanged:
     """Make the error for a file that does not have the size it was opened with."""
     how = "cut short" if found < expected else "made longer"
     return ShardChanged(
@@ -74,7 +74,7 @@ def check_length(path: str, opened: FileState) -> None:
     except OSError:
         return
     if now.st_size < opened.n_bytes and (now.st_dev, now.st_ino) == opened[:2]:
-        raise resized(path, opened.n_bytes, now.st_size)
+        raise resized_error(path, opened.n_bytes, now.st_size)
 
 
 def open_shard(path: str, name: str = "") -> int:
@@ -105,7 +105,7 @@ def open_shard(path: str, name: str = "") -> int:
 Access = Literal["auto", "mmap", "pread"]
 ACCESS: Final[tuple[str, ...]] = get_args(Access)
 
-REMOTE: Final[dict[int, str]] = {
+UNSAFE_FILE_SYSTEMS: Final[dict[int, str]] = {
     # include/uapi/linux/magic.h of Linux
     0x6969: "NFS",
     0x517B: "SMB",
@@ -133,7 +133,7 @@ this kernel knowing, and an interrupted connection makes a mapped page a SIGBUS.
 _STATFS_BYTES: Final = 256  # more than any layout of struct statfs, which begins with f_type
 
 
-def file_system(path: str) -> int | None:
+def file_system_type(path: str) -> int | None:
     """The `f_type` of the file system that `path` lies on; None where that cannot be known."""
     statfs = getattr(_LIBC, "statfs", None)
     if os.uname().sysname != "Linux" or statfs is None:
@@ -158,4 +158,4 @@ def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
         raise InvalidArgument(f"access must be one of {', '.join(ACCESS)}; found {access!r}")
     if access != "auto":
         return access
-    return "pread" if file_system(path) in REMOTE else "mmap"
+    return "pread" if file_system_type(path) in UNSAFE_FILE_SYSTEMS else "mmap"

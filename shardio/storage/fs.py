@@ -51,7 +51,7 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
         raise
 
 
-def most_file_bytes() -> int | None:
+def max_file_bytes() -> int | None:
     """Return how large this process may make a file (RLIMIT_FSIZE), in memory as well; None: any.
 
     Python ignores SIGXFSZ, so that a write beyond it fails with EFBIG, and nothing is killed.
@@ -67,7 +67,7 @@ def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
         error: raised by a call of the system.
         n_bytes: how large the file has to be, if that is known.
     """
-    most = most_file_bytes()
+    most = max_file_bytes()
     if error.errno != errno.EFBIG or most is None:
         return
     need = "more" if n_bytes is None else f"at least {n_bytes}"
@@ -106,11 +106,11 @@ def create(path: str | os.PathLike[str]) -> IO[bytes]:
 
 def create_unnamed(folder: str) -> IO[bytes]:
     """Make a file in `folder` that has no name and goes with its last descriptor."""
-    with perform("create", folder, _unnamed, folder) as file:
+    with perform("create", folder, _open_unnamed, folder) as file:
         return io.BufferedRandom(_File(folder, os.dup(file.fileno()), "r+b"), BUFFER_BYTES)
 
 
-def _unnamed(folder: str) -> Any:
+def _open_unnamed(folder: str) -> Any:
     return tempfile.TemporaryFile(dir=folder, buffering=0)
 
 
@@ -187,13 +187,13 @@ def sync_folder(folder: str) -> None:
         os.close(fd)
 
 
-def rename_new(source: str, target: str) -> None:
+def rename_exclusive(source: str, target: str) -> None:
     """Rename a file to a name that nobody has taken: at no moment is another file replaced.
 
     Raises:
         FileExistsError: the name is taken; the source stays.
     """
-    perform("rename", target, _rename_new, source, target)
+    perform("rename", target, _rename_exclusive, source, target)
 
 
 def exchange(one: str, other: str) -> bool:
@@ -219,7 +219,7 @@ def _exchange(one: str, other: str) -> bool:
     raise OSError(code, os.strerror(code), other)
 
 
-def _rename_new(source: str, target: str) -> None:
+def _rename_exclusive(source: str, target: str) -> None:
     if _RENAME is not None:
         here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
         if _RENAME(here, os.fsencode(source), here, os.fsencode(target), no_replace) == 0:

@@ -32,17 +32,17 @@ from shardio.storage.file_access import FileState, open_shard
 _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
-_MOST_MAPS: Final = 65530
+_DEFAULT_MAX_MAPS: Final = 65530
 """What Linux has by default."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
 def map_file(path: str) -> memoryview:
     """Map a whole file for reading; see `map_known_file`."""
-    return map_known_file(path)[0]
+    return map_with_state(path)[0]
 
 
-def map_known_file(path: str) -> tuple[memoryview, FileState]:
+def map_with_state(path: str) -> tuple[memoryview, FileState]:
     """Map a whole file for reading. The map lives until the last view of it is gone.
 
     Not by Python's `mmap`, which keeps a descriptor for every map: datasets have more shards than
@@ -66,18 +66,18 @@ def map_known_file(path: str) -> tuple[memoryview, FileState]:
         os.close(fd)
     whole = (ctypes.c_ubyte * n_bytes).from_address(address)
     # Not at exit: other threads may still be reading.
-    weakref.finalize(whole, give_back, address, n_bytes).atexit = False
+    weakref.finalize(whole, unmap, address, n_bytes).atexit = False
     return memoryview(whole).cast("B").toreadonly(), FileState.of(status)
 
 
 @functools.cache
-def most_maps() -> int:
+def max_maps() -> int:
     """How many maps the kernel lets a process have."""
     try:
         with open("/proc/sys/vm/max_map_count", "rb") as figure:
             return int(figure.read())
     except OSError:
-        return _MOST_MAPS
+        return _DEFAULT_MAX_MAPS
 
 
 def map_over(address: int, n_bytes: int, fd: int) -> None:
@@ -91,16 +91,16 @@ def map_over(address: int, n_bytes: int, fd: int) -> None:
     _mmap(address, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0, "")
 
 
-def forget_pages(view: memoryview) -> None:
+def drop_pages(view: memoryview) -> None:
     """Drop the pages of a mapped file from this process's memory; the page cache keeps them."""
     if isinstance(view.obj, ctypes.Array) and hasattr(mmap, "MADV_DONTNEED"):
         _LIBC.madvise(ctypes.addressof(view.obj), view.nbytes, mmap.MADV_DONTNEED)
 
 
-def expect_scattered(view: memoryview) -> None:
+def disable_readahead(view: memoryview) -> None:
     """Have the kernel read no more of a mapped file than the pages that are touched."""
     if isinstance(view.obj, ctypes.Array):
-        read_scattered(ctypes.addressof(view.obj), view.nbytes)
+        disable_readahead_at(ctypes.addressof(view.obj), view.nbytes)
 
 
 def reserve(n_bytes: int) -> int:
@@ -112,12 +112,12 @@ def reserve(n_bytes: int) -> int:
     return _mmap(None, n_bytes, _PROT_NONE, _anonymous(), -1, 0, "")
 
 
-def empty(address: int, n_bytes: int) -> None:
+def clear_reserved(address: int, n_bytes: int) -> None:
     """Have reserved addresses hold nothing again, whatever was mapped there."""
     _mmap(address, n_bytes, _PROT_NONE, _anonymous() | _MAP_FIXED, -1, 0, "")
 
 
-def map_part(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
+def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
     """Map a part of a file, for reading, at addresses that are reserved.
 
     Raises:
@@ -127,18 +127,18 @@ def map_part(address: int, n_bytes: int, fd: int, offset: int, path: str) -> Non
     _mmap(address, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset, path)
 
 
-def give_back(address: int, n_bytes: int) -> None:
+def unmap(address: int, n_bytes: int) -> None:
     """Unmap addresses and whatever is there."""
     _LIBC.munmap(address, n_bytes)
 
 
-def read_scattered(address: int, n_bytes: int) -> None:
+def disable_readahead_at(address: int, n_bytes: int) -> None:
     """Have the kernel read no more of what is mapped there than the pages that are touched."""
     if hasattr(mmap, "MADV_RANDOM"):
         _LIBC.madvise(address, n_bytes, mmap.MADV_RANDOM)
 
 
-def zeros(n_bytes: int) -> npt.NDArray[np.uint8]:
+def lazy_zeros(n_bytes: int) -> npt.NDArray[np.uint8]:
     """So many bytes, which take memory where they are written to alone."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return np.frombuffer(mmap.mmap(-1, max(1, n_bytes), flags=flags), np.uint8)[:n_bytes]
@@ -204,9 +204,9 @@ PAGE_BYTES: Final = 4096
 
 END_BYTES: Final = 32 << 10
 """Of the end of a shard: its last sections are small, and say where all others are."""
-_PROBED: Final = 4
+_N_PROBED: Final = 4
 
-AT_ONCE_BYTES: Final = 128 << 10
+ADVICE_BYTES: Final = 128 << 10
 """Of one advice, Linux takes no more than it reads ahead at a time; this is its default."""
 
 
@@ -225,7 +225,7 @@ def is_cached(fd: int, offset: int) -> bool | None:
     return True
 
 
-def will_need(fd: int, offset: int, n_bytes: int) -> None:
+def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
     """Have the kernel begin to read a part of a file; it is not waited for.
 
     Raises:
@@ -234,24 +234,24 @@ def will_need(fd: int, offset: int, n_bytes: int) -> None:
     if not hasattr(os, "posix_fadvise"):
         return
     advice = os.POSIX_FADV_WILLNEED
-    for start in range(offset, offset + n_bytes, AT_ONCE_BYTES):
-        os.posix_fadvise(fd, start, min(AT_ONCE_BYTES, offset + n_bytes - start), advice)
+    for start in range(offset, offset + n_bytes, ADVICE_BYTES):
+        os.posix_fadvise(fd, start, min(ADVICE_BYTES, offset + n_bytes - start), advice)
 
 
-def will_open(paths: Sequence[str]) -> None:
+def prefetch_ends(paths: Sequence[str]) -> None:
     """Have the kernel begin to read where shards begin and end, if they are not in memory.
 
     One after another they cost a wait each, or several. Never an error: what is wrong with a file,
     opening it will say. Links are left alone: where they may lead has not been checked, and to
     open a device may do something.
     """
-    step = max(1, len(paths) // _PROBED)
-    if not all(_ends(path, is_asked=False) for path in paths[::step]):
+    step = max(1, len(paths) // _N_PROBED)
+    if not all(_ends_are_cached(path, is_asked=False) for path in paths[::step]):
         for path in paths:
-            _ends(path, is_asked=True)
+            _ends_are_cached(path, is_asked=True)
 
 
-def _ends(path: str, *, is_asked: bool) -> bool:
+def _ends_are_cached(path: str, *, is_asked: bool) -> bool:
     """Whether both ends of a file lie in memory, as far as is known; or ask for them."""
     with contextlib.suppress(OSError, ShardioError):
         if os.path.islink(path):
@@ -262,8 +262,8 @@ def _ends(path: str, *, is_asked: bool) -> bool:
             if not is_asked:
                 return is_cached(fd, 0) is not False and is_cached(fd, n_bytes - 1) is not False
             start = max(0, n_bytes - END_BYTES)
-            will_need(fd, 0, PAGE_BYTES)
-            will_need(fd, start, n_bytes - start)
+            prefetch_range(fd, 0, PAGE_BYTES)
+            prefetch_range(fd, start, n_bytes - start)
         finally:
             os.close(fd)
     return True

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import ShardChanged, ShardIncomplete
-from shardio.storage.file_access import FileState, open_shard, resized
+from shardio.storage.file_access import FileState, open_shard, resized_error
 
 Rows = npt.NDArray[np.int64]
 
@@ -31,12 +31,12 @@ _GAP_BYTES: Final = 8 << 10
 _SPAN_BYTES: Final = 256 << 10
 """The most that is read together, so that what lies in the gaps stays in the cache."""
 _SMALL_ROW_BYTES: Final = 2 << 10
-_FEWEST_IN_SPAN: Final = 4
+_MIN_ROWS_IN_SPAN: Final = 4
 """Picking from a buffer costs as much as some calls; fewer rows are read one by one."""
 _MAX_BUFFERS: Final = os.sysconf("SC_IOV_MAX")
 
-_MOST_OPEN: Final = 4096
-_FEWEST_OPEN: Final = 4
+_MAX_OPEN: Final = 4096
+_MIN_OPEN: Final = 4
 
 
 class _Descriptor:
@@ -134,9 +134,9 @@ class PreadFile:
         is_far |= np.diff(rows * stride // _SPAN_BYTES) != 0
         ends = np.append(np.flatnonzero(is_far) + 1, len(rows))
         sizes = np.diff(ends, prepend=0)
-        is_alone = np.repeat(sizes < _FEWEST_IN_SPAN, sizes)
+        is_alone = np.repeat(sizes < _MIN_ROWS_IN_SPAN, sizes)
         for end, size in zip(ends.tolist(), sizes.tolist(), strict=True):
-            if size >= _FEWEST_IN_SPAN:
+            if size >= _MIN_ROWS_IN_SPAN:
                 part = slice(end - size, end)
                 self._read_span(offset, stride, rows[part], out, lines[part])
         self._read_each(offset + rows[is_alone] * stride, out, lines[is_alone])
@@ -162,7 +162,7 @@ class PreadFile:
     ) -> None:
         """Rows without padding, some of which follow one another: a call for each sequence."""
         size, flat = out.shape[1], out.reshape(-1).data
-        for part in _parts(rows[1:] - rows[:-1] != 1):
+        for part in _split_where(rows[1:] - rows[:-1] != 1):
             place, numbers = offset + int(rows[part.start]) * size, lines[part].tolist()
             if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
                 whole = flat[numbers[0] * size : (numbers[-1] + 1) * size]
@@ -207,7 +207,7 @@ class PreadFile:
 
     def _cut_short(self, offset: int, descriptor: _Descriptor) -> ShardChanged:
         found = os.fstat(descriptor.fd).st_size
-        error = resized(self.path, self.nbytes, found)
+        error = resized_error(self.path, self.nbytes, found)
         if found >= self.nbytes:
             error = ShardChanged(
                 "the file was cut short while it was read, and made whole again",
@@ -227,7 +227,7 @@ class PreadFile:
         now = FileState.of(os.fstat(descriptor.fd))
         # By content, as file systems of the kind that this is for give a file new numbers.
         if now.n_bytes != self.nbytes and now[:2] == self.state[:2]:
-            raise resized(self.path, self.nbytes, now.n_bytes)
+            raise resized_error(self.path, self.nbytes, now.n_bytes)
         head = os.pread(descriptor.fd, _HEAD_BYTES, 0)
         if now.n_bytes != self.nbytes or head != self._head:
             raise ShardChanged(
@@ -243,17 +243,17 @@ class PreadFile:
     def _keep(self, descriptor: _Descriptor) -> None:
         """Keep a descriptor for the next reads; the one kept longest makes room for it."""
         self._kept = descriptor
-        _keeping.append(weakref.ref(self))
-        most = _most_open()
-        while len(_keeping) > most:
-            _give_up_one()
+        _files_with_descriptor.append(weakref.ref(self))
+        most = _max_open()
+        while len(_files_with_descriptor) > most:
+            _evict_descriptor()
 
 
-_keeping: Final[deque[weakref.ref[Any]]] = deque()
+_files_with_descriptor: Final[deque[weakref.ref[Any]]] = deque()
 """The files that keep a descriptor, in the order in which they were opened."""
 
 
-def _parts(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
+def _split_where(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
     """The parts of a sequence that is cut behind some of its items but the last."""
     start = 0
     for end in (np.flatnonzero(is_cut) + 1).tolist():
@@ -262,17 +262,17 @@ def _parts(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
     yield slice(start, len(is_cut) + 1)
 
 
-def _most_open() -> int:
+def _max_open() -> int:
     """A quarter of what this process may have open, which can change."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    share = _MOST_OPEN if soft == resource.RLIM_INFINITY else soft // 4
-    return max(_FEWEST_OPEN, min(share, _MOST_OPEN))
+    share = _MAX_OPEN if soft == resource.RLIM_INFINITY else soft // 4
+    return max(_MIN_OPEN, min(share, _MAX_OPEN))
 
 
-def _give_up_one() -> bool:
+def _evict_descriptor() -> bool:
     """Forget the descriptor kept longest; returns whether there was any."""
     try:
-        file = _keeping.popleft()()
+        file = _files_with_descriptor.popleft()()
     except IndexError:
         return False
     if file is not None:
@@ -286,5 +286,5 @@ def _open(place: str, path: str) -> int:
         try:
             return open_shard(place, path)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE) or not _give_up_one():
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not _evict_descriptor():
                 raise

@@ -25,7 +25,7 @@ from shardio.errors import (
     SchemaError,
 )
 from shardio.maintenance import add_column, audit_dataset, compute_stats, merge, split
-from shardio.storage.checksummed_json import read_sealed, sealed
+from shardio.storage.checksummed_json import read_checksummed_json, to_checksummed_json
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -662,8 +662,8 @@ def test_an_input_of_a_generation_says_what_an_append_can_compare(
     out: Path, key: str, value: object
 ) -> None:
     place = out / "generations" / "000001.json"
-    content = read_sealed(place)
+    content = read_checksummed_json(place)
     content["inputs"][0][key] = value
-    place.write_bytes(sealed(content))
+    place.write_bytes(to_checksummed_json(content))
     with pytest.raises(DatasetCorrupt, match="'hash', and counts as 'samples' and 'bytes'"):
         load(out)

@@ -14,7 +14,7 @@ from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound
 from shardio.export import export
 from shardio.maintenance import add_column, audit_dataset, merge, reshard
-from shardio.storage.checksummed_json import sealed
+from shardio.storage.checksummed_json import to_checksummed_json
 from shardio_tools import cli
 from tests.lines import contents, convert, install, texts, write
 
@@ -85,7 +85,7 @@ def test_a_plan_of_another_version_is_told_with_a_way_out_that_loses_nothing(
 ) -> None:
     place = make_out(lines, tmp_path / "out", options)
     place.mkdir()
-    (place / "plan.json").write_bytes(sealed({"version": 1}))
+    (place / "plan.json").write_bytes(to_checksummed_json({"version": 1}))
     with pytest.raises(InvalidArgument, match=f"version 1 .* began; {hint}") as caught:
         convert(lines, tmp_path / "out", **options)
     assert ("overwrite" in str(caught.value)) == ("append" not in options)
@@ -169,7 +169,7 @@ def test_a_list_of_moves_moves_nothing_that_lies_elsewhere(
     lines: Path, killed_append: Path, move: list[object]
 ) -> None:
     content = {"lineage": "x", "generation": 9, "moves": [move]}
-    (killed_append / ".conversion" / "moves.json").write_bytes(sealed(content))
+    (killed_append / ".conversion" / "moves.json").write_bytes(to_checksummed_json(content))
     (killed_append.parent / "victim").write_text("mine")
     before = contents(killed_append.parent)
     with pytest.raises(DatasetCorrupt, match=r"moves\.json: no list of what a conversion moves"):

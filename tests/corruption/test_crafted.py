@@ -33,7 +33,7 @@ from shardio.maintenance.audit import audit_dataset
 from shardio.maintenance.shard_audit import examine_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import sealed
+from shardio.storage.checksummed_json import to_checksummed_json
 from shardio.storage.file_access import Access
 from tests.corruption.forge import SMALL, read_everything, small_samples
 from tests.fuzz.mutate import records_of, set_records
@@ -455,7 +455,7 @@ def rename_in_generation(root: Path, name: str) -> None:
     content = json.loads(place.read_bytes())
     del content["digest"]
     content["shards"][0]["name"] = name
-    place.write_bytes(sealed(content))
+    place.write_bytes(to_checksummed_json(content))
 
 
 @pytest.mark.parametrize("name", ["../other.shard", "{0}/other.shard", "sub/other.shard"])

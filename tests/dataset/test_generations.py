@@ -148,7 +148,9 @@ def forge(place: Path, change: Callable[[dict[str, Any]], object]) -> None:
     del content["digest"]
     change(content)
     place.unlink()
-    checksummed_json.write_sealed(place, checksummed_json.sealed(content), exclusive=True)
+    checksummed_json.write_atomic(
+        place, checksummed_json.to_checksummed_json(content), exclusive=True
+    )
 
 
 def with_subset(folder: Path) -> Generation:

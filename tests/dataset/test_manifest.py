@@ -67,7 +67,9 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     del content["digest"]
     change(content)
     path.unlink()
-    checksummed_json.write_sealed(path, checksummed_json.sealed(content), exclusive=True)
+    checksummed_json.write_atomic(
+        path, checksummed_json.to_checksummed_json(content), exclusive=True
+    )
 
 
 @pytest.fixture

@@ -369,7 +369,7 @@ def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
             raise UnsupportedEnvironment("no more maps")
         given(address, n_bytes, fd, offset, path)
 
-    given = mmap.map_part
+    given = mmap.map_fixed
     monkeypatch.setattr(column_rows, "map_part", map_part)
     assert epoch(folder, shuffle=True) == expected[True]
     assert refused

@@ -22,7 +22,7 @@ from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kin
 from shardio.format.structure import unpack_header, unpack_table
 from shardio.shard import opening
 from shardio.shard.writer import ShardWriter
-from shardio.storage.checksummed_json import read_sealed, sealed
+from shardio.storage.checksummed_json import read_checksummed_json, to_checksummed_json
 from shardio.views.row_sets import RowRuns
 from tests.golden.second_reader import SecondReader
 
@@ -275,10 +275,10 @@ def test_a_digest_is_that_of_the_text_without_its_line(lines: list[str], tmp_pat
     text = ("\n".join(lines) + "\n").replace("$", digest)
     path = tmp_path / "000001.json"
     path.write_text(text)
-    assert "digest" not in read_sealed(path)
+    assert "digest" not in read_checksummed_json(path)
     path.write_text(text.replace("{", "{ "))
     with pytest.raises(DatasetCorrupt):
-        read_sealed(path)
+        read_checksummed_json(path)
 
 
 def test_the_keys_of_the_pointer_are_those_that_are_written(tmp_path: Path) -> None:
@@ -290,9 +290,9 @@ def test_the_keys_of_the_pointer_are_those_that_are_written(tmp_path: Path) -> N
 def test_the_lines_in_the_form_of_a_generation_are_a_file_that_is_read(tmp_path: Path) -> None:
     (block,) = re.findall(r"```text\n(\{\n.*?)```", PAGE_TEXT, re.DOTALL)
     (tmp_path / "x.json").write_text(block)
-    content = read_sealed(tmp_path / "x.json")
+    content = read_checksummed_json(tmp_path / "x.json")
     assert content == {"classes": ["ant", "bee"], "inputs": []}
-    assert sealed(content).decode() == block
+    assert to_checksummed_json(content).decode() == block
 
 
 def test_the_hashes_that_the_page_gives_are_those_of_the_code() -> None:

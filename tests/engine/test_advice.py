@@ -242,7 +242,7 @@ def test_long_ranges_are_asked_for_in_parts_that_the_kernel_takes(
 ) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, n, how: asked.append((start, n)))
-    mmap.will_need(0, 4096, 300_000)
+    mmap.prefetch_range(0, 4096, 300_000)
     assert asked == [(4096, 131072), (135168, 131072), (266240, 37856)]
 
 

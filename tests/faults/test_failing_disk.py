@@ -19,7 +19,7 @@ import pytest
 from shardio.conversion.staging import Staging
 from shardio.dataset.manifest import load_generation
 from shardio.maintenance import audit_dataset, audit_shard
-from shardio.storage.checksummed_json import read_sealed
+from shardio.storage.checksummed_json import read_checksummed_json
 from shardio_tools import cli
 from tests.faults.failing import Call, FailingDisk
 from tests.lines import contents, convert, install, write
@@ -62,7 +62,7 @@ def check_whole(out: Path) -> None:
             assert audit_shard(place) == []
     for place in out.rglob("*.json"):
         if not place.name.startswith("."):
-            read_sealed(place)
+            read_checksummed_json(place)
     if (out / "dataset.json").exists():
         # Shards of an append are there before the generation that names them.
         found = audit_dataset(out, workers=0).findings

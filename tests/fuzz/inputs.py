@@ -10,7 +10,7 @@ from typing import Any, Final
 import zstandard
 
 from shardio.format.schema import canonical_json
-from shardio.storage.checksummed_json import sealed
+from shardio.storage.checksummed_json import to_checksummed_json
 from tests.fuzz import seeds
 from tests.fuzz.converting import make_input
 from tests.fuzz.judge import Target
@@ -141,6 +141,6 @@ def with_digest(rng: random.Random, value: Any) -> bytes:
         return dumped(rng, value)
     try:
         canonical_json(value)
-        return sealed(value)
+        return to_checksummed_json(value)
     except ValueError:  # a surrogate
         return dumped(rng, value)

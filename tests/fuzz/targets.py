@@ -59,7 +59,7 @@ from shardio.shard.opening import expected_sections
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import sealed
+from shardio.storage.checksummed_json import to_checksummed_json
 from shardio.storage.file_access import Access
 from tests.corruption.forge import SMALL, small_samples
 from tests.fuzz.converting import ConverterFiles
@@ -202,8 +202,8 @@ class ShardFile:
 
 def _write_generation(folder: Path, schema: Schema, summary: ShardSummary) -> None:
     generation = generation_of(schema, [summary])
-    (folder / GENERATIONS / "000001.json").write_bytes(sealed(generation))
-    (folder / POINTER).write_bytes(sealed(pointer_to(generation)))
+    (folder / GENERATIONS / "000001.json").write_bytes(to_checksummed_json(generation))
+    (folder / POINTER).write_bytes(to_checksummed_json(pointer_to(generation)))
 
 
 def generation_of(schema: Schema, shards: list[ShardSummary]) -> dict[str, Any]:

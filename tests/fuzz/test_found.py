@@ -19,7 +19,7 @@ from shardio.maintenance.audit import audit_dataset, audit_shard
 from shardio.maintenance.repairing import repair
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
-from shardio.storage.checksummed_json import sealed
+from shardio.storage.checksummed_json import to_checksummed_json
 from tests.fuzz import seeds
 from tests.fuzz.parts import Parts
 
@@ -49,9 +49,9 @@ def test_a_plan_of_a_conversion_that_says_something_else_is_corrupt(
 ) -> None:
     does = {"replaces": False, "appends": False}
     plan: dict[str, Any] = {"version": 2, "settings": {}, "units": [], **does}
-    (tmp_path / PLAN_FILE).write_bytes(sealed(plan))
+    (tmp_path / PLAN_FILE).write_bytes(to_checksummed_json(plan))
     assert read_plan(tmp_path) is not None
-    (tmp_path / PLAN_FILE).write_bytes(sealed({**plan, key: value}))
+    (tmp_path / PLAN_FILE).write_bytes(to_checksummed_json({**plan, key: value}))
     with pytest.raises(DatasetCorrupt, match=r"plan\.json: a plan has settings, units"):
         read_plan(tmp_path)
 
@@ -69,11 +69,11 @@ def test_a_unit_whose_record_names_no_file_in_its_folder_is_converted_anew(
         shard = {"samples": len(reader), "bytes": reader.header.file_size, "id": reader.id}
     named = name.format(tmp_path) if isinstance(name, str) else name
     record = {"inputs": [], "shards": [{"name": named, **shard}], "stopped": False}
-    (folder / RECORD_FILE).write_bytes(sealed(record))
+    (folder / RECORD_FILE).write_bytes(to_checksummed_json(record))
     assert read_record(folder, Unit(0, 0, ())) is None
     (tmp_path / "elsewhere.shard").rename(folder / "here.shard")
     record["shards"] = [{"name": "here.shard", **shard}]
-    (folder / RECORD_FILE).write_bytes(sealed(record))
+    (folder / RECORD_FILE).write_bytes(to_checksummed_json(record))
     assert read_record(folder, Unit(0, 0, ())) is not None
 
 

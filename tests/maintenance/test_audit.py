@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from shardio import maintenance
-from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio._workers.processes.worker_pool import Died, Failed, Message
+from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
 from shardio.format.fields import Array, Bytes, Text

@@ -89,7 +89,7 @@ def test_nothing_is_mapped_unless_it_is_asked_for(
 ) -> None:
     first = dataset / shard_names(dataset)[0]
     mapped: list[str] = []
-    real = mmap.map_known_file
+    real = mmap.map_with_state
 
     def spy(path: str) -> Any:
         mapped.append(path)

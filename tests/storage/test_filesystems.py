@@ -9,7 +9,7 @@ import pytest
 
 import shardio
 from shardio.errors import InvalidArgument
-from shardio.storage.file_access import REMOTE, choose_access, file_system
+from shardio.storage.file_access import UNSAFE_FILE_SYSTEMS, choose_access, file_system_type
 from tests.shards import write_shard
 
 PROC = 0x9FA0  # PROC_SUPER_MAGIC of linux/magic.h
@@ -19,29 +19,31 @@ MAGIC_H = Path("/usr/include/linux/magic.h")
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that is taken for one of a network."""
-    found = file_system(str(tmp_path))
+    found = file_system_type(str(tmp_path))
     assert found is not None
-    monkeypatch.setitem(REMOTE, found, "the disk of the tests")
+    monkeypatch.setitem(UNSAFE_FILE_SYSTEMS, found, "the disk of the tests")
     return tmp_path
 
 
 def test_the_kernel_says_which_file_system_a_path_lies_on(tmp_path: Path) -> None:
-    assert file_system("/proc/self") == PROC
-    assert file_system(str(tmp_path)) != PROC
-    assert file_system(str(tmp_path / "nothing")) is None
+    assert file_system_type("/proc/self") == PROC
+    assert file_system_type(str(tmp_path)) != PROC
+    assert file_system_type(str(tmp_path / "nothing")) is None
 
 
 def test_where_the_kernel_cannot_be_asked_nothing_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Darwin", *"....")))
-    assert file_system("/proc/self") is None
+    assert file_system_type("/proc/self") is None
 
 
 def test_files_of_this_machine_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = file_system(str(tmp_path))
+    here = file_system_type(str(tmp_path))
     assert here is not None
-    monkeypatch.delitem(REMOTE, here, raising=False)  # the tests' folder may be anywhere
+    monkeypatch.delitem(
+        UNSAFE_FILE_SYSTEMS, here, raising=False
+    )  # the tests' folder may be anywhere
     assert choose_access(str(tmp_path), "auto") == "mmap"
     assert choose_access(str(tmp_path / "nothing"), "auto") == "mmap"
 
@@ -89,4 +91,4 @@ def test_the_numbers_of_the_kernel_are_those_of_its_header() -> None:
     }
     names = {"NFS", "SMB", "CIFS", "SMB2", "FUSE", "V9FS", "CEPH", "AFS", "AFS_FS", "CODA"}
     assert "NFS" in defined  # older headers lack some of the others
-    assert {defined[name] for name in names & defined.keys()} <= REMOTE.keys()
+    assert {defined[name] for name in names & defined.keys()} <= UNSAFE_FILE_SYSTEMS.keys()

@@ -10,7 +10,7 @@ import pytest
 from shardio.dataset.dataset import ShardDataset
 from shardio.storage import mmap
 from shardio.storage.file_access import open_shard
-from shardio.storage.mmap import END_BYTES, PAGE_BYTES, will_open
+from shardio.storage.mmap import END_BYTES, PAGE_BYTES, prefetch_ends
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 SIZE = 100_000
@@ -34,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     def note(fd: int, offset: int, n_bytes: int) -> None:
         found.append((os.path.basename(os.readlink(f"/proc/self/fd/{fd}")), offset, n_bytes))
 
-    monkeypatch.setattr(mmap, "will_need", note)
+    monkeypatch.setattr(mmap, "prefetch_range", note)
     return found
 
 
@@ -42,7 +42,7 @@ def test_both_ends_of_all_files_are_asked_for_where_one_that_is_probed_is_not_in
     paths: list[str], asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mmap, "is_cached", lambda _, offset: offset == 0)
-    will_open(paths)
+    prefetch_ends(paths)
     expected = []
     for i in (0, 1, 2, 3, 4, 5, 6, 8, 9):
         size = 100 if i == 2 else SIZE
@@ -66,7 +66,7 @@ def test_nothing_is_asked_for_where_all_is_in_memory_or_the_system_does_not_tell
         return answer
 
     monkeypatch.setattr(mmap, "is_cached", probe)
-    will_open(paths)
+    prefetch_ends(paths)
     assert asked == []
     assert 2 <= len(probed) <= 10  # not every file
 
@@ -81,8 +81,8 @@ def test_a_system_that_refuses_keeps_no_file_from_being_asked_for(
         raise OSError
 
     monkeypatch.setattr(mmap, "is_cached", lambda *_: False)
-    monkeypatch.setattr(mmap, "will_need", refuse)
-    will_open(paths)
+    monkeypatch.setattr(mmap, "prefetch_range", refuse)
+    prefetch_ends(paths)
     assert len(tried) == 9
 
 
@@ -99,7 +99,7 @@ def test_links_are_not_followed_before_it_is_known_where_they_lead(
 
     monkeypatch.setattr(mmap, "open_shard", note)
     monkeypatch.setattr(mmap, "is_cached", lambda *_: False)
-    will_open([str(tmp_path / "link"), str(tmp_path / "file")])
+    prefetch_ends([str(tmp_path / "link"), str(tmp_path / "file")])
     assert set(opened) == {"file"}
     assert len(asked) == 2, "the ends of the other"
 

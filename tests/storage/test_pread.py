@@ -41,7 +41,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> PreadFile:
 @pytest.fixture(autouse=True)
 def _nobody_elses() -> Iterator[None]:
     """What other tests keep open does not count here."""
-    pread._keeping.clear()
+    pread._files_with_descriptor.clear()
     yield
 
 
@@ -223,7 +223,7 @@ def test_a_file_that_is_deleted_or_replaced_is_read_on_while_it_is_open(path: Pa
 def reopened(path: Path, change: Callable[[], object]) -> PreadFile:
     """A file that has to be opened again for its next read, after a change."""
     file = PreadFile(str(path))
-    assert pread._give_up_one()
+    assert pread._evict_descriptor()
     change()
     return file
 
@@ -365,7 +365,7 @@ def test_the_share_follows_the_limit_of_the_process(
     monkeypatch: pytest.MonkeyPatch, soft: int, most: int
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
-    assert pread._most_open() == most
+    assert pread._max_open() == most
 
 
 def test_where_no_descriptor_is_left_one_that_is_kept_is_given_up(
@@ -393,7 +393,7 @@ def test_a_descriptor_goes_with_its_file_and_not_during_a_read(path: Path) -> No
     file = PreadFile(str(path))
     reading = file._kept
     assert reading is not None
-    assert pread._give_up_one()
+    assert pread._evict_descriptor()
     assert os.pread(reading.fd, 3, 0) == CONTENT[:3].tobytes()
     del reading
     assert n_open(path) == 0
@@ -408,7 +408,7 @@ def test_a_relative_path_is_that_of_the_folder_where_it_was_opened(
 ) -> None:
     monkeypatch.chdir(path.parent)
     file = PreadFile(path.name)
-    assert pread._give_up_one()
+    assert pread._evict_descriptor()
     monkeypatch.chdir("/")
     assert bytes(file[:3]) == CONTENT[:3].tobytes()
     assert file.path == path.name

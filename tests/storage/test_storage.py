@@ -19,7 +19,7 @@ from shardio.errors import (
     UnsupportedEnvironment,
 )
 from shardio.storage import fs
-from shardio.storage.fs import rename_new
+from shardio.storage.fs import rename_exclusive
 from shardio.storage.mmap import map_file
 
 
@@ -173,8 +173,8 @@ def test_renaming_takes_no_name_from_another_file(
     new.write_bytes(b"new")
     old.write_bytes(b"old")
     with pytest.raises(FileExistsError):
-        rename_new(str(new), str(old))
+        rename_exclusive(str(new), str(old))
     assert (new.read_bytes(), old.read_bytes()) == (b"new", b"old")
-    rename_new(str(new), str(tmp_path / "free"))
+    rename_exclusive(str(new), str(tmp_path / "free"))
     assert (tmp_path / "free").read_bytes() == b"new"
     assert not new.exists()

@@ -367,7 +367,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads(path.read_bytes())
     del content["digest"]
     change(content)
-    path.write_bytes(checksummed_json.sealed(content))
+    path.write_bytes(checksummed_json.to_checksummed_json(content))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import numpy as np
 from shardio import Array, Schema, ShardWriter
 from shardio.dataset.manifest import publish
 from shardio.shard.writer import ShardSummary
-from shardio.storage.mmap import most_maps
+from shardio.storage.mmap import max_maps
 
 PER_SHARD, LINKS, BATCH = 2, 10_000, 100
 SHUFFLES = (False, True, "blocks", "shards")
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--shards", type=int, default=100_000)
     parser.add_argument("--batches", type=int, default=300)
     asked = parser.parse_args()
-    limit = most_maps() * 3 // 4
+    limit = max_maps() * 3 // 4
     is_over = False
     print(f"{asked.shards:,} shards, {asked.batches} batches of {BATCH}; {limit:,} maps at most")
     with tempfile.TemporaryDirectory() as temporary:

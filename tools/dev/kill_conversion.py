@@ -32,7 +32,7 @@ from typing import Any
 import shardio
 from shardio.conversion.journal import plan_path
 from shardio.maintenance import audit_dataset, audit_shard
-from shardio.storage.checksummed_json import read_sealed
+from shardio.storage.checksummed_json import read_checksummed_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 
@@ -185,7 +185,7 @@ def check_whole(out: Path) -> list[str]:
             if place.suffix == ".shard" and not place.name.startswith("."):
                 wrong += [str(finding) for finding in audit_shard(place)]
             elif place.suffix == ".json" and not place.name.startswith("."):
-                read_sealed(place)
+                read_checksummed_json(place)
         except shardio.ShardioError as error:
             wrong.append(str(error))
     if (out / "dataset.json").exists():

@@ -23,7 +23,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardioError
 from shardio.shard.verification import Rows
 from shardio.storage.file_access import open_shard
-from shardio.storage.mmap import PAGE_BYTES, is_cached, will_need
+from shardio.storage.mmap import PAGE_BYTES, is_cached, prefetch_range
 
 N_PROBED: Final = 4
 """Rows of a batch."""
@@ -214,7 +214,7 @@ class Advice:
             fd = open_shard(extents.files.path(number))
             try:
                 for offset, n_bytes in places:
-                    will_need(fd, offset, n_bytes)
+                    prefetch_range(fd, offset, n_bytes)
             finally:
                 os.close(fd)
 

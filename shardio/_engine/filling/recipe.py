@@ -22,7 +22,7 @@ from shardio.samples.clip_draws import Cut
 from shardio.samples.pictures import common_sizes, decoded
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
-from shardio.storage.remote.options import Remote
+from shardio.storage.remote.options import RemoteOptions
 from shardio.views.packing import Packing
 
 Dct = Literal["accurate", "fast"]
@@ -64,7 +64,7 @@ class Recipe:
     cut: Cut | None = None
     hearing: Hearing | None = None
     packing: Packing | None = None
-    remote: Remote | None = None
+    remote: RemoteOptions | None = None
 
     @property
     def n_selected(self) -> int:

@@ -35,7 +35,7 @@ from shardio._workers.processes.shared_memory import (
 )
 from shardio.batch.layout import BlockViews
 from shardio.errors import InsufficientMemory
-from shardio.storage.fs import most_file_bytes
+from shardio.storage.fs import max_file_bytes
 
 _STAT_BLOCK: Final = 512
 """What `st_blocks` counts, whatever the file system's blocks are."""
@@ -87,7 +87,7 @@ class BlockMap:
                         f"{self._most}: raise it, or lower batch_size"
                     )
                 better = min(better, self._most)
-            if (most := most_file_bytes()) is not None:
+            if (most := max_file_bytes()) is not None:
                 better = min(better, most)
             page = mmap.PAGESIZE
             wanted = -(-max(n_bytes, better) // page) * page

@@ -23,7 +23,7 @@ from typing import Any
 
 from shardio._base.closing import Closing
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
-from shardio.storage.fs import most_file_bytes
+from shardio.storage.fs import max_file_bytes
 
 __all__ = [
     "Bell",
@@ -263,7 +263,7 @@ def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        most = most_file_bytes()
+        most = max_file_bytes()
         if error.errno != errno.EFBIG or most is None:
             raise
         raise InsufficientMemory(

@@ -51,7 +51,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
 from shardio.storage.remote.cache_eviction import Room, byte_of, remove_cached
 from shardio.storage.remote.locks import ByteLocks, exclusive
-from shardio.storage.remote.object_store import Objects, never_ends
+from shardio.storage.remote.object_store import ObjectStore, no_cancel
 
 _ROWS_AT_ONCE: Final = 1 << 14
 
@@ -138,7 +138,7 @@ class ShardCache:
         UnsupportedEnvironment: nothing can be written there.
     """
 
-    def __init__(self, folder: str, most_bytes: int | None, objects: Objects) -> None:
+    def __init__(self, folder: str, most_bytes: int | None, objects: ObjectStore) -> None:
         self.folder, self._objects = folder, objects
         self.root = os.path.join(folder, _name_of(objects))
         self._lock_path = os.path.join(self.root, "locks")
@@ -191,7 +191,7 @@ class ShardCache:
         self._locks.give_back(byte)
         return None
 
-    def hold(self, shard: ShardSummary, check: Callable[[], None] = never_ends) -> str:
+    def hold(self, shard: ShardSummary, check: Callable[[], None] = no_cancel) -> str:
         """The path of a shard, downloaded and verified if need be, held until `release`.
 
         Where another process or thread is downloading it, that is waited for.
@@ -341,7 +341,7 @@ def _file_name(shard: ShardSummary) -> str:
     return f"{stem.decode(errors='ignore')}.{shard.id}.shard"
 
 
-def _name_of(objects: Objects) -> str:
+def _name_of(objects: ObjectStore) -> str:
     return f"{hash_bytes(f'{objects.endpoint} {objects.url}'.encode()):016x}"
 
 

@@ -33,19 +33,19 @@ from shardio.errors import (
     StoreUnavailable,
 )
 from shardio.storage.remote.obstore_adapter import (
-    Passing,
+    TransientError,
     endpoint_of,
     load_obstore,
+    map_obstore_errors,
     open_store,
-    replaced,
-    sorted_out,
+    replaced_error,
 )
-from shardio.storage.remote.options import AZURE, checked_url
+from shardio.storage.remote.options import AZURE, validate_url
 
 Item = TypeVar("Item")
 R = TypeVar("R")
 
-_LOOK_UP_S: Final = 0.25
+_SIGNAL_POLL_S: Final = 0.25
 """A signal that comes just before the wait begins does not end it: it is heeded so much later."""
 
 
@@ -53,13 +53,13 @@ def interruptible(call: Callable[[], R]) -> R:
     """Make a call; where it is made in the main thread, signals are heeded meanwhile."""
     if threading.current_thread() is not threading.main_thread():
         return call()
-    running = [future := _begun(call)]
+    running = [future := _start_thread(call)]
     while running:
-        running, _ = _some_ended(running)
+        running, _ = _wait_some(running)
     return future.result()
 
 
-def side_by_side(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
+def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
     """Make a call for each of some items; after an error begin none, and raise the first.
 
     What is under way at an error is waited for, but not at Ctrl-C.
@@ -76,19 +76,19 @@ def side_by_side(n_threads: int, call: Callable[[R], object], items: Iterable[R]
 
     failed: list[Future[None]] = []
     try:
-        running = [_begun(run) for _ in range(min(n_threads, len(left)))]
+        running = [_start_thread(run) for _ in range(min(n_threads, len(left)))]
         while running and not failed:
-            running, failed = _some_ended(running)
+            running, failed = _wait_some(running)
     finally:
         with mutex:
             left.clear()
     while running:
-        running, _ = _some_ended(running)
+        running, _ = _wait_some(running)
     for each in failed:
         each.result()
 
 
-def in_order(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -> Iterator[R]:
+def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -> Iterator[R]:
     """What a call gives for each of some items, in their order; so many are made at a time.
 
     What it raises is raised in its turn. What is under way then, or when no more is wanted, is not
@@ -96,23 +96,23 @@ def in_order(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -
     """
     left, coming = iter(items), deque[Future[R]]()
     while True:
-        begun = (_begun(functools.partial(call, item)) for item in left)
+        begun = (_start_thread(functools.partial(call, item)) for item in left)
         coming.extend(itertools.islice(begun, n_threads - len(coming)))
         if not coming:
             return
         running = [first := coming.popleft()]
         while running:
-            running, _ = _some_ended(running)
+            running, _ = _wait_some(running)
         yield first.result()
 
 
-def _some_ended(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R]]]:
+def _wait_some(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R]]]:
     """Wait until all have ended, one has failed, or a while is over; those left, those failed."""
-    done, left = wait(running, _LOOK_UP_S, FIRST_EXCEPTION)
+    done, left = wait(running, _SIGNAL_POLL_S, FIRST_EXCEPTION)
     return list(left), [each for each in done if each.exception() is not None]
 
 
-def _begun(call: Callable[[], R]) -> Future[R]:
+def _start_thread(call: Callable[[], R]) -> Future[R]:
     """What a call in a thread of its own will come to."""
     future: Future[R] = Future()
 
@@ -132,16 +132,16 @@ DEADLINE_S: Final = 120.0
 """How long a call goes on without a byte of progress."""
 PIECE_BYTES: Final = 8 << 20
 """What one request of a download asks for."""
-_PIECES_AT_ONCE: Final = 4
+_CONCURRENT_PIECES: Final = 4
 """One connection to a store brings less than the network does, and each request waits before."""
-_LEAST_PIECE_BYTES: Final = 256 << 10
-_FIRST_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 5.0
+_MIN_PIECE_BYTES: Final = 256 << 10
+_FIRST_BACKOFF_S: Final = 0.1
+_MAX_BACKOFF_S: Final = 5.0
 _PART_BYTES: Final = 8 << 20
-_PARTS_AT_ONCE: Final = 4
+_CONCURRENT_PARTS: Final = 4
 
 
-class Part(NamedTuple):
+class ObjectPart(NamedTuple):
     """Bytes of an object, how many the whole has, and what tells that it is the same later."""
 
     data: memoryview
@@ -149,11 +149,11 @@ class Part(NamedTuple):
     tag: str | None
 
 
-def never_ends() -> None:
+def no_cancel() -> None:
     """What a call that nobody cancels asks between two requests."""
 
 
-class Objects:
+class ObjectStore:
     """The objects below a URL; owns a store of obstore, made when it is first asked.
 
     For several threads at a time. Pickled, it is made anew where it arrives.
@@ -170,9 +170,9 @@ class Objects:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self.url = checked_url(url)
+        self.url = validate_url(url)
         self._options = dict(options or {})
-        self.deadline_s = _seconds(self._options.pop("deadline_s", DEADLINE_S))
+        self.deadline_s = _validate_deadline(self._options.pop("deadline_s", DEADLINE_S))
         self._store: Any = None
         self._pid = 0
 
@@ -180,7 +180,7 @@ class Objects:
         return f"Objects({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Objects, (self.url, {**self._options, "deadline_s": self.deadline_s})
+        return ObjectStore, (self.url, {**self._options, "deadline_s": self.deadline_s})
 
     @property
     def _is_azure(self) -> bool:
@@ -208,7 +208,7 @@ class Objects:
             raise self._changed(name, start + n_bytes, found.n_bytes)
         return found.data
 
-    def read_tail(self, name: str, n_bytes: int) -> Part:
+    def read_tail(self, name: str, n_bytes: int) -> ObjectPart:
         """The last n_bytes of an object, or all it has; by one request, but two of Azure."""
         if not self._is_azure:
             return self._get(name, {"suffix": n_bytes})
@@ -222,7 +222,7 @@ class Objects:
         file: IO[bytes],
         n_bytes: int,
         *,
-        check: Callable[[], None] = never_ends,
+        check: Callable[[], None] = no_cancel,
     ) -> None:
         """Append to `file` what it lacks of an object of n_bytes.
 
@@ -238,26 +238,26 @@ class Objects:
             ShardChanged: the object has another size, or is replaced meanwhile.
         """
         done, tag = file.tell(), None
-        size, n_at_once = PIECE_BYTES, _PIECES_AT_ONCE
+        size, n_at_once = PIECE_BYTES, _CONCURRENT_PIECES
         began, n_tries = time.monotonic(), 0
         while done < n_bytes:
             check()
             pieces = ((at, min(at + size, n_bytes)) for at in range(done, n_bytes, size))
             ask = functools.partial(self._get_once, name, tag=tag)
             try:
-                for part in in_order(n_at_once, ask, pieces):
+                for part in map_ordered(n_at_once, ask, pieces):
                     if part.n_bytes != n_bytes:
                         raise self._changed(name, n_bytes, part.n_bytes)
                     tag = tag or part.tag
                     if part.tag not in (tag, None):
-                        raise replaced(self.url, name)
+                        raise replaced_error(self.url, name)
                     _write_all(file, part.data)
                     done += len(part.data)
                     began, n_tries = time.monotonic(), 0
                     check()
-            except Passing as passing:
+            except TransientError as passing:
                 n_tries += 1
-                size, n_at_once = max(_LEAST_PIECE_BYTES, size // 2), max(1, n_at_once // 2)
+                size, n_at_once = max(_MIN_PIECE_BYTES, size // 2), max(1, n_at_once // 2)
                 self._pause(name, passing, began, n_tries, None, check)
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
@@ -281,7 +281,7 @@ class Objects:
                     "nothing of theirs was changed; choose another place"
                 ) from None
 
-    def upload(self, name: str, path: str, *, check: Callable[[], None] = never_ends) -> None:
+    def upload(self, name: str, path: str, *, check: Callable[[], None] = no_cancel) -> None:
         """Write a file as an object, in parts where it is large; it appears whole or not at all.
 
         Args:
@@ -300,11 +300,11 @@ class Objects:
                 name,
                 Path(path),
                 chunk_size=_PART_BYTES,
-                max_concurrency=_PARTS_AT_ONCE,
+                max_concurrency=_CONCURRENT_PARTS,
             )
             found = load_obstore().head(self._opened(), name)["size"]
             if found != n_bytes:
-                raise Passing(f"{n_bytes} bytes were sent, {found} are there")
+                raise TransientError(f"{n_bytes} bytes were sent, {found} are there")
 
         self._persist(name, write, check=check)
 
@@ -342,26 +342,28 @@ class Objects:
 
     def _get(
         self, name: str, part: Any, *, tag: str | None = None, deadline_s: float | None = None
-    ) -> Part:
+    ) -> ObjectPart:
         return self._persist(name, lambda: self._get_once(name, part, tag), deadline_s)
 
-    def _get_once(self, name: str, part: Any, tag: str | None) -> Part:
+    def _get_once(self, name: str, part: Any, tag: str | None) -> ObjectPart:
         """One request: what it brings is as long as it says."""
         options = {"range": part} if part is not None else {}
         is_weak = tag is not None and tag.startswith("W/")  # matches nothing: RFC 9110, 13.1.1
         if tag is not None and not is_weak:
             options["if_match"] = tag
-        with sorted_out(self.url, name, self._options):
+        with map_obstore_errors(self.url, name, self._options):
             answer = load_obstore().get(self._opened(), name, options=options)
             whole, (start, end) = answer.meta, answer.range
             data = memoryview(answer.bytes())
         if len(data) != end - start or part is None and len(data) != whole["size"]:
-            raise Passing(f"{end - start} bytes were announced, {len(data)} came")
+            raise TransientError(f"{end - start} bytes were announced, {len(data)} came")
         if isinstance(part, tuple) and (start != part[0] or end != min(part[1], whole["size"])):
-            raise Passing(f"bytes {part[0]} to {part[1]} were asked for, {start} to {end} came")
+            raise TransientError(
+                f"bytes {part[0]} to {part[1]} were asked for, {start} to {end} came"
+            )
         if is_weak and whole["e_tag"] != tag:
-            raise replaced(self.url, name)
-        return Part(data, whole["size"], whole["e_tag"])
+            raise replaced_error(self.url, name)
+        return ObjectPart(data, whole["size"], whole["e_tag"])
 
     def _persist(
         self,
@@ -369,22 +371,22 @@ class Objects:
         call: Callable[[], T],
         deadline_s: float | None = None,
         *,
-        check: Callable[[], None] = never_ends,
+        check: Callable[[], None] = no_cancel,
     ) -> T:
         """Try until it succeeds, fails for good, or the deadline has passed."""
         began, n_tries = time.monotonic(), 0
         while True:
             try:
-                with sorted_out(self.url, name, self._options):
+                with map_obstore_errors(self.url, name, self._options):
                     return interruptible(call)
-            except Passing as passing:
+            except TransientError as passing:
                 n_tries += 1
                 self._pause(name, passing, began, n_tries, deadline_s, check)
 
     def _pause(
         self,
         name: str,
-        passing: Passing,
+        passing: TransientError,
         began: float,
         n_tries: int,
         deadline_s: float | None,
@@ -392,7 +394,7 @@ class Objects:
     ) -> None:
         """Wait before the next try, the longer the more there were, a little more or less."""
         most_s = self.deadline_s if deadline_s is None else deadline_s
-        pause_s = min(_FIRST_PAUSE_S * 2 ** min(n_tries - 1, 10), _LONGEST_PAUSE_S)
+        pause_s = min(_FIRST_BACKOFF_S * 2 ** min(n_tries - 1, 10), _MAX_BACKOFF_S)
         pause_s *= random.uniform(0.5, 1)
         taken_s = time.monotonic() - began
         if taken_s + pause_s > most_s:
@@ -419,7 +421,7 @@ def _write_all(file: IO[bytes], data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
-def _seconds(given: object) -> float:
+def _validate_deadline(given: object) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
         raise InvalidArgument(
             f"storage_options['deadline_s'] must be seconds, more than 0; found {given!r}"

@@ -21,21 +21,21 @@ from shardio.errors import (
     install_hint,
 )
 
-_MOST_CHARACTERS: Final = 300
+_MAX_MESSAGE_CHARACTERS: Final = 300
 _SECRETS: Final = ("key", "token", "secret", "password", "credential", "authorization", "sas")
 _DENIED: Final = re.compile(
     r"ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AuthorizationHeader"
     r"|AccessDenied|AuthenticationFailed|RequestTimeTooSkewed|InvalidClientTokenId|\b40[13]\b"
 )
 
-_BEYOND: Final = re.compile(r"^InvalidRange\b|status code: 416\b")
+_RANGE_BEYOND_END: Final = re.compile(r"^InvalidRange\b|status code: 416\b")
 
 
-class Passing(Exception):
+class TransientError(Exception):
     """Something that the next try need not meet."""
 
 
-class sorted_out:
+class map_obstore_errors:
     """Errors of obstore over an object leave it as ours.
 
     Args:
@@ -59,10 +59,10 @@ class sorted_out:
         home = type(error).__module__
         if home.startswith("obstore") or isinstance(error, FileNotFoundError):
             if not isinstance(error, ShardNotFound):
-                raise _explained(self._url, self._name, error, self._options) from None
+                raise _to_shardio_error(self._url, self._name, error, self._options) from None
 
 
-def replaced(url: str, name: str) -> ShardChanged:
+def replaced_error(url: str, name: str) -> ShardChanged:
     """The error of an object that is another one than was begun."""
     return ShardChanged(
         "another object has taken the place of the one that was being read",
@@ -71,15 +71,17 @@ def replaced(url: str, name: str) -> ShardChanged:
     )
 
 
-def _explained(url: str, name: str, error: Exception, options: Mapping[str, Any]) -> Exception:
+def _to_shardio_error(
+    url: str, name: str, error: Exception, options: Mapping[str, Any]
+) -> Exception:
     place, kind = f"{url}/{name}", type(error).__name__
     if isinstance(error, FileNotFoundError):
         return ShardNotFound(f"{place}: there is no such object in the store")
     if kind in ("AlreadyExistsError",):
         return FileExistsError(place)
     if kind in ("PreconditionError", "NotModifiedError"):
-        return replaced(url, name)
-    words = brief(error, options)
+        return replaced_error(url, name)
+    words = short_message(error, options)
     if _is_denied(error):
         return StoreAccessDenied(
             f"{place}: the store refuses: {words}; renew or correct the credentials "
@@ -87,7 +89,7 @@ def _explained(url: str, name: str, error: Exception, options: Mapping[str, Any]
         )
     if re.search("NoSuchBucket|ContainerNotFound", words):
         return InvalidArgument(f"{place}: there is no such bucket: {words}; make it first")
-    if _BEYOND.search(words):
+    if _RANGE_BEYOND_END.search(words):
         return ShardChanged(
             "the object in the store ends before what was asked for: it is empty, or a shorter one "
             "has taken its place; publish it anew, or open the dataset anew",
@@ -103,10 +105,10 @@ def _explained(url: str, name: str, error: Exception, options: Mapping[str, Any]
     if kind in kinds or "builder error" in words:  # no request came to be
         hint = "; copy the dataset to a folder" if kind == kinds[0] else ""
         return InvalidArgument(f"{place}: {words}{hint}")
-    return Passing(words)
+    return TransientError(words)
 
 
-def brief(error: BaseException, options: Mapping[str, Any]) -> str:
+def short_message(error: BaseException, options: Mapping[str, Any]) -> str:
     """What an error of obstore says, in one line, without anything that may be secret."""
     text = str(error)
     code, message = (re.search(f"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message"))
@@ -115,9 +117,9 @@ def brief(error: BaseException, options: Mapping[str, Any]) -> str:
     text = text.partition("\n\nDebug source")[0]
     text = re.sub(r"://[^/\s]*@", "://…@", text)
     text = " ".join(re.sub(r"\?[^\s\"'>)]*", "", text).split())
-    for secret in _secrets_of(options):
+    for secret in _secret_values(options):
         text = text.replace(secret, "…")
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+    return text if len(text) <= _MAX_MESSAGE_CHARACTERS else f"{text[:_MAX_MESSAGE_CHARACTERS]}…"
 
 
 def _is_denied(error: BaseException) -> bool:
@@ -131,25 +133,25 @@ def _is_denied(error: BaseException) -> bool:
     return _DENIED.search(shown) is not None
 
 
-def _secrets_of(options: Mapping[str, Any]) -> list[str]:
+def _secret_values(options: Mapping[str, Any]) -> list[str]:
     """The values of options that may be secret, also of options within options."""
     found = []
     for name, value in options.items():
         if isinstance(value, Mapping):
-            found += _secrets_of(value)
+            found += _secret_values(value)
         elif isinstance(value, str) and any(part in name.lower() for part in _SECRETS):
             found.append(value)
     return [each for each in found if len(each) > 3]
 
 
-REQUEST_S: Final = 30
+REQUEST_TIMEOUT_S: Final = 30
 """A request, of at most a piece, that takes longer is made again: 280 kB/s of a piece of 8 MiB."""
 _ENDPOINTS: Final = (
     *("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
     *("azure_storage_endpoint", "azure_endpoint"),
 )
 
-_users: Final[dict[str, int]] = {}
+_first_user: Final[dict[str, int]] = {}
 """The first process that used obstore: its runtime does not survive a fork, which then hangs."""
 
 
@@ -177,7 +179,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
         UnsupportedEnvironment: obstore is not installed, or a parent of this process has used it.
         InvalidArgument: it takes no such option; the message has names of options alone.
     """
-    if _users.setdefault("first", os.getpid()) != os.getpid():
+    if _first_user.setdefault("first", os.getpid()) != os.getpid():
         raise UnsupportedEnvironment(
             f"{url}: this process is a fork of one that has used object stores, whose threads did "
             "not come with it: start it by spawn, forkserver or shardio's zygote"
@@ -186,12 +188,15 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise InvalidArgument(f"{url}: its endpoint must begin with http:// or https://")
     given = dict(options)
-    client = {"timeout": timedelta(seconds=REQUEST_S), "allow_http": _is_plain(url, options)}
+    client = {
+        "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
+        "allow_http": _allows_http(url, options),
+    }
     client |= given.pop("client_options", {})
     # Once: who calls decides how long it goes on, and sees Ctrl-C in between.
-    retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_S)}
+    retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
     retries |= given.pop("retry_config", {})
-    provider = given.pop("credential_provider", None) or _profile_of(url, given)
+    provider = given.pop("credential_provider", None) or _profile_credentials(url, given)
     if provider is not None:
         given["credential_provider"] = provider
     module = load_obstore()
@@ -200,7 +205,8 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     except (module.exceptions.BaseError, TypeError, ValueError) as error:
         names = ", ".join(options) or "none"
         raise InvalidArgument(
-            f"{url}: no store can be made of it: {brief(error, options)} (storage_options: {names})"
+            f"{url}: no store can be made of it: {short_message(error, options)} "
+            f"(storage_options: {names})"
         ) from None  # its text may have what is secret
 
 
@@ -211,12 +217,12 @@ def endpoint_of(options: Mapping[str, Any]) -> str:
     return next(filter(None, named), "")
 
 
-def _is_plain(url: str, options: Mapping[str, Any]) -> bool:
+def _allows_http(url: str, options: Mapping[str, Any]) -> bool:
     """Whether the user has named a server by http://, where nothing is encrypted."""
     return url.startswith("http://") or endpoint_of(options).startswith("http://")
 
 
-def _profile_of(url: str, options: Mapping[str, Any]) -> Any:
+def _profile_credentials(url: str, options: Mapping[str, Any]) -> Any:
     """What gives credentials of a profile of AWS, by boto3, where nothing else says any."""
     is_aws = url.partition("://")[0].lower() in ("s3", "s3a")
     names = {name.lower().removeprefix("aws_") for name in options}

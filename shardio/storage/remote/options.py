@@ -24,7 +24,7 @@ CACHE_VARIABLE: Final = "SHARDIO_CACHE"
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteOptions:
     """How a dataset in an object store is read. Immutable; its repr has no option of the store.
 
     Args:
@@ -53,7 +53,7 @@ class Remote:
         whole: bool = False,
         n_readers: int = 1,
         access: Access = "auto",
-    ) -> Remote:
+    ) -> RemoteOptions:
         """What a user asked for.
 
         Raises:
@@ -78,12 +78,12 @@ class Remote:
         """Whether the user said anything of it."""
         return self.cache is not None or self.cache_bytes is not None or bool(self.options)
 
-    def like(self, other: Remote) -> Remote:
+    def like(self, other: RemoteOptions) -> RemoteOptions:
         """The same cache and store, for what `other` is for."""
         return replace(self, whole=other.whole, n_readers=other.n_readers, access=other.access)
 
     @property
-    def of_workers(self) -> Remote:
+    def of_workers(self) -> RemoteOptions:
         """The same for those who read all of it: they have shards downloaded whole."""
         return replace(self, whole=True)
 
@@ -116,7 +116,7 @@ def local_path(place: str) -> str:
     return url2pathname(parts.path)
 
 
-def checked_url(url: str) -> str:
+def validate_url(url: str) -> str:
     """A URL of a folder in a store, without a slash at its end.
 
     Raises:

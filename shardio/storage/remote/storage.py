@@ -41,8 +41,8 @@ from shardio.storage.file_access import Access, FileState, choose_access
 from shardio.storage.pread import PreadFile
 from shardio.storage.remote.cache import ShardCache
 from shardio.storage.remote.locks import alone_in
-from shardio.storage.remote.object_store import Objects, never_ends
-from shardio.storage.remote.options import Remote, checked_url
+from shardio.storage.remote.object_store import ObjectStore, no_cancel
+from shardio.storage.remote.options import RemoteOptions, validate_url
 
 ListFiles = Callable[[Mapping[str, Any]], Collection[str]]
 
@@ -63,7 +63,7 @@ class Mirror:
         list_files: the function that returns the names of the files a generation's JSON refers to.
     """
 
-    def __init__(self, folder: str, objects: Objects, list_files: ListFiles) -> None:
+    def __init__(self, folder: str, objects: ObjectStore, list_files: ListFiles) -> None:
         self.folder, self._objects, self._list_files = folder, objects, list_files
 
     def bring(self, number: int | None) -> None:
@@ -181,7 +181,7 @@ class RangeFile(PreadFile):
         ShardChanged: (from every read) another object is in its place.
     """
 
-    def __init__(self, objects: Objects, name: str) -> None:
+    def __init__(self, objects: ObjectStore, name: str) -> None:
         self.path = f"{objects.url}/{name}"
         self._objects, self._name = objects, name
         tail = objects.read_tail(name, TAIL_BYTES)
@@ -249,9 +249,9 @@ class Bucket:
         list_files: see `Mirror`.
     """
 
-    def __init__(self, url: str, remote: Remote, list_files: ListFiles) -> None:
-        self.root = checked_url(url)
-        self._remote, self._objects = remote, Objects(url, remote.options)
+    def __init__(self, url: str, remote: RemoteOptions, list_files: ListFiles) -> None:
+        self.root = validate_url(url)
+        self._remote, self._objects = remote, ObjectStore(url, remote.options)
         self._cache = ShardCache(remote.folder, remote.cache_bytes, self._objects)
         self._mirror = Mirror(self._cache.root, self._objects, list_files)
 
@@ -321,12 +321,12 @@ class Bucket:
         n_bytes: int = sum(sizes.tolist())
         return n_bytes <= self._cache.most_bytes
 
-    def bring(self, summary: ShardSummary, check: Callable[[], None] = never_ends) -> None:
+    def bring(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
         """Have a file here for whoever holds it next; `check` as in `ShardCache.hold`."""
         self.keep(summary, check)
         self._cache.release(summary)
 
-    def keep(self, summary: ShardSummary, check: Callable[[], None] = never_ends) -> None:
+    def keep(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
         """Bring a file, and keep it until `release`; `check` as in `ShardCache.hold`."""
         self._cache.hold(summary, check)
 

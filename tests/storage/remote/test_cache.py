@@ -26,7 +26,7 @@ from shardio.storage import fs
 from shardio.storage.remote.cache import ShardCache, check_arrived
 from shardio.storage.remote.cache_eviction import Room
 from shardio.storage.remote.locks import exclusive, is_alone_in_any
-from shardio.storage.remote.object_store import Objects
+from shardio.storage.remote.object_store import ObjectStore
 from tests.limits import files_of_at_most
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.shards import write_media, write_shard
@@ -67,7 +67,7 @@ def url(store: Scene, folder: Path) -> str:
 
 @contextmanager
 def _cache(store: Scene, url: str, tmp_path: Path, most: int | None = None) -> Iterator[ShardCache]:
-    cache = ShardCache(str(tmp_path / "cache"), most, Objects(url, store.options))
+    cache = ShardCache(str(tmp_path / "cache"), most, ObjectStore(url, store.options))
     try:
         yield cache
     finally:
@@ -296,7 +296,7 @@ def test_a_cache_that_is_closed_in_the_middle_of_a_download_waits_for_nobody(
             other.close()  # as a finalizer may
         return perform(call, path, function, *given, **named)
 
-    objects = Objects(url, store.options)
+    objects = ObjectStore(url, store.options)
     other, cache = (ShardCache(str(tmp_path / "cache"), 1 << 30, objects) for _ in range(2))
     monkeypatch.setattr(fs, "perform", close)
     thread = threading.Thread(target=cache.hold, args=(shards[0],), daemon=True)

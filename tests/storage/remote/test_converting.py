@@ -27,8 +27,8 @@ from shardio.errors import (
     StoreUnavailable,
 )
 from shardio.shard.writer import ShardSummary
-from shardio.storage.remote.object_store import Objects
-from shardio.storage.remote.obstore_adapter import replaced
+from shardio.storage.remote.object_store import ObjectStore
+from shardio.storage.remote.obstore_adapter import replaced_error
 from shardio_tools import cli
 from tests.lines import install, write
 from tests.storage.remote.scene import Fault, Scene
@@ -50,7 +50,7 @@ def _convert(store: Scene, src: Any, url: str, **options: Any) -> Any:
 
 
 def _objects(store: Scene, url: str) -> Iterator[str]:
-    yield from sorted(Objects(url, store.options).names())
+    yield from sorted(ObjectStore(url, store.options).names())
 
 
 def _texts(store: Scene, url: str) -> list[str]:
@@ -150,7 +150,7 @@ def test_what_was_sent_and_is_not_there_any_more_is_an_error(
         _convert(store, lines, url, **OPTIONS)
     sent, other, *_ = _objects(store, url)
     if what == "gone":
-        Objects(url, store.options).remove(sent)
+        ObjectStore(url, store.options).remove(sent)
     else:
         with urlopen(f"{store.options['aws_endpoint']}/bucket/{url[12:]}/{other}") as answer:
             store.put(f"{url[12:]}/{sent}", answer.read())
@@ -225,13 +225,13 @@ def test_nobody_goes_on_before_what_an_interrupted_one_was_uploading_has_come_to
 def test_an_empty_object_in_the_place_of_a_shard_is_written_over(
     store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Objects, name: str, n_bytes: int) -> None:
-        raise replaced(self.url, name)  # as stores do of any range of it
+    def refuse(self: ObjectStore, name: str, n_bytes: int) -> None:
+        raise replaced_error(self.url, name)  # as stores do of any range of it
 
-    objects = Objects(store.url("empty"), store.options)
+    objects = ObjectStore(store.url("empty"), store.options)
     (tmp_path / "a").write_bytes(b"a shard")
     with monkeypatch.context() as during:
-        during.setattr(Objects, "read_tail", refuse)
+        during.setattr(ObjectStore, "read_tail", refuse)
         upload_shard(objects, str(tmp_path / "a"), ShardSummary("a.shard", 1, 7, "0"))
     assert objects.read("a.shard") == b"a shard"
 
@@ -239,7 +239,7 @@ def test_an_empty_object_in_the_place_of_a_shard_is_written_over(
 def test_a_sender_that_is_closed_removes_nothing_any_more(
     store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender = ShardUploader(Objects(store.url("closed"), store.options), "")
+    sender = ShardUploader(ObjectStore(store.url("closed"), store.options), "")
     has_ended = threading.Event()
     monkeypatch.setattr(
         "shardio.conversion.shard_uploader.uploaded_name", lambda _: "000000-000.shard"
@@ -367,7 +367,7 @@ def test_small_shards_of_items_are_put_together_before_they_are_sent(
     assert 3 < sum(p.suffix == ".shard" for p in here) < 15
     for path in here:
         name = str(path.relative_to(tmp_path / "out"))
-        assert bytes(Objects(url, store.options).read(name)) == path.read_bytes(), name
+        assert bytes(ObjectStore(url, store.options).read(name)) == path.read_bytes(), name
     assert list((tmp_path / "cache" / "converting").iterdir()) == []
 
 

@@ -17,8 +17,8 @@ import shardio
 from shardio.dataset.external_lists import names_of_parts
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, StoreUnavailable
 from shardio.storage import fs
-from shardio.storage.remote.object_store import Objects
-from shardio.storage.remote.options import Remote
+from shardio.storage.remote.object_store import ObjectStore
+from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.remote.storage import Mirror
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.shards import MEDIA_FIELDS, media_sample
@@ -166,7 +166,7 @@ def test_a_dataset_json_that_is_none_is_damaged(
 @pytest.mark.parametrize("options", [{5: "word"}, {"client_options": "word"}])
 def test_options_without_names_are_refused_and_not_shown(options: Any) -> None:
     with pytest.raises(InvalidArgument, match="a dict by names") as caught:
-        Remote.of(None, None, options)
+        RemoteOptions.of(None, None, options)
     assert "word" not in str(caught.value)
 
 
@@ -183,7 +183,7 @@ def test_a_file_url_is_a_folder(folder: Path) -> None:
 def test_the_folder_of_the_cache_is_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDIO_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    assert Remote().folder == str(Path.cwd() / "here" / "shardio")
+    assert RemoteOptions().folder == str(Path.cwd() / "here" / "shardio")
 
 
 def test_a_full_disk_keeps_nothing_of_a_state(
@@ -203,9 +203,9 @@ def test_a_full_disk_keeps_nothing_of_a_state(
 
 
 def test_how_it_is_read_never_shows_what_is_secret(store: Scene, tmp_path: Path) -> None:
-    assert "secret" not in repr(Remote.of(tmp_path, 5, store.options))
+    assert "secret" not in repr(RemoteOptions.of(tmp_path, 5, store.options))
     with pytest.raises(InvalidArgument) as caught:
-        Remote.of(tmp_path, None, "a secret")  # type: ignore[arg-type]
+        RemoteOptions.of(tmp_path, None, "a secret")  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)
 
 
@@ -219,7 +219,7 @@ def test_the_files_of_long_lists_come_with_the_state_that_names_them(
     store.put("long/generations/000001.json", json.dumps(content).encode())
     for name in names:
         store.put(f"long/{name}", name.encode())
-    _mirror(tmp_path, Objects(store.url("long"), store.options)).bring(None)
+    _mirror(tmp_path, ObjectStore(store.url("long"), store.options)).bring(None)
     assert [(tmp_path / name).read_text() for name in names] == names
 
 
@@ -227,7 +227,7 @@ def test_the_files_of_long_lists_come_with_the_state_that_names_them(
 def test_a_state_that_another_process_has_just_brought_stays(
     store: Scene, url: str, tmp_path: Path, folder: Path, was_known: str | None
 ) -> None:
-    first = _mirror(tmp_path, Objects(url, store.options))
+    first = _mirror(tmp_path, ObjectStore(url, store.options))
     second = _mirror(tmp_path, _Overtaken(url, store.options, lambda: first.bring(None)))
     if was_known:
         first.write("dataset.json", b'{"generation": 1, "lineage": "0123456789abcdef"}')
@@ -241,7 +241,7 @@ def test_a_state_that_another_process_has_just_brought_stays(
 def test_a_state_that_is_being_written_is_not_removed_by_another_process(
     store: Scene, url: str, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mirror, other = (_mirror(tmp_path, Objects(url, store.options)) for _ in range(2))
+    mirror, other = (_mirror(tmp_path, ObjectStore(url, store.options)) for _ in range(2))
     perform = fs.perform
 
     def remove(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
@@ -255,11 +255,11 @@ def test_a_state_that_is_being_written_is_not_removed_by_another_process(
     assert state == (folder / "generations" / "000001.json").read_bytes()
 
 
-def _mirror(folder: Path, objects: Objects) -> Mirror:
+def _mirror(folder: Path, objects: ObjectStore) -> Mirror:
     return Mirror(str(folder), objects, names_of_parts)
 
 
-class _Overtaken(Objects):
+class _Overtaken(ObjectStore):
     """Objects of a process that gets `dataset.json`, and then is overtaken by another one."""
 
     def __init__(self, url: str, options: Any, overtake: Callable[[], None]) -> None:

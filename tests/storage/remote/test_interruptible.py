@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from shardio.storage.remote.object_store import Objects, in_order, interruptible, side_by_side
+from shardio.storage.remote.object_store import (
+    ObjectStore,
+    interruptible,
+    map_ordered,
+    run_parallel,
+)
 from tests.loading import PATIENCE_S
 from tests.storage.remote.scene import Fault, Scene
 
@@ -72,12 +77,12 @@ def test_who_presses_ctrl_c_does_not_wait_for_what_hangs(how: str) -> None:
         go_on.wait(PATIENCE_S)
 
     def several() -> None:
-        side_by_side(1, hang, range(9))
+        run_parallel(1, hang, range(9))
 
     ways: dict[str, Callable[[], object]] = {
         "one": lambda: interruptible(hang),
         "several": several,
-        "in order": lambda: list(in_order(1, hang, range(9))),
+        "in order": lambda: list(map_ordered(1, hang, range(9))),
     }
     call = ways[how]
     assert Hang(met, go_on).interrupts(call)
@@ -93,7 +98,9 @@ def test_who_presses_ctrl_c_does_not_wait_for_a_request(
     store: Scene, tmp_path: Path, how: str
 ) -> None:
     store.put("hanging/a.shard", bytes(5000))
-    some = Objects(store.url("hanging"), {**store.options, "client_options": {"timeout": "60s"}})
+    some = ObjectStore(
+        store.url("hanging"), {**store.options, "client_options": {"timeout": "60s"}}
+    )
     fault = Fault("hold")
     store.proxy.faults = [fault]
 
@@ -106,9 +113,9 @@ def test_who_presses_ctrl_c_does_not_wait_for_a_request(
 
 def test_calls_side_by_side_are_one_for_each_item() -> None:
     done: list[int] = []
-    side_by_side(3, done.append, range(20))
+    run_parallel(3, done.append, range(20))
     assert sorted(done) == list(range(20))
-    side_by_side(3, done.append, [])
+    run_parallel(3, done.append, [])
 
 
 def test_after_an_error_no_call_begins() -> None:
@@ -120,7 +127,7 @@ def test_after_an_error_no_call_begins() -> None:
             raise ValueError("the fourth")
 
     with pytest.raises(ValueError, match="the fourth"):
-        side_by_side(1, call, range(9))
+        run_parallel(1, call, range(9))
     assert begun == [0, 1, 2, 3]
 
 
@@ -142,7 +149,7 @@ def test_what_is_under_way_at_an_error_is_waited_for(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("shardio.storage.remote.object_store.wait", noted)
     with pytest.raises(ValueError, match="the first"):
-        side_by_side(2, call, [0, 1])
+        run_parallel(2, call, [0, 1])
     assert ended == [1]
 
 
@@ -158,9 +165,9 @@ def test_calls_in_order_give_what_they_return_however_long_each_takes() -> None:
             others_done.set()
         return item * item
 
-    assert list(in_order(threads, call, range(20))) == [item * item for item in range(20)]
+    assert list(map_ordered(threads, call, range(20))) == [item * item for item in range(20)]
     assert done.index(2) < done.index(0)
-    assert list(in_order(threads, call, [])) == []
+    assert list(map_ordered(threads, call, [])) == []
 
 
 def test_no_more_calls_are_begun_than_may_be_at_a_time() -> None:
@@ -171,7 +178,7 @@ def test_no_more_calls_are_begun_than_may_be_at_a_time() -> None:
             taken.append(item)
             yield item
 
-    found = in_order(3, str, items())
+    found = map_ordered(3, str, items())
     assert (next(found), taken) == ("0", [0, 1, 2])
     assert (next(found), taken) == ("1", [0, 1, 2, 3])
 
@@ -180,7 +187,7 @@ def test_an_error_is_raised_in_its_turn() -> None:
     def call(item: int) -> int:
         return 1 // (item - 2)
 
-    found = in_order(4, call, range(9))
+    found = map_ordered(4, call, range(9))
     assert [next(found), next(found)] == [-1, -1]
     with pytest.raises(ZeroDivisionError):
         next(found)

@@ -23,26 +23,26 @@ from shardio.errors import (
     UnsupportedEnvironment,
 )
 from shardio.storage.remote import obstore_adapter
-from shardio.storage.remote.object_store import Objects, Part
-from shardio.storage.remote.obstore_adapter import Passing
+from shardio.storage.remote.object_store import ObjectPart, ObjectStore
+from shardio.storage.remote.obstore_adapter import TransientError
 from tests.loading import PATIENCE_S
 from tests.storage.remote.scene import Fault, Scene
 
 DATA = bytes(range(256)) * 1000
 
 
-def objects(store: Scene, **more: object) -> Objects:
-    return Objects(store.url("objects"), {**store.options, **more})
+def objects(store: Scene, **more: object) -> ObjectStore:
+    return ObjectStore(store.url("objects"), {**store.options, **more})
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(store: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.storage.remote.object_store.PIECE_BYTES", 100_000)
-    monkeypatch.setattr("shardio.storage.remote.object_store._LEAST_PIECE_BYTES", 50_000)
+    monkeypatch.setattr("shardio.storage.remote.object_store._MIN_PIECE_BYTES", 50_000)
     store.put("objects/a.shard", DATA)
 
 
-def _downloaded(some: Objects, path: Path, n_bytes: int = len(DATA)) -> bytes:
+def _downloaded(some: ObjectStore, path: Path, n_bytes: int = len(DATA)) -> bytes:
     with open(path, "ab", buffering=0) as file:
         some.download("a.shard", file, n_bytes)
     return path.read_bytes()
@@ -73,9 +73,9 @@ def test_pieces_come_several_at_a_time_and_lie_in_order(
     store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some, all_are_asked_for, others = objects(store), threading.Barrier(3), threading.Semaphore(0)
-    get = Objects._get_once
+    get = ObjectStore._get_once
 
-    def get_late(self: Objects, name: str, part: Any, tag: str | None) -> Part:
+    def get_late(self: ObjectStore, name: str, part: Any, tag: str | None) -> ObjectPart:
         all_are_asked_for.wait(PATIENCE_S)
         if part[0] == 0:
             others.acquire(timeout=PATIENCE_S)
@@ -84,26 +84,26 @@ def test_pieces_come_several_at_a_time_and_lie_in_order(
         others.release()
         return found
 
-    monkeypatch.setattr(Objects, "_get_once", get_late)
+    monkeypatch.setattr(ObjectStore, "_get_once", get_late)
     assert _downloaded(some, tmp_path / "a") == DATA
 
 
 def test_after_a_failure_less_is_asked_for_and_what_comes_makes_the_next_one_the_first(
     store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    get, failed, tries = Objects._get_once, set[int](), list[int]()
+    get, failed, tries = ObjectStore._get_once, set[int](), list[int]()
     sizes = []
 
-    def fail_once(self: Objects, name: str, part: Any, tag: str | None) -> Part:
+    def fail_once(self: ObjectStore, name: str, part: Any, tag: str | None) -> ObjectPart:
         if part[0] not in failed:
             failed.add(part[0])
-            raise Passing("not yet")
+            raise TransientError("not yet")
         sizes.append(part[1] - part[0])
         return get(self, name, part, tag)
 
-    monkeypatch.setattr("shardio.storage.remote.object_store._PIECES_AT_ONCE", 1)
-    monkeypatch.setattr(Objects, "_get_once", fail_once)
-    monkeypatch.setattr(Objects, "_pause", lambda *given: tries.append(given[4]))
+    monkeypatch.setattr("shardio.storage.remote.object_store._CONCURRENT_PIECES", 1)
+    monkeypatch.setattr(ObjectStore, "_get_once", fail_once)
+    monkeypatch.setattr(ObjectStore, "_pause", lambda *given: tries.append(given[4]))
     assert _downloaded(objects(store), tmp_path / "a") == DATA
     assert sizes == [50_000] * 5 + [6_000]
     assert tries == [1] * 6
@@ -112,7 +112,7 @@ def test_after_a_failure_less_is_asked_for_and_what_comes_makes_the_next_one_the
 def test_a_download_that_is_cancelled_asks_for_no_further_piece(
     store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.storage.remote.object_store._PIECES_AT_ONCE", 1)
+    monkeypatch.setattr("shardio.storage.remote.object_store._CONCURRENT_PIECES", 1)
     calls = iter([None])
     with open(tmp_path / "a", "ab", buffering=0) as file, pytest.raises(StopIteration):
         objects(store).download("a.shard", file, len(DATA), check=lambda: next(calls))
@@ -123,13 +123,13 @@ def test_a_download_that_is_cancelled_asks_for_no_further_piece(
 def test_pieces_of_two_objects_are_not_put_together(
     store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    get = Objects._get_once
+    get = ObjectStore._get_once
 
-    def get_other(self: Objects, name: str, part: Any, tag: str | None) -> Part:
+    def get_other(self: ObjectStore, name: str, part: Any, tag: str | None) -> ObjectPart:
         found = get(self, name, part, tag)
         return found._replace(tag='"another"') if part[0] == 200_000 else found
 
-    monkeypatch.setattr(Objects, "_get_once", get_other)
+    monkeypatch.setattr(ObjectStore, "_get_once", get_other)
     with pytest.raises(ShardChanged, match="another object has taken the place"):
         _downloaded(objects(store), tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == DATA[:200_000]
@@ -182,7 +182,7 @@ def test_where_no_range_is_counted_from_the_end_the_size_is_asked_first(
 ) -> None:
     store.put("azure/it", b"0123456789")
     monkeypatch.setattr("shardio.storage.remote.object_store.AZURE", ("s3",))
-    found = Objects(store.url("azure"), store.options)
+    found = ObjectStore(store.url("azure"), store.options)
     for n_bytes, expected in ((4, b"6789"), (99, b"0123456789")):
         tail = found.read_tail("it", n_bytes)
         assert (bytes(tail.data), tail.n_bytes) == (expected, 10)
@@ -191,7 +191,7 @@ def test_where_no_range_is_counted_from_the_end_the_size_is_asked_first(
 
 def test_a_bucket_that_is_missing_is_not_waited_for(store: Scene) -> None:
     with pytest.raises(InvalidArgument, match="there is no such bucket: NoSuchBucket"):
-        Objects("s3://nobody/here", store.options).names()
+        ObjectStore("s3://nobody/here", store.options).names()
 
 
 def test_what_lasts_is_an_error_at_the_deadline(store: Scene) -> None:
@@ -224,7 +224,7 @@ def test_a_missing_object_is_not_waited_for(store: Scene) -> None:
 
 def test_a_url_that_may_have_a_secret_is_refused_and_not_shown() -> None:
     with pytest.raises(InvalidArgument) as caught:
-        Objects("https://me:word@host/set?sig=12345")
+        ObjectStore("https://me:word@host/set?sig=12345")
     assert "word" not in str(caught.value) and "12345" not in str(caught.value)
 
 
@@ -251,13 +251,13 @@ def test_a_web_server_that_does_not_say_how_much_comes_is_refused(tmp_path: Path
 
 
 @contextmanager
-def _served(folder: Path, handler: type[_Plain]) -> Iterator[Objects]:
+def _served(folder: Path, handler: type[_Plain]) -> Iterator[ObjectStore]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.folder = str(folder)  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
-            yield Objects(f"http://127.0.0.1:{server.server_port}/", {"deadline_s": 10})
+            yield ObjectStore(f"http://127.0.0.1:{server.server_port}/", {"deadline_s": 10})
         finally:
             server.shutdown()
             thread.join()
@@ -302,13 +302,13 @@ def test_the_environment_names_the_server_by_each_of_its_names(
 ) -> None:
     options = store.options
     monkeypatch.setenv(name, options.pop("aws_endpoint"))
-    assert Objects(store.url("objects"), options).read("a.shard") == DATA
+    assert ObjectStore(store.url("objects"), options).read("a.shard") == DATA
 
 
 def test_a_fork_of_a_process_that_has_used_a_store_is_told_so(
     store: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(obstore_adapter._users, "first", os.getpid() + 1)
+    monkeypatch.setitem(obstore_adapter._first_user, "first", os.getpid() + 1)
     with pytest.raises(UnsupportedEnvironment, match="this process is a fork of one"):
         objects(store).read("a.shard")
 

@@ -20,7 +20,7 @@ from shardio.samples.clip_draws import cut
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.cache_eviction import byte_of
 from shardio.storage.remote.locks import exclusive
-from shardio.storage.remote.options import Remote
+from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.remote.storage import Bucket
 from tests.loading import PATIENCE_S, write_dataset
 from tests.shards import made_stream
@@ -106,7 +106,7 @@ def test_a_look_by_ranges_does_not_let_go_of_what_another_holds(
     url = "s3://bucket/scanned"
     far = remote.files.glance(0, "video")
     (bucket,) = remote.buckets
-    options = Remote.of(tmp_path / "cache", None, store.options, whole=True)
+    options = RemoteOptions.of(tmp_path / "cache", None, store.options, whole=True)
     other = Bucket(url, options, names_of_parts)
     other.bring(shard)
     assert bucket.hold(shard) == other.path_of(shard)
