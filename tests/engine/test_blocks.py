@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from shardio._workers.processes import blocks
+from shardio._workers.processes import shared_memory
 from shardio._workers.processes.blocks import Block, BlockMap, BlockPool
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio.errors import InsufficientMemory
@@ -279,7 +279,7 @@ def test_without_memory_for_the_first_block_that_is_said(monkeypatch: pytest.Mon
 
 def test_memory_is_asked_for_with_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(blocks, "require", lambda n_bytes, what: asked.append(n_bytes))
+    monkeypatch.setattr(shared_memory, "require", lambda n_bytes, what: asked.append(n_bytes))
     pool = BlockPool(64 * KIB, budget=MIB)
     pool.make()
     pool.make()
