@@ -20,7 +20,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from shardio._workers.processes.lenience import shortened
+from shardio._workers.processes.failures import shortened
 from shardio._workers.processes.linux import memory_file, read_umask
 from shardio.errors import InvalidArgument
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from typing import Final
+from reprlib import Repr
+from typing import Any, Final
 
 import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 
@@ -100,3 +101,12 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
         return f"<its text cannot be had: {type(failure).__name__}>"
+
+
+_repr = Repr()
+_repr.maxstring = _repr.maxother = 120
+
+
+def shortened(value: Any) -> str:
+    """What a value is, in a message: its repr, cut in the middle where it is long."""
+    return _repr.repr(value)

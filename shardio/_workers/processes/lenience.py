@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from reprlib import Repr
 from typing import Any, Final
 
 from shardio._base.statistics import SkippedItem
-from shardio._workers.processes.failures import text_of
+from shardio._workers.processes.failures import shortened, text_of
 from shardio.errors import ClosedError, InsufficientMemory, TooManySkipped, UnsupportedEnvironment
 
 _NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemory)
-
-_repr = Repr()
-_repr.maxstring = _repr.maxother = 120
-
-
-def shortened(value: Any) -> str:
-    """What a value is, in a message: its repr, cut in the middle where it is long."""
-    return _repr.repr(value)
 
 
 class Lenience:
