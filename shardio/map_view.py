@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio._base.closing import Closing
-from shardio._workers.processes.cargo import pickled
+from shardio._workers.processes.serialization import pickled
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ClosedError, InvalidArgument
 from shardio.loader import ShardLoader

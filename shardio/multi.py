@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, get_args
 from shardio._base.closing import Closing
 from shardio._base.statistics import SkippedItem
 from shardio._loading.option_checks import OnError, count, most_skips, one_of, refuse_path, seconds
-from shardio._workers.processes.failures import shortened
 from shardio._workers.processes.lenience import Lenience
+from shardio._workers.processes.serialization import shortened
 from shardio._workers.processes.start import Start
 from shardio._workers.tasks.gathering import Gathering
 from shardio._workers.tasks.inbox import check_prefix

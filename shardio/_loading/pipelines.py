@@ -9,8 +9,8 @@ from typing import Any, Final, Self
 from shardio._base.closing import Closing
 from shardio._base.statistics import PipelineStats
 from shardio._loading.option_checks import count, one_of
-from shardio._workers.processes.failures import shortened
 from shardio._workers.processes.linux import Finalizer, interrupts_held
+from shardio._workers.processes.serialization import shortened
 from shardio._workers.tasks.line import Line
 from shardio._workers.tasks.stage import Origin
 from shardio._workers.tasks.steps import Piped, checked_where

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from shardio._loading.option_checks import count, refuse_path
-from shardio._workers.processes.failures import shortened
+from shardio._workers.processes.serialization import shortened
 from shardio._workers.tasks.stage import Origin
 from shardio._workers.tasks.steps import Positioned, Start
 from shardio.errors import InvalidArgument

@@ -16,7 +16,7 @@ from dataclasses import InitVar, dataclass
 from pickle import loads
 from typing import Any, ClassVar, Final
 
-from shardio._workers.processes.cargo import pickled
+from shardio._workers.processes.serialization import pickled
 from shardio.conversion.append import load_base
 from shardio.conversion.execution import append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing

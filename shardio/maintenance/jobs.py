@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from shardio._workers.processes.channel import Channel, Pieces, send_whole
-from shardio._workers.processes.failures import pack_error, unpack_error
+from shardio._workers.processes.serialization import pack_error, unpack_error
 from shardio._workers.processes.worker_pool import Crew, Died, Event, Failed
 from shardio._workers.ray.cluster import MAX_DEATHS, Cluster, Engine
 from shardio.dataset.dataset import ShardDataset

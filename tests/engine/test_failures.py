@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from shardio._workers.processes.failures import MAX_ERROR_BYTES as LIMIT
-from shardio._workers.processes.failures import pack_error, unpack_error
+from shardio._workers.processes.serialization import MAX_ERROR_BYTES as LIMIT
+from shardio._workers.processes.serialization import pack_error, unpack_error
 from shardio.errors import ChecksumMismatch, InsufficientMemory, ShardioError, TransformError
 
 

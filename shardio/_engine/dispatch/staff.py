@@ -29,7 +29,7 @@ from shardio._engine.filling.careful import LeftOut
 from shardio._engine.filling.recipe import Plan, Recipe, Schemas
 from shardio._workers.processes.blocks import Block
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES, packed, unpacked
-from shardio._workers.processes.failures import unpack_error
+from shardio._workers.processes.serialization import unpack_error
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio._workers.processes.start import Start
 from shardio._workers.processes.worker_pool import Crew, Died, Message

@@ -43,8 +43,8 @@ from shardio._workers.processes.channel import (
     packed,
     unpacked,
 )
-from shardio._workers.processes.failures import pack_error
 from shardio._workers.processes.linux import keep_freed_memory, yield_to_main
+from shardio._workers.processes.serialization import pack_error
 from shardio._workers.processes.stack_dumps import answer_with_stacks
 from shardio._workers.tasks.schedule import QUICK_NS
 from shardio.batch.layout import BlockLayout

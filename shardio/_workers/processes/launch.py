@@ -28,7 +28,7 @@ PRELOAD = (
     "numpy",
     "xxhash",
     "zstandard",
-    "shardio._workers.processes.cargo",
+    "shardio._workers.processes.serialization",
     "shardio._workers.processes.global_generators",
 )
 

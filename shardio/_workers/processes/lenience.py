@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from shardio._base.statistics import SkippedItem
-from shardio._workers.processes.failures import shortened, text_of
+from shardio._workers.processes.serialization import shortened, text_of
 from shardio.errors import ClosedError, InsufficientMemory, TooManySkipped, UnsupportedEnvironment
 
 _NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemory)

@@ -97,7 +97,7 @@ def run(place: int, fds: _Fds, target: Target | None) -> NoReturn:
     try:
         if target is None:
             # Late, for main: it reads this module's constants before it needs cloudpickle.
-            from shardio._workers.processes.cargo import unpack
+            from shardio._workers.processes.serialization import unpack
 
             target = unpack(cargo_fd)
         os.close(cargo_fd)

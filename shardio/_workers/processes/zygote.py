@@ -241,7 +241,7 @@ class _Zygote:
             finally:
                 os._exit(0)
         try:
-            from shardio._workers.processes.cargo import unpack
+            from shardio._workers.processes.serialization import unpack
 
             with contextlib.suppress(BaseException):  # user code: sys.exit and all
                 self.target = unpack(cargo_fd)

@@ -18,9 +18,9 @@ import numpy as np
 from shardio._base.phase_timers import now_ns
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES, Channel, packed, unpacked
-from shardio._workers.processes.failures import pack_failure
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
+from shardio._workers.processes.serialization import pack_failure
 from shardio._workers.processes.stack_dumps import answer_with_stacks, map_steps
 from shardio._workers.tasks.portions import Portions
 from shardio._workers.tasks.values import Packed, pack_value, write_value

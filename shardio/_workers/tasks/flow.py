@@ -20,12 +20,11 @@ from typing import Any, Final
 from shardio._base.closing import Closing
 from shardio._base.statistics import ItemStats
 from shardio._workers.processes.blocks import Block
-from shardio._workers.processes.cargo import pickled
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES, packed, unpacked
-from shardio._workers.processes.failures import unpack_failure
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, files_explained
+from shardio._workers.processes.serialization import pickled, unpack_failure
 from shardio._workers.processes.stack_dumps import Whereabouts, at_work
 from shardio._workers.processes.start import Start
 from shardio._workers.processes.worker_pool import Crew, Died, Failed, Message

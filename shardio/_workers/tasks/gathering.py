@@ -28,9 +28,9 @@ from typing import Any, Final
 
 from shardio._base.closing import Closing
 from shardio._base.stack_level import level_of_caller
-from shardio._workers.processes.failures import unpack_error
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.linux import Finalizer, interrupts_held, this_process
+from shardio._workers.processes.serialization import unpack_error
 from shardio._workers.processes.stack_dumps import overdue, stack_files
 from shardio._workers.processes.start import Start
 from shardio._workers.processes.worker_pool import Crew, Died, Failed

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Final
 
 from shardio._base.phase_timers import now_ns
-from shardio._workers.processes.failures import shortened
+from shardio._workers.processes.serialization import shortened
 from shardio._workers.processes.stack_dumps import shortened as without_ours
 from shardio._workers.tasks.stage import Job
 from shardio.errors import BatchTimeout

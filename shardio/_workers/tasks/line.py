@@ -19,9 +19,9 @@ from typing import Any, Final
 from shardio._base.closing import Closing
 from shardio._base.phase_timers import now_ns
 from shardio._base.statistics import PipelineStats
-from shardio._workers.processes.failures import add_note, as_failure, shortened
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.linux import interrupts_held, this_process
+from shardio._workers.processes.serialization import add_note, as_failure, shortened
 from shardio._workers.tasks.batches import Batches, Results
 from shardio._workers.tasks.late import late
 from shardio._workers.tasks.stage import Entry, Job, Origin, Stage

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio._workers.processes.pickles import pickle_apart
+from shardio._workers.processes.serialization import pickle_apart
 from shardio.errors import UnsupportedEnvironment, install_hint
 
 _HEAD: Final = struct.Struct("<IIQQ")

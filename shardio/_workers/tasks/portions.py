@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from shardio._base.phase_timers import now_ns
-from shardio._workers.processes.failures import pack_failure, unpack_failure
-from shardio._workers.processes.pickles import pickle_apart
+from shardio._workers.processes.serialization import pack_failure, pickle_apart, unpack_failure
 
 _MOST: Final = 64
 _MOST_BYTES: Final = 64 << 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from typing import Any, Literal, NamedTuple
 
-from shardio._workers.processes.failures import shortened
+from shardio._workers.processes.serialization import shortened
 from shardio._workers.tasks.schedule import DEPTH
 from shardio._workers.tasks.user_calls import UserCall
 from shardio.errors import InvalidArgument

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio._workers.processes.blocks import Block, Bytes
-from shardio._workers.processes.failures import shortened, text_of
+from shardio._workers.processes.serialization import shortened, text_of
 from shardio._workers.tasks.value_blocks import ValueBlocks
 from shardio._workers.tasks.values import read_value
 from shardio.errors import TransformError

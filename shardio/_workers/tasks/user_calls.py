@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Literal
 
-from shardio._workers.processes.failures import shortened
+from shardio._workers.processes.serialization import shortened
 from shardio.errors import InvalidArgument, TransformError
 
 Kind = Literal["function", "generator", "coroutine", "async generator"]

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._workers.processes.pickles import pickle_apart
+from shardio._workers.processes.serialization import pickle_apart
 
 _HEAD: Final = struct.Struct("<QQ")
 _ALIGNMENT: Final = 64

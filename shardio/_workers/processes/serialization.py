@@ -1,0 +1,352 @@
+"""What a function of the user raises: what the loop gets of it, whatever class it is of.
+
+What workers and main send each other as pickles, with the memory of larger arrays apart.
+
+What travels to a new worker: its function, and main's surroundings that the function counts on.
+
+Both lie in one memory file, since a message is too small for them. Packed in main, unpacked in the
+worker: pickle passes only between a program and its own workers.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import importlib.machinery
+import io
+import os
+import pickle
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from reprlib import Repr
+from types import FunctionType
+from typing import Any, Final
+
+import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
+import numpy as np
+
+from shardio._workers.processes.channel import MAX_MESSAGE_BYTES
+from shardio._workers.processes.linux import memory_file, read_umask
+from shardio.errors import InvalidArgument, TransformError
+
+__all__ = ["pack", "pickled", "unpack"]
+
+
+MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - 32
+"""The longest packed error: it travels in one message, behind a descriptor of `wire`."""
+
+
+def pack_error(error: BaseException) -> bytes:
+    """Pickle an exception and its cause, in at most MAX_ERROR_BYTES.
+
+    An exception that cannot be pickled, or is too large, becomes a TransformError with its text.
+    """
+    limit = MAX_ERROR_BYTES
+    for cause in (error.__cause__, None):
+        packed = _pack(error, cause)
+        if packed is not None and len(packed) <= limit:
+            return packed
+    text = _described(error)
+    if len(text) > limit // 8:
+        text = f"{text[: limit // 16]}\n[…]\n{text[-limit // 16 :]}"
+    return pickle.dumps((TransformError(text), None))
+
+
+def _pack(error: BaseException, cause: BaseException | None) -> bytes | None:
+    """Pickle an error and its cause; None if they cannot be unpickled as exceptions."""
+    try:
+        packed: bytes = cloudpickle.dumps((error, cause))
+        found, found_cause = pickle.loads(packed)
+    except BaseException:  # noqa: BLE001  # user classes fail in any way they like, or exit
+        return None
+    are_errors = isinstance(found, BaseException) and isinstance(found_cause, BaseException | None)
+    return packed if are_errors else None
+
+
+def _described(error: BaseException) -> str:
+    """Return an exception's message, with its type unless it is a TransformError."""
+    if isinstance(error, TransformError):
+        return str(error)
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def unpack_error(packed: bytes) -> BaseException:
+    """The exception that a worker sent, with its cause."""
+    try:
+        found: BaseException
+        found, found.__cause__ = pickle.loads(packed)  # from our own worker, never from data
+    except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
+        return TransformError(f"a worker failed, and its exception cannot be unpickled: {failure}")
+    return found
+
+
+def pack_failure(error: BaseException, is_called: str) -> bytes:
+    """An exception and its traceback, for `unpack_failure`."""
+    frames = error.__traceback__
+    text = "".join(traceback.format_exception(type(error), error, frames and frames.tb_next))
+    return pickle.dumps((pack_error(as_failure(error, is_called)), text))
+
+
+def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
+    """What the function raised; with a note that says where."""
+    # From our own worker, never from data.
+    packed_error, text = pickle.loads(failure)
+    error = unpack_error(packed_error)
+    add_note(error, f"in {where}:\n\n{text}")
+    return error
+
+
+def as_failure(error: BaseException, is_called: str) -> Exception:
+    """The exception itself, or a TransformError, caused by it, for one that would end more.
+
+    That is `sys.exit`, and what ends loops and generators.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    text = text_of(error)
+    said = f": {text}" if text else ""
+    failure = TransformError(f"{is_called} raised {type(error).__name__}{said}")
+    failure.__cause__ = error
+    return failure
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Have an exception say more, also one that refuses, as a frozen dataclass does."""
+    vars(error).setdefault("__notes__", []).append(note)
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, also where that fails."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
+        return f"<its text cannot be had: {type(failure).__name__}>"
+
+
+_repr = Repr()
+_repr.maxstring = _repr.maxother = 120
+
+
+def shortened(value: Any) -> str:
+    """What a value is, in a message: its repr, cut in the middle where it is long."""
+    return _repr.repr(value)
+
+
+_PROTOCOL: Final = 5
+
+
+def pickle_apart(
+    value: Any, file: io.BytesIO, apart: list[pickle.PickleBuffer], least_bytes: int
+) -> None:
+    """Append a value's pickle to a file, and to `apart` the memory of its larger arrays, in place.
+
+    Args:
+        value: anything; what pickle does not know, cloudpickle may.
+        file: is left at its end.
+        apart: what `pickle.loads` wants as `buffers`, each one stretch of memory.
+        least_bytes: of an array whose memory is not copied into the pickle.
+
+    Raises whatever the value's own parts raise when they are pickled.
+    """
+    start, n_apart = file.tell(), len(apart)
+    reduce = functools.partial(_reduce_array, least_bytes)
+    arrays = {np.ndarray: reduce, np.memmap: reduce}
+    try:
+        pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=apart.append)
+        # Half the time of a method `reducer_override`, which is asked about everything.
+        pickler.dispatch_table = {**copyreg.dispatch_table, **arrays}
+        pickler.dump(value)
+    except Exception:  # noqa: BLE001  # what pickle does not know, cloudpickle may: it has the say
+        file.seek(start)
+        file.truncate()
+        del apart[n_apart:]
+        _CloudPickler(file, arrays, apart).dump(value)
+
+
+class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """cloudpickle, but for arrays."""
+
+    def __init__(
+        self, file: io.BytesIO, arrays: dict[Any, Any], apart: list[pickle.PickleBuffer]
+    ) -> None:
+        # First: what looks it up, once, is the __init__ of pickle.Pickler.
+        self.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **arrays}
+        super().__init__(file, _PROTOCOL, apart.append)
+
+
+def _reduce_array(least_bytes: int, array: Any) -> Any:
+    """How an array is made again: of its shape, its dtype and its memory, if no more is to it.
+
+    NumPy's own way pickles all parts of a dtype with every array, which takes twice the time.
+    """
+    if type(array) is np.memmap:  # of a file nothing but its values can travel
+        array = array.view(np.ndarray)
+    dtype, flags = array.dtype, array.flags
+    if dtype.hasobject or not dtype.itemsize:
+        return array.__reduce_ex__(_PROTOCOL)
+    if not flags.forc:
+        array = np.ascontiguousarray(array)
+    is_c = array.flags.c_contiguous
+    try:
+        if array.nbytes >= least_bytes:
+            memory: Any = pickle.PickleBuffer(array)
+        else:
+            memory = (bytearray if flags.writeable else bytes)((array if is_c else array.T).data)
+    except ValueError:  # of datetimes, for one, there are no buffers
+        return array.__reduce_ex__(_PROTOCOL)
+    args = (array.shape, dtype.str if dtype.isbuiltin == 1 else dtype, memory)
+    return np.ndarray, args if is_c else (*args, 0, None, "F")
+
+
+# Bytes of the pickled surroundings; the pickled function follows them.
+_HEADER = struct.Struct("<Q")
+
+# cloudpickle's list of modules to pickle by value belongs to the whole process.
+_registering = threading.Lock()
+
+
+def pack(target: Callable[..., object]) -> int:
+    """Put `target` and this process's surroundings into a memory file; the caller owns it.
+
+    Functions and classes of `__main__`, and of modules that a search of `sys.path` does not find,
+    travel by value; those of other modules by name. Values they refer to are copied as they are
+    now. Raises InvalidArgument when something cannot be pickled.
+    """
+    # Of an engine's function, what it was given to call is what the user knows.
+    known = target.args[0] if isinstance(target, partial) and target.args else target
+    packed = pickled(target, "make those inside the function", known)
+    surroundings = pickle.dumps(
+        {
+            "sys_path": [os.fspath(entry) for entry in sys.path],
+            "cwd": _cwd(),
+            "environ": dict(os.environ),
+            "argv": list(sys.argv),
+            "umask": read_umask(),
+        }
+    )
+    return memory_file(_HEADER.pack(len(surroundings)), surroundings, packed)
+
+
+def pickled(value: object, hint: str, known: object = None) -> bytes:
+    """Pickle what is for this process's own workers, by the rules of `pack`.
+
+    Raises InvalidArgument when something cannot be pickled: `hint` is what to do about locks,
+    open files, generators or the like; `known` is what the user knows of the value, if not all.
+    """
+    buffer = io.BytesIO()
+    with _registering:
+        pickler = _Pickler(buffer)
+        try:
+            pickler.dump(value)
+        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+            raise InvalidArgument(
+                f"{shortened(value if known is None else known)} cannot be sent to worker "
+                f"processes: {error}; it must not refer to locks, open files, generators or the "
+                f"like: {hint}"
+            ) from error
+        finally:
+            pickler.forget_modules()
+    return buffer.getvalue()
+
+
+def unpack(fd: int) -> Callable[..., Any]:
+    """Put this process into the surroundings that `pack` saw and return the function.
+
+    Reads by offset and leaves `fd` open: other workers read the same file.
+    """
+    stored = _read_all(fd)
+    (n_bytes,) = _HEADER.unpack_from(stored)
+    start = _HEADER.size
+    _surround(**pickle.loads(stored[start : start + n_bytes]))
+    target: Callable[..., Any] = pickle.loads(stored[start + n_bytes :])
+    return target
+
+
+def _surround(
+    sys_path: list[str], cwd: str | None, environ: dict[str, str], argv: list[str], umask: int
+) -> None:
+    """Take over main's surroundings; the environment by difference, as most of it is equal."""
+    sys.path[:] = sys_path
+    sys.argv[:] = argv
+    os.umask(umask)
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    for name, value in environ.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    if cwd is not None:
+        os.chdir(cwd)
+
+
+def _cwd() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # main's folder was deleted; the worker stays where it is
+        return None
+
+
+def _read_all(fd: int) -> memoryview:
+    n_bytes = os.fstat(fd).st_size
+    stored = bytearray(n_bytes)
+    view = memoryview(stored)
+    done = 0
+    while done < n_bytes:
+        done += os.preadv(fd, [view[done:]], done)
+    return view
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Pickles by value what belongs to modules that a worker could not import."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._importable: dict[str, bool] = {}
+        self._registered: list[Any] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Register the object's module before cloudpickle decides between name and value."""
+        if isinstance(obj, FunctionType | type):
+            name = getattr(obj, "__module__", None)
+            if isinstance(name, str) and name not in self._importable:
+                self._importable[name] = _is_importable(name)
+                if not self._importable[name]:
+                    self._register(name)
+        return super().reducer_override(obj)
+
+    def _register(self, name: str) -> None:
+        module = sys.modules[name]
+        if name not in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.register_pickle_by_value(module)
+            self._registered.append(module)
+
+    def forget_modules(self) -> None:
+        """Take back what this pickler registered in cloudpickle."""
+        for module in self._registered:
+            cloudpickle.unregister_pickle_by_value(module)
+        self._registered.clear()
+
+
+def _is_importable(name: str) -> bool:
+    """Tell whether a fresh process with this `sys.path` would find the module `name`.
+
+    `importlib.util.find_spec` does not: it trusts `sys.modules`.
+    """
+    if name == "__main__" or name not in sys.modules:
+        return True  # cloudpickle's own rules cover both
+    parent, _, _ = name.rpartition(".")
+    path = None
+    if parent:
+        if not _is_importable(parent):
+            return False
+        path = getattr(sys.modules.get(parent), "__path__", None)
+    return any(_finds(finder, name, path) for finder in sys.meta_path)
+
+
+def _finds(finder: Any, name: str, path: Any) -> bool:
+    find_spec = getattr(finder, "find_spec", None)
+    spec: importlib.machinery.ModuleSpec | None = find_spec(name, path) if find_spec else None
+    return spec is not None
