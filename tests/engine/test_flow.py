@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from shardio._workers.processes.start import Start
+from shardio._workers.tasks.call_worker import Portions
 from shardio._workers.tasks.flow import Flow
-from shardio._workers.tasks.portions import Portions
 from shardio.errors import (
     ClosedError,
     InsufficientMemory,

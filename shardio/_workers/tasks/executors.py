@@ -12,10 +12,10 @@ from typing import Any, Final
 from shardio._base.phase_timers import now_ns
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.linux import files_explained
+from shardio._workers.tasks.call_worker import Broken, Portions
 from shardio._workers.tasks.flow import Flow
 from shardio._workers.tasks.late import said
 from shardio._workers.tasks.line import SOURCE, Hands, Line
-from shardio._workers.tasks.portions import Broken, Portions
 from shardio._workers.tasks.stage import Job, Stage
 from shardio._workers.tasks.steps import Piped
 from shardio._workers.tasks.user_calls import UserCall, checked

@@ -28,7 +28,7 @@ from shardio._workers.processes.serialization import pickled, unpack_failure
 from shardio._workers.processes.stack_dumps import Whereabouts, at_work
 from shardio._workers.processes.start import Start
 from shardio._workers.processes.worker_pool import Crew, Died, Failed, Message
-from shardio._workers.tasks.calling import ANSWER, Outcome, Say, call_for_main, pack_call
+from shardio._workers.tasks.call_worker import ANSWER, Outcome, Say, call_for_main, pack_call
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
 from shardio._workers.tasks.under_way import Call
 from shardio._workers.tasks.value_blocks import ValueBlocks
@@ -36,7 +36,7 @@ from shardio.errors import BatchTimeout, TransformError, UnsupportedEnvironment,
 
 _MOST_DEATHS: Final = 2
 """An item of which so many workers have died is given up."""
-_PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.calling")
+_PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.call_worker")
 
 
 class Flow(Closing):
