@@ -14,7 +14,7 @@ from shardio._loading.option_checks import OnError, count, most_skips, one_of, s
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.start import Start
 from shardio._workers.tasks.flow import Flow
-from shardio._workers.tasks.here import Here
+from shardio._workers.tasks.inline import Here
 from shardio._workers.tasks.schedule import DEPTH
 from shardio.errors import InvalidArgument
 

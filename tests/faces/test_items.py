@@ -16,7 +16,7 @@ import pytest
 
 from shardio import InvalidArgument, Loader, SharedMemoryShim, load, load_with_workers
 from shardio._loading.items import Loading
-from shardio._workers.tasks.here import Here
+from shardio._workers.tasks.inline import Here
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped, TransformError
 from tests.faces.loaders import loader_of
 

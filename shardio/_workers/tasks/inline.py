@@ -1,7 +1,11 @@
-"""This process as the only worker of a flow: for num_worker=0."""
+"""What is for one caller at a time: another is refused, whichever moment it comes at.
+
+This process as the only worker of a flow: for num_worker=0.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +14,25 @@ from shardio._base.phase_timers import now_ns
 from shardio._base.statistics import ItemStats
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.serialization import add_note, as_failure, shortened
-from shardio.errors import BatchTimeout
+from shardio.errors import BatchTimeout, InvalidArgument
+
+
+class Alone:
+    """Lets one caller into its `with`; another is refused, of the same thread too.
+
+    Args:
+        refusal: what the other is told.
+    """
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal, self._lock = refusal, threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise InvalidArgument(self._refusal)
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
 
 
 class Here(Closing):
