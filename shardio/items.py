@@ -13,9 +13,9 @@ from shardio._loading.items import Loader, Loading, iterator, named, values
 from shardio._loading.option_checks import OnError, count, most_skips, one_of, seconds
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.start import Start
-from shardio._workers.tasks.flow import Flow
 from shardio._workers.tasks.inline import Here
 from shardio._workers.tasks.schedule import DEPTH
+from shardio._workers.tasks.task_pool import Flow
 from shardio.errors import InvalidArgument
 
 __all__ = ["Loader", "Loading", "SharedMemoryShim", "load", "load_with_workers"]

@@ -13,8 +13,8 @@ from shardio._base.statistics import ItemStats, SkippedItem
 from shardio._loading.option_checks import refuse_path
 from shardio._workers.processes.linux import Finalizer
 from shardio._workers.processes.serialization import add_note, shortened
-from shardio._workers.tasks.flow import Flow
 from shardio._workers.tasks.inline import Alone, Here
+from shardio._workers.tasks.task_pool import Flow
 from shardio.errors import ClosedError, InvalidArgument, TransformError
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from shardio._workers.processes.start import Start
 from shardio._workers.tasks.call_worker import Portions
-from shardio._workers.tasks.flow import Flow
+from shardio._workers.tasks.task_pool import Flow
 from shardio.errors import (
     ClosedError,
     InsufficientMemory,
