@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio._workers.tasks.batches import Batches
-from shardio._workers.tasks.stage import Job, Origin, Stage
+from shardio._workers.tasks.stage import Batches, Job, Origin, Stage
 from shardio._workers.tasks.user_calls import user_call
 
 

@@ -22,9 +22,8 @@ from shardio._base.statistics import PipelineStats
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.serialization import add_note, as_failure, shortened
-from shardio._workers.tasks.batches import Batches, Results
 from shardio._workers.tasks.late import late
-from shardio._workers.tasks.stage import Entry, Job, Origin, Stage
+from shardio._workers.tasks.stage import Batches, Entry, Job, Origin, Results, Stage
 from shardio._workers.tasks.steps import Batched, Piped, Positioned, Start
 from shardio._workers.tasks.user_calls import UserCall
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
