@@ -16,7 +16,7 @@ from shardio._loading.option_checks import OnError, count, most_skips, one_of, s
 from shardio._loading.pipelines import ORDERS, Passes, each_of, one_for_one, piped
 from shardio._loading.sources import MapIterator, Position, Supply, behind
 from shardio._workers.tasks.executors import hire
-from shardio._workers.tasks.line import Line
+from shardio._workers.tasks.pipeline_runner import Line
 from shardio._workers.tasks.stage import Origin
 from shardio._workers.tasks.steps import Batched, Piped, Where
 from shardio._workers.tasks.user_calls import UserCall

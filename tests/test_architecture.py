@@ -383,7 +383,7 @@ def test_a_face_has_no_queue_and_no_thread_process_socket_or_lock_of_its_own(fac
         ("import threading", {"threading"}),
         ("from queue import SimpleQueue", {"queue"}),
         ("def f():\n    import multiprocessing.managers", {"multiprocessing"}),
-        ("from shardio._workers.tasks.line import threading", {"threading"}),
+        ("from shardio._workers.tasks.pipeline_runner import threading", {"threading"}),
         ("import os\nos.fork()", {"fork"}),
         ("from os import posix_spawn as begin", {"posix_spawn"}),
         ("import os\nos.getpid()", set()),

@@ -11,7 +11,7 @@ from shardio._base.statistics import PipelineStats
 from shardio._loading.option_checks import count, one_of
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.serialization import shortened
-from shardio._workers.tasks.line import Line
+from shardio._workers.tasks.pipeline_runner import Line
 from shardio._workers.tasks.stage import Origin
 from shardio._workers.tasks.steps import Piped, checked_where
 from shardio._workers.tasks.user_calls import user_call

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardio._workers.tasks.executors import hire
-from shardio._workers.tasks.line import Line
+from shardio._workers.tasks.pipeline_runner import Line
 from shardio._workers.tasks.steps import Piped
 from shardio._workers.tasks.user_calls import user_call
 from shardio.errors import ClosedError

@@ -27,7 +27,7 @@ from shardio import DataLoader, InvalidArgument, MapIterator, Pipeline, WorkerDi
 from shardio._workers.processes import stack_dumps
 from shardio._workers.tasks import executors
 from shardio._workers.tasks.executors import Threads
-from shardio._workers.tasks.line import Line
+from shardio._workers.tasks.pipeline_runner import Line
 from shardio._workers.tasks.stage import Job
 from shardio.errors import BatchTimeout, ClosedError, TransformError
 from tests.loading import PATIENCE_S

@@ -13,8 +13,7 @@ from shardio._base.phase_timers import now_ns
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.linux import files_explained
 from shardio._workers.tasks.call_worker import Broken, Portions
-from shardio._workers.tasks.late import said
-from shardio._workers.tasks.line import SOURCE, Hands, Line
+from shardio._workers.tasks.pipeline_runner import SOURCE, Hands, Line, said
 from shardio._workers.tasks.stage import Job, Stage
 from shardio._workers.tasks.steps import Piped
 from shardio._workers.tasks.task_pool import Flow
