@@ -17,9 +17,8 @@ from shardio._loading.pipelines import ORDERS, Passes, each_of, one_for_one, pip
 from shardio._loading.sources import MapIterator, Position, Supply, behind
 from shardio._workers.tasks.executors import hire
 from shardio._workers.tasks.pipeline_runner import Line
+from shardio._workers.tasks.pipeline_spec import Batched, Piped, UserCall, Where
 from shardio._workers.tasks.stage import Origin
-from shardio._workers.tasks.steps import Batched, Piped, Where
-from shardio._workers.tasks.user_calls import UserCall
 from shardio.errors import InvalidArgument
 
 __all__ = ["DataLoader", "MapIterator", "Pipeline", "PipelineStats", "StageStats"]

@@ -12,9 +12,8 @@ from shardio._loading.option_checks import count, one_of
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.tasks.pipeline_runner import Line
+from shardio._workers.tasks.pipeline_spec import Piped, checked_where, user_call
 from shardio._workers.tasks.stage import Origin
-from shardio._workers.tasks.steps import Piped, checked_where
-from shardio._workers.tasks.user_calls import user_call
 from shardio.errors import ClosedError, InvalidArgument
 
 ORDERS: Final = ("completion", "input")

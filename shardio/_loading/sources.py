@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 
 from shardio._loading.option_checks import count, refuse_path
 from shardio._workers.processes.serialization import shortened
+from shardio._workers.tasks.pipeline_spec import Positioned, Start
 from shardio._workers.tasks.stage import Origin
-from shardio._workers.tasks.steps import Positioned, Start
 from shardio.errors import InvalidArgument
 
 _VERSION: Final = 1

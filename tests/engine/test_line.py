@@ -10,8 +10,7 @@ import pytest
 
 from shardio._workers.tasks.executors import hire
 from shardio._workers.tasks.pipeline_runner import Line
-from shardio._workers.tasks.steps import Piped
-from shardio._workers.tasks.user_calls import user_call
+from shardio._workers.tasks.pipeline_spec import Piped, user_call
 from shardio.errors import ClosedError
 from tests.loading import PATIENCE_S
 

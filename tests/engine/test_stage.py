@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardio._workers.tasks.pipeline_spec import user_call
 from shardio._workers.tasks.stage import Batches, Job, Origin, Stage
-from shardio._workers.tasks.user_calls import user_call
 
 
 def _entry(i: int) -> tuple[Origin, int]:

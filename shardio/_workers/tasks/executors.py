@@ -14,10 +14,9 @@ from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.linux import files_explained
 from shardio._workers.tasks.call_worker import Broken, Portions
 from shardio._workers.tasks.pipeline_runner import SOURCE, Hands, Line, said
+from shardio._workers.tasks.pipeline_spec import Piped, UserCall, checked
 from shardio._workers.tasks.stage import Job, Stage
-from shardio._workers.tasks.steps import Piped
 from shardio._workers.tasks.task_pool import Flow
-from shardio._workers.tasks.user_calls import UserCall, checked
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 
 _PATIENCE_S: Final = 5.0

@@ -29,9 +29,8 @@ from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.serialization import add_note, as_failure, shortened
 from shardio._workers.processes.stack_dumps import shortened as without_ours
+from shardio._workers.tasks.pipeline_spec import Batched, Piped, Positioned, Start, UserCall
 from shardio._workers.tasks.stage import Batches, Entry, Job, Origin, Results, Stage
-from shardio._workers.tasks.steps import Batched, Piped, Positioned, Start
-from shardio._workers.tasks.user_calls import UserCall
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 
 _NAMED: Final = 4

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from shardio._base.phase_timers import now_ns
 from shardio._base.statistics import StageStats
+from shardio._workers.tasks.pipeline_spec import UserCall
 from shardio._workers.tasks.schedule import ENDLESS, Schedule
-from shardio._workers.tasks.user_calls import UserCall
 
 _AHEAD: Final = 16
 """Results that a generator may give before its turn has come, where the order is that of input."""
