@@ -16,8 +16,7 @@ from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.processes.start import Start
 from shardio._workers.tasks.gathering import Gathering
-from shardio._workers.tasks.inbox import check_prefix
-from shardio._workers.tasks.mail import zeromq
+from shardio._workers.tasks.messages import check_prefix, zeromq
 from shardio._workers.tasks.outbox import WorkerInfo, worker_info
 from shardio.errors import InvalidArgument
 from shardio.serving.client.address import parse_all

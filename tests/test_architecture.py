@@ -91,7 +91,7 @@ HOMES_OF_PACKAGES = {
     "PIL": {"shardio.media", "shardio_tools._sheets"},
     "simplejpeg": {"shardio.media"},
     "obstore": {"shardio.storage.remote.obstore_adapter"},
-    "zmq": {"shardio._workers.tasks.mail"},
+    "zmq": {"shardio._workers.tasks.messages"},
 }
 LOADED_LATE = {"av", "PIL", "jax", "obstore", "simplejpeg", "torch", "zmq"}
 PROCESS_ENTRIES = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from shardio._workers.tasks.mail import zeromq
+from shardio._workers.tasks.messages import zeromq
 from shardio.serving.client.keys import ServerKeys, z85
 from shardio.serving.client.link import ASK_AGAIN
 

@@ -20,7 +20,7 @@ from shardio._base.signatures import takes_rng
 from shardio._engine.dispatch.staff import StartMethod
 from shardio._loading.option_checks import callable_or_none, count
 from shardio._workers.processes.linux import check_files
-from shardio._workers.tasks.mail import OWN_FILES, zeromq
+from shardio._workers.tasks.messages import OWN_FILES, zeromq
 from shardio.dataset.dataset import open_dataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader

@@ -19,7 +19,7 @@ from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.tasks import supply
 from shardio._workers.tasks.gathering import Gathering
-from shardio._workers.tasks.mail import (
+from shardio._workers.tasks.messages import (
     Kind,
     Sheaf,
     pack_head,

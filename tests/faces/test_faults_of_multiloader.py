@@ -19,8 +19,7 @@ import pytest
 from shardio import MultiLoader, WorkerDied
 from shardio._workers.processes.blocks import Block, Bytes
 from shardio._workers.processes.worker_pool import Died, Message
-from shardio._workers.tasks.inbox import Inbox
-from shardio._workers.tasks.mail import unpack_head
+from shardio._workers.tasks.messages import Inbox, unpack_head
 from shardio._workers.tasks.outbox import READY, WANT
 from shardio._workers.tasks.value_blocks import ValueBlocks
 from shardio.errors import TransformError, UnsupportedEnvironment
@@ -260,7 +259,7 @@ for sample in samples: pass
 """
 NEVER_HIDES = """
 from shardio._workers.processes.worker_pool import Crew
-from shardio._workers.tasks.inbox import Inbox
+from shardio._workers.tasks.messages import Inbox
 Inbox.hide = lambda inbox: None
 entrust = Crew.entrust
 Crew.entrust = lambda crew, folder: folder and entrust(crew, folder)

@@ -20,7 +20,7 @@ from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.worker_pool import Crew
 from shardio._workers.tasks import schedule
-from shardio._workers.tasks.inbox import _Frames
+from shardio._workers.tasks.messages import _Frames
 from shardio.errors import UnsupportedEnvironment
 from shardio.order.permutation import Order
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset

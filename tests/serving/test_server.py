@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
-from shardio._workers.tasks.mail import zeromq
+from shardio._workers.tasks.messages import zeromq
 from shardio.errors import ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving import Server, make_server
 from shardio.serving.client.address import parse

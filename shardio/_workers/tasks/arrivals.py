@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.serialization import text_of
-from shardio._workers.tasks.mail import counted_bytes, unpack_sample, unpack_samples
+from shardio._workers.tasks.messages import counted_bytes, unpack_sample, unpack_samples
 from shardio._workers.tasks.outbox import WorkerInfo
 from shardio.errors import TransformError, WorkerDied
 

@@ -35,8 +35,7 @@ from shardio._workers.processes.stack_dumps import overdue, stack_files
 from shardio._workers.processes.start import Start
 from shardio._workers.processes.worker_pool import Crew, Died, Failed
 from shardio._workers.tasks.arrivals import SKIPPED, Arrivals
-from shardio._workers.tasks.inbox import Inbox
-from shardio._workers.tasks.mail import Kind, rest_of, unpack_head, unpack_place
+from shardio._workers.tasks.messages import Inbox, Kind, rest_of, unpack_head, unpack_place
 from shardio._workers.tasks.outbox import WANT, WORD, Word, send_all
 from shardio._workers.tasks.supply import Supply
 from shardio.errors import ClosedError, TransformError, WorkerDied

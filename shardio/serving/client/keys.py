@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from shardio._workers.tasks.mail import zeromq
+from shardio._workers.tasks.messages import zeromq
 from shardio.errors import InvalidArgument
 
 _FORM: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from shardio._base.closing import Closing
 from shardio._workers.processes.linux import check_files
-from shardio._workers.tasks.mail import OWN_FILES, zeromq
+from shardio._workers.tasks.messages import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument
 from shardio.serving.client.address import Address
 from shardio.serving.client.keys import ClientKeys

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from shardio._base.closing import Closing
 from shardio._base.statistics import SkippedItem
 from shardio._workers.processes.linux import this_process
-from shardio._workers.tasks.mail import zeromq
+from shardio._workers.tasks.messages import zeromq
 from shardio.batch.batch import Batch
 from shardio.errors import BatchTimeout, ClosedError, InvalidArgument, ShardioError
 from shardio.serving.client.far_loader import RemoteLoader, RemotePass
