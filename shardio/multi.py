@@ -15,9 +15,9 @@ from shardio._loading.option_checks import OnError, count, most_skips, one_of, r
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.processes.start import Start
-from shardio._workers.tasks.gathering import Gathering
 from shardio._workers.tasks.messages import check_prefix, zeromq
 from shardio._workers.tasks.outbox import WorkerInfo, worker_info
+from shardio._workers.tasks.sample_stream import Gathering
 from shardio.errors import InvalidArgument
 from shardio.serving.client.address import parse_all
 from shardio.serving.client.samples import FarSamples

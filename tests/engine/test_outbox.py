@@ -18,7 +18,6 @@ from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.tasks import supply
-from shardio._workers.tasks.gathering import Gathering
 from shardio._workers.tasks.messages import (
     Kind,
     Sheaf,
@@ -28,6 +27,7 @@ from shardio._workers.tasks.messages import (
     unpack_samples,
 )
 from shardio._workers.tasks.outbox import WORD, Word, _MainHasGone, _Outbox
+from shardio._workers.tasks.sample_stream import Gathering
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment, WorkerDied
 
 
