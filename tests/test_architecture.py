@@ -85,7 +85,7 @@ HOMES_OF_PACKAGES = {
     "tinygrad": {"shardio.outputs.tinygrad"},
     "torch": {"shardio.outputs.torch_tensors"},
     "jax": {"shardio.outputs.jax_arrays"},
-    "ray": {"shardio._workers.ray.ray_connection"},
+    "ray": {"shardio._workers.ray.job"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
     "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools._picture_files"},
     "PIL": {"shardio.media", "shardio_tools._sheets"},

@@ -18,8 +18,7 @@ from typing import Any, Final, Literal, Self, TypeVar, get_args
 
 from shardio._base.closing import Closing
 from shardio._base.stack_level import level_of_caller
-from shardio._workers.ray.job import do_job
-from shardio._workers.ray.ray_connection import connect, first_line, ray_module
+from shardio._workers.ray.job import connect, do_job, first_line, ray_module
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, WorkerDied
 from shardio.version import __version__
 
