@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple, get_args
 from shardio._base.closing import Closing
 from shardio._base.statistics import SkippedItem
 from shardio._loading.option_checks import OnError, count, most_skips, one_of, refuse_path, seconds
-from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.serialization import shortened
-from shardio._workers.processes.start import Start
+from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.messages import check_prefix, zeromq
-from shardio._workers.tasks.outbox import WorkerInfo, worker_info
+from shardio._workers.tasks.sample_sender import WorkerInfo, worker_info
 from shardio._workers.tasks.sample_stream import Gathering
+from shardio._workers.tasks.skip_policy import Lenience
 from shardio.errors import InvalidArgument
 from shardio.serving.client.address import parse_all
 from shardio.serving.client.samples import FarSamples

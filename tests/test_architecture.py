@@ -95,7 +95,7 @@ HOMES_OF_PACKAGES = {
 }
 LOADED_LATE = {"av", "PIL", "jax", "obstore", "simplejpeg", "torch", "zmq"}
 PROCESS_ENTRIES = (
-    "shardio._workers.tasks.outbox",
+    "shardio._workers.tasks.sample_sender",
     "shardio._engine.dispatch.worker",
     "shardio._workers.processes.zygote",
 )

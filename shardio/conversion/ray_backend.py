@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from shardio._workers.processes.launch import Zygote, acquire
+from shardio._workers.processes.zygote_client import Zygote, acquire
 from shardio._workers.ray.cluster import Cluster, Engine
 from shardio.conversion.journal import conversion_settings, read_record
 from shardio.conversion.plan import Unit, UnitEvent

@@ -16,7 +16,7 @@ import pytest
 
 import shardio
 from shardio import Array
-from shardio._workers.processes.launch import Zygote, acquire, release
+from shardio._workers.processes.zygote_client import Zygote, acquire, release
 from shardio._workers.ray import cluster, job
 from shardio._workers.ray.cluster import Cluster, Engine
 from shardio.conversion import ray_backend

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio._workers.processes.start import Start
+from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.call_worker import Portions
 from shardio._workers.tasks.task_pool import Flow
 from shardio.errors import (

@@ -15,9 +15,8 @@ import pytest
 
 from shardio._workers.processes import channel as channel_module
 from shardio._workers.processes.channel import Channel
-from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.shared_memory import reserve_memory_file
-from shardio._workers.tasks import supply
+from shardio._workers.tasks import block_credits
 from shardio._workers.tasks.messages import (
     Kind,
     Sheaf,
@@ -26,8 +25,9 @@ from shardio._workers.tasks.messages import (
     unpack_sample,
     unpack_samples,
 )
-from shardio._workers.tasks.outbox import WORD, Word, _MainHasGone, _Outbox
+from shardio._workers.tasks.sample_sender import WORD, Word, _MainHasGone, _Outbox
 from shardio._workers.tasks.sample_stream import Gathering
+from shardio._workers.tasks.skip_policy import Lenience
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment, WorkerDied
 
 
@@ -87,7 +87,7 @@ def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone(
     def refuse(n_bytes: int, what: str, hint: str) -> None:
         raise InsufficientMemory(what)
 
-    monkeypatch.setattr(supply, "require", refuse)
+    monkeypatch.setattr(block_credits, "require", refuse)
     sent = Sent()
     samples = ["a", "b", np.zeros(1 << 20), "c"]
     with _Outbox(sent, channel, 1 << 30) as outbox:

@@ -11,7 +11,7 @@ import pytest
 
 from shardio._base.closing import Closing
 from shardio._workers.processes.blocks import Bytes
-from shardio._workers.tasks.supply import Stock, Supply
+from shardio._workers.tasks.block_credits import Stock, Supply
 
 MIB = 1 << 20
 

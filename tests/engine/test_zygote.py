@@ -16,7 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from shardio._workers.processes import launch
+from shardio._workers.processes import zygote_client
 from shardio._workers.processes.worker_pool import Channel, Crew, Died, Event, Failed, Message
 from shardio.errors import UnsupportedEnvironment
 
@@ -220,13 +220,13 @@ def test_after_the_loss_of_the_zygote_every_worker_is_dead_and_can_be_restarted(
 
 def test_a_release_inside_an_acquire_is_done_afterwards() -> None:
     """As by a finalizer that runs while its own thread is in `acquire`."""
-    zygote = launch.acquire()
+    zygote = zygote_client.acquire()
     pidfd = os.dup(zygote.pidfd)
-    with launch._lock:
-        launch.release(zygote)
+    with zygote_client._lock:
+        zygote_client.release(zygote)
         assert not select.select([pidfd], [], [], 0)[0]
-    other = launch.acquire()  # took the old one once more, then let the release through
-    launch.release(other)
+    other = zygote_client.acquire()  # took the old one once more, then let the release through
+    zygote_client.release(other)
     assert select.select([pidfd], [], [], 0)[0]
     os.close(pidfd)
 

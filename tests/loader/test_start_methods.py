@@ -21,7 +21,7 @@ import shardio
 from shardio import InvalidArgument, ShardLoader
 from shardio._engine.dispatch import threads
 from shardio._engine.dispatch.kept import kept_file
-from shardio._workers.processes import launch, stack_dumps
+from shardio._workers.processes import stack_dumps, zygote_client
 from shardio.errors import (
     BatchTimeout,
     ClosedError,
@@ -141,7 +141,7 @@ def test_a_zygote_of_the_crews_own_that_is_killed_is_replaced(
             seen += batch.indices.tolist()
             if batch.step == 1:
                 zygote = loader._engine._staff._crew._held.zygote  # type: ignore[union-attr]
-                assert zygote is not None and zygote is not launch._current
+                assert zygote is not None and zygote is not zygote_client._current
                 os.kill(zygote.pid, signal.SIGKILL)
     assert seen == list(range(N))
 

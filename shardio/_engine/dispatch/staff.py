@@ -31,7 +31,7 @@ from shardio._workers.processes.blocks import Block
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES, packed, unpacked
 from shardio._workers.processes.serialization import unpack_error
 from shardio._workers.processes.shared_memory import SharedArray
-from shardio._workers.processes.start import Start
+from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Crew, Died, Message
 from shardio._workers.tasks.schedule import DEPTH
 from shardio.batch.layout import BlockLayout

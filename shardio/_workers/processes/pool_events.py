@@ -17,10 +17,10 @@ from itertools import islice, starmap
 from typing import NamedTuple
 
 from shardio._workers.processes.channel import LOST_FDS, Ancillary, unpack_fds
-from shardio._workers.processes.launch import release
 from shardio._workers.processes.linux import has_ended
 from shardio._workers.processes.pool_state import RECEIVE_NOW, Died, Holdings, Worker
 from shardio._workers.processes.zygote import EXITED, REPLY, STARTED
+from shardio._workers.processes.zygote_client import release
 
 _ONE_RECEIVE = tuple((argument,) for argument in RECEIVE_NOW)
 

@@ -18,9 +18,9 @@ from itertools import repeat
 from typing import NamedTuple
 
 from shardio._workers.processes.channel import RECEIVE, Received, unpack_fds
-from shardio._workers.processes.launch import Zygote, release
 from shardio._workers.processes.linux import Bell, end_process, has_ended
 from shardio._workers.processes.zygote import GRACE_S, REPLY, STARTED
+from shardio._workers.processes.zygote_client import Zygote, release
 from shardio.errors import UnsupportedEnvironment
 
 # How long an end waits, after SIGKILL, for the kernel to take the processes apart.

@@ -14,7 +14,6 @@ from typing import Final
 
 from shardio._base.closing import Closing
 from shardio._workers.processes.channel import MAX_FDS, MAX_MESSAGE_BYTES, Channel, check_message
-from shardio._workers.processes.launch import acquire
 from shardio._workers.processes.linux import (
     Bell,
     Finalizer,
@@ -26,8 +25,9 @@ from shardio._workers.processes.pool_events import Event, Failed, Message, Watch
 from shardio._workers.processes.pool_state import Died, Holdings, Worker, end_all
 from shardio._workers.processes.serialization import pack
 from shardio._workers.processes.stack_dumps import ask_for_stacks
-from shardio._workers.processes.start import EXECUTE, FORK, LOAD, Start, Target
+from shardio._workers.processes.worker_main import EXECUTE, FORK, LOAD, Start, Target
 from shardio._workers.processes.zygote import REQUEST, WARD
+from shardio._workers.processes.zygote_client import acquire
 from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
 __all__ = ["Channel", "Crew", "Died", "Event", "Failed", "Message"]

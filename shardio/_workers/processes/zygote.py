@@ -42,7 +42,7 @@ from shardio._workers.processes.linux import (
     name_process,
     open_pidfd,
 )
-from shardio._workers.processes.start import EXECUTE, LOAD, Target, execute, preload, run
+from shardio._workers.processes.worker_main import EXECUTE, LOAD, Target, execute, preload, run
 
 __all__ = [
     "ASK_FOR_STACKS",

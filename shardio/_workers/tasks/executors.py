@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, Final
 
 from shardio._base.phase_timers import now_ns
-from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.linux import files_explained
 from shardio._workers.tasks.call_worker import Broken, Portions
 from shardio._workers.tasks.pipeline_runner import SOURCE, Hands, Line, said
 from shardio._workers.tasks.pipeline_spec import Piped, UserCall, checked
+from shardio._workers.tasks.skip_policy import Lenience
 from shardio._workers.tasks.stage import Job, Stage
 from shardio._workers.tasks.task_pool import Flow
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment

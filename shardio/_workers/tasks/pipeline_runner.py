@@ -25,11 +25,11 @@ from typing import Any, Final
 from shardio._base.closing import Closing
 from shardio._base.phase_timers import now_ns
 from shardio._base.statistics import PipelineStats
-from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.serialization import add_note, as_failure, shortened
 from shardio._workers.processes.stack_dumps import shortened as without_ours
 from shardio._workers.tasks.pipeline_spec import Batched, Piped, Positioned, Start, UserCall
+from shardio._workers.tasks.skip_policy import Lenience
 from shardio._workers.tasks.stage import Batches, Entry, Job, Origin, Results, Stage
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 

@@ -30,12 +30,12 @@ from typing import Any, Final
 
 from shardio._base.closing import Closing
 from shardio._base.stack_level import level_of_caller
-from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.linux import Finalizer, interrupts_held, this_process
 from shardio._workers.processes.serialization import text_of, unpack_error
 from shardio._workers.processes.stack_dumps import overdue, stack_files
-from shardio._workers.processes.start import Start
+from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Crew, Died, Failed
+from shardio._workers.tasks.block_credits import Supply
 from shardio._workers.tasks.messages import (
     Inbox,
     Kind,
@@ -46,8 +46,8 @@ from shardio._workers.tasks.messages import (
     unpack_sample,
     unpack_samples,
 )
-from shardio._workers.tasks.outbox import WANT, WORD, Word, WorkerInfo, send_all
-from shardio._workers.tasks.supply import Supply
+from shardio._workers.tasks.sample_sender import WANT, WORD, Word, WorkerInfo, send_all
+from shardio._workers.tasks.skip_policy import Lenience
 from shardio.errors import ClosedError, TransformError, WorkerDied
 
 SKIPPED: Final = object()

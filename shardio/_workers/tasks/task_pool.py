@@ -25,15 +25,15 @@ from shardio._base.closing import Closing
 from shardio._base.statistics import ItemStats
 from shardio._workers.processes.blocks import Block, Bytes
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES, packed, unpacked
-from shardio._workers.processes.lenience import Lenience
 from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, files_explained
 from shardio._workers.processes.serialization import pickled, shortened, text_of, unpack_failure
 from shardio._workers.processes.stack_dumps import Whereabouts, at_work
-from shardio._workers.processes.start import Start
+from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Crew, Died, Failed, Message
 from shardio._workers.tasks.call_worker import ANSWER, Outcome, Say, call_for_main, pack_call
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
+from shardio._workers.tasks.skip_policy import Lenience
 from shardio._workers.tasks.value_blocks import ValueBlocks
 from shardio._workers.tasks.values import read_value
 from shardio.errors import BatchTimeout, TransformError, UnsupportedEnvironment, WorkerDied

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shardio import ShardLoader
-from shardio._workers.processes import launch
+from shardio._workers.processes import zygote_client
 from shardio.errors import CacheFull
 from shardio.storage import fs
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -171,7 +171,7 @@ def test_a_worker_that_is_killed_while_it_downloads_costs_nothing(
 
 def _workers() -> list[int]:
     """The processes that this one's zygote has forked."""
-    zygote = launch._current
+    zygote = zygote_client._current
     assert zygote is not None
     stats = [place.read_text() for place in Path("/proc").glob("[0-9]*/stat")]
     fields = [(int(stat.split()[0]), stat.rpartition(")")[2].split()) for stat in stats]

@@ -17,7 +17,7 @@ import threading
 from collections import deque
 
 from shardio._workers.processes.linux import end_process, explain_files, has_ended, open_pidfd
-from shardio._workers.processes.start import Start, Target, import_all
+from shardio._workers.processes.worker_main import Start, Target, import_all
 from shardio._workers.processes.zygote import serve_forked
 from shardio.errors import UnsupportedEnvironment
 

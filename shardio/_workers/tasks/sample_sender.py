@@ -21,8 +21,8 @@ from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import add_note, as_failure, pack_error, text_of
 from shardio._workers.processes.stack_dumps import answer_with_stacks
+from shardio._workers.tasks.block_credits import Stock
 from shardio._workers.tasks.messages import LEAST_IN_BLOCK_BYTES, Kind, Sheaf, pack_head, zeromq
-from shardio._workers.tasks.supply import Stock
 from shardio.errors import TransformError, UnsupportedEnvironment
 
 READY: Final = b"+"

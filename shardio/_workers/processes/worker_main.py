@@ -61,7 +61,7 @@ def execute(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
         os.set_inheritable(fd, True)
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        "from shardio._workers.processes.start import begin; "
+        "from shardio._workers.processes.worker_main import begin; "
         f"begin({place}, {fds!r}, {modules!r})"
     )
     # The zygote's own command line: the same interpreter and flags, and last the code.
