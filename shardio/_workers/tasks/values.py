@@ -17,14 +17,12 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from shardio._workers.processes.blocks import Bytes
 from shardio._workers.processes.serialization import pickle_apart
 
 _HEAD: Final = struct.Struct("<QQ")
 _ALIGNMENT: Final = 64
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class Packed(NamedTuple):
