@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardio._workers.processes.blocks import Block, Bytes
-from shardio._workers.tasks.value_blocks import ValueBlocks
+from shardio._workers.tasks.values import ValueBlocks
 
 MIB = 1 << 20
 

@@ -21,7 +21,7 @@ from shardio._workers.processes.blocks import Block, Bytes
 from shardio._workers.processes.worker_pool import Died, Message
 from shardio._workers.tasks.messages import Inbox, unpack_head
 from shardio._workers.tasks.sample_sender import READY, WANT
-from shardio._workers.tasks.value_blocks import ValueBlocks
+from shardio._workers.tasks.values import ValueBlocks
 from shardio.errors import TransformError, UnsupportedEnvironment
 from tests.faces.multi_datasets import (
     NEEDS_ZEROMQ,

@@ -13,8 +13,7 @@ from typing import Any, Final
 from shardio._base.closing import Closing
 from shardio._workers.processes.blocks import Block, BlockMap, Bytes
 from shardio._workers.processes.limits import require
-from shardio._workers.tasks.value_blocks import ValueBlocks
-from shardio._workers.tasks.values import place, read_buffers, write_buffers
+from shardio._workers.tasks.values import ValueBlocks, place, read_buffers, write_buffers
 from shardio.errors import UnsupportedEnvironment
 
 _FEW: Final = 4

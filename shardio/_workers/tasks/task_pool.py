@@ -34,8 +34,7 @@ from shardio._workers.processes.worker_pool import Crew, Died, Failed, Message
 from shardio._workers.tasks.call_worker import ANSWER, Outcome, Say, call_for_main, pack_call
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
 from shardio._workers.tasks.skip_policy import Lenience
-from shardio._workers.tasks.value_blocks import ValueBlocks
-from shardio._workers.tasks.values import read_value
+from shardio._workers.tasks.values import ValueBlocks, read_value
 from shardio.errors import BatchTimeout, TransformError, UnsupportedEnvironment, WorkerDied
 
 _NOTHING: Final[Bytes] = np.zeros(0, np.uint8)

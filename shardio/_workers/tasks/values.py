@@ -6,6 +6,8 @@ What pickle calls out-of-band buffers lie beside the pickled rest, each where 64
             bytes of each buffer                       uint64 each
     pickle
     buffers
+
+The blocks that values of workers arrive in: how many there are, how large, and who has them.
 """
 
 from __future__ import annotations
@@ -13,12 +15,17 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import warnings
+from collections import deque
 from collections.abc import Sequence
+from mmap import PAGESIZE
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from shardio._workers.processes.blocks import Bytes
+from shardio._base.closing import Closing
+from shardio._base.stack_level import level_of_caller
+from shardio._workers.processes.blocks import Block, BlockPool, Bytes
 from shardio._workers.processes.serialization import pickle_apart
 
 _HEAD: Final = struct.Struct("<QQ")
@@ -91,3 +98,118 @@ def place(sizes: Sequence[int], end: int = 0) -> list[int]:
         places.append(start)
         end = start + n_bytes
     return [*places, end]
+
+
+_FIRST_BYTES: Final = 1 << 18
+"""Of a block, before it is known how large values are."""
+_N_RECENT: Final = 32
+"""So many values say how large the next may be."""
+
+
+class ValueBlocks(Closing):
+    """Owns a pool of blocks that grow with the values; of each one place is known.
+
+    A block is idle; or under way, from `take` to `give_back` or `hand_over`; or leased by what was
+    handed over. It keeps the memory of its largest value while the budget has room for that.
+
+    Args:
+        n_enough: if more are under way, workers have enough whatever is leased; None where that is
+            not to be told from their number.
+        memory_bytes: budget of all blocks.
+    """
+
+    def __init__(self, n_enough: int | None, memory_bytes: int) -> None:
+        self._n_enough, self._budget = n_enough, memory_bytes
+        first_bytes = min(_FIRST_BYTES, memory_bytes)
+        self._pool = BlockPool(first_bytes, memory_bytes, is_trimmed=True)
+        self._n_under_way = 0
+        self._is_closed = False
+        self._recent: deque[int] = deque([self._pool.block_bytes], _N_RECENT)
+
+    @property
+    def n_copies(self) -> int:
+        """How many values have been copied out of their blocks."""
+        return self._pool.n_copies
+
+    @property
+    def n_leased(self) -> int:
+        """How many are held by what was handed over."""
+        self._pool.take_back_returned(None)
+        return len(self._pool) - self._pool.n_idle - self._n_under_way
+
+    @property
+    def _most(self) -> int:
+        """How many may be under way, if all values are as large as the largest of late."""
+        return max(1, self._budget // self._pool.block_bytes)
+
+    def take(self, *, is_needed: bool = False) -> Block | None:
+        """A block for a value, or None while those under way are as many as memory allows.
+
+        None once closed, too: a block that were made then would never be let go of.
+
+        Args:
+            is_needed: make one beyond that rather than none: nothing else would come to an end.
+
+        Raises:
+            InsufficientMemory: there is no memory for a single one.
+        """
+        pool = self._pool
+        pool.take_back_returned(None)
+        if self._is_closed or (self._n_under_way >= self._most and not is_needed):
+            return None
+        number = pool.take_idle()
+        if number is None:
+            number = pool.make()
+        if number is None:
+            if self._n_under_way and not is_needed:
+                return None
+            number = pool.make_extra()  # nothing would come back that could be waited for
+        self._n_under_way += 1
+        return pool[number]
+
+    def see(self, block: Block, n_bytes: int) -> None:
+        """A worker has written so much to a block, and perhaps made it grow."""
+        self._pool.see_growth(block.number, n_bytes)
+        self._recent.append(n_bytes)
+        self._pool.block_bytes = -(-max(self._recent) // PAGESIZE) * PAGESIZE
+
+    def give_back(self, block: Block) -> None:
+        """What is in a block is not needed."""
+        self._pool.give_back(block.number)
+        self._n_under_way -= 1
+
+    def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
+        """The first bytes of a block for as long as they are held, or of a copy.
+
+        It is copied where workers would have too few blocks left, unless it is known to be spare.
+
+        Raises:
+            InsufficientMemory: there is no memory for the copy.
+        """
+        pool = self._pool
+        if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._most):
+            is_spare = True
+        if is_spare or pool.has_room:
+            self._n_under_way -= 1
+            pool.trim(block.number, n_bytes)
+            return pool.lease(block.number)[:n_bytes]
+        memory = pool.copy(block.number, n_bytes)
+        self.give_back(block)
+        if pool.n_copies == 1:
+            warnings.warn(
+                f"values are copied: the program holds all {len(pool)} blocks that memory_bytes, "
+                "or the limit of open files, allows; let go of values, or raise that limit",
+                RuntimeWarning,
+                stacklevel=level_of_caller(),
+            )
+        return memory
+
+    def forget(self, worker: int) -> None:
+        """A worker has died: another in its place knows no block."""
+        for number in range(len(self._pool)):
+            self._pool[number].known_to.discard(worker)
+
+    def close(self) -> None:
+        """Let go of all blocks; what was handed over stays valid."""
+        self._is_closed = True
+        self._pool.close()
