@@ -9,10 +9,10 @@ import pytest
 
 from shardio import ShardLoader, WorkerDied
 from shardio._engine.dispatch import engine
-from shardio._engine.dispatch.answers import Answer, Loss
 from shardio._engine.dispatch.cautions import Caution
 from shardio._engine.dispatch.claims import Claims
 from shardio._engine.dispatch.local import Local
+from shardio._engine.dispatch.protocol import Answer, Loss
 from shardio._engine.filling.careful import CarefulFiller
 from shardio.batch.batch import Skipped
 from tests.loading import TWO_FIELDS, two_fields, write_dataset

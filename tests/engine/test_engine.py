@@ -16,9 +16,9 @@ import pytest
 from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine.dispatch import passes as passes_module
 from shardio._engine.dispatch import traffic
-from shardio._engine.dispatch.answers import Loss
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iteration import Iteration
+from shardio._engine.dispatch.protocol import Loss
 from shardio._engine.dispatch.staff import Workers
 from shardio._engine.filling.recipe import Plan, Recipe
 from shardio._workers.processes.blocks import BlockPool

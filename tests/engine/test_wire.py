@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio._engine.dispatch.wire import (
+from shardio._engine.dispatch.protocol import (
     Ask,
     Done,
     Status,

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from shardio._engine.dispatch import worker
-from shardio._engine.dispatch.kept import Kept, kept_file
-from shardio._engine.dispatch.wire import (
+from shardio._engine.dispatch.protocol import (
     Ask,
+    Kept,
     Status,
     Task,
+    kept_file,
     pack_done,
     pack_task,
     unpack_done,

@@ -20,7 +20,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument, ShardLoader
 from shardio._engine.dispatch import threads
-from shardio._engine.dispatch.kept import kept_file
+from shardio._engine.dispatch.protocol import kept_file
 from shardio._workers.processes import stack_dumps, zygote_client
 from shardio.errors import (
     BatchTimeout,

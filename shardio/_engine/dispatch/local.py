@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardio._engine.dispatch.answers import Answer, Loss
+from shardio._engine.dispatch.protocol import CANCELLED, TALLIES, Answer, Done, Loss, Status, Task
 from shardio._engine.dispatch.tally import Tally
 from shardio._engine.dispatch.turns import TURNS
-from shardio._engine.dispatch.wire import CANCELLED, TALLIES, Done, Status, Task
 from shardio._engine.filling.careful import CarefulFiller, LeftOut
 from shardio._engine.filling.fill import Filler
 from shardio._engine.filling.recipe import Plan, Recipe, Schemas

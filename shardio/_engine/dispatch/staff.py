@@ -9,14 +9,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
-from shardio._engine.dispatch.answers import Answer, Loss
-from shardio._engine.dispatch.kept import Kept
 from shardio._engine.dispatch.local import Local
-from shardio._engine.dispatch.wire import (
+from shardio._engine.dispatch.protocol import (
     KEPT,
     STACKS,
+    Answer,
     Ask,
     Done,
+    Kept,
+    Loss,
     Status,
     Task,
     pack_task,

@@ -19,9 +19,8 @@ from types import FrameType
 from typing import Any
 
 from shardio._base.closing import Closing
-from shardio._engine.dispatch.kept import Kept
+from shardio._engine.dispatch.protocol import STACKS, Kept
 from shardio._engine.dispatch.turns import TURNS
-from shardio._engine.dispatch.wire import STACKS
 from shardio._engine.dispatch.worker import Worker
 from shardio._engine.filling.fill import Filler
 from shardio._engine.filling.recipe import Recipe

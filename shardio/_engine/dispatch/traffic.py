@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from shardio._base.phase_timers import now_ns
-from shardio._engine.dispatch.answers import Answer, Loss
 from shardio._engine.dispatch.cautions import Caution
 from shardio._engine.dispatch.claims import (
     Claims,
@@ -23,8 +22,8 @@ from shardio._engine.dispatch.claims import (
 )
 from shardio._engine.dispatch.iteration import Delivered, Iteration
 from shardio._engine.dispatch.passes import N_SLOTS, Passes
+from shardio._engine.dispatch.protocol import Answer, Ask, Loss, Status, Task
 from shardio._engine.dispatch.staff import Staff
-from shardio._engine.dispatch.wire import Ask, Status, Task
 from shardio._engine.filling.recipe import Recipe
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.stack_dumps import overdue

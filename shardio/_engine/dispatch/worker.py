@@ -14,9 +14,7 @@ import numpy as np
 
 from shardio._base.closing import Closing
 from shardio._base.phase_timers import now_ns
-from shardio._engine.dispatch.kept import Kept
-from shardio._engine.dispatch.tally import Tally
-from shardio._engine.dispatch.wire import (
+from shardio._engine.dispatch.protocol import (
     CANCELLED,
     KEPT,
     MARKS,
@@ -24,6 +22,7 @@ from shardio._engine.dispatch.wire import (
     TABLES,
     TALLIES,
     Ask,
+    Kept,
     Status,
     Task,
     pack_done,
@@ -31,6 +30,7 @@ from shardio._engine.dispatch.wire import (
     unpack_task,
     unpack_tasks,
 )
+from shardio._engine.dispatch.tally import Tally
 from shardio._engine.filling.careful import CarefulFiller, LeftOut
 from shardio._engine.filling.fill import Filler
 from shardio._engine.filling.recipe import Plan, Recipe, Schemas

@@ -6,15 +6,27 @@ answers of which the first is QUICK. Behind a Done that reports a failure or ski
 schemas that were asked for, follow their bytes, in the same message (or in a file, see
 `parcels.py`). The other messages of main hand over what tasks refer to: a block's memory, and the
 schemas that blocks are laid out from.
+
+What comes back to main of the tasks that it gives out: answers, and the news of losses.
+
+Answers that a worker holds back for a moment, where main finds them if it dies meanwhile.
+
+What it had done by then is not done again: perhaps it could not be, if the file that killed the
+worker is too short to be opened anew.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import pickle
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from shardio._engine.filling.recipe import Schemas
+from shardio._workers.processes.channel import DESCRIPTOR_BYTES
+from shardio._workers.processes.linux import memory_file, resize_memory_file
 from shardio.batch.batch import Skipped
 
 # A NamedTuple's own constructors run Python; for every batch, `tuple.__new__` makes them.
@@ -112,3 +124,75 @@ def unpack_skips(packed: bytes) -> tuple[Skipped, ...]:
     """The samples that a worker has skipped."""
     found: tuple[Skipped, ...] = pickle.loads(packed)  # from our own worker, never from data
     return found
+
+
+class Answer(NamedTuple):
+    """What a worker answers to a task: done, and what goes with it.
+
+    That is an error, schemas, or the samples that were skipped.
+    """
+
+    worker: int
+    done: Done
+    error: BaseException | None = None
+    schemas: Schemas | None = None
+    skips: tuple[Skipped, ...] = ()
+
+
+class Loss(NamedTuple):
+    """A worker has died; another has taken its place, and knows nothing of its tasks.
+
+    `how` is a sentence about it; `end` is how it ended, the same for whichever worker.
+    """
+
+    worker: int
+    how: str
+    signal: int | None = None
+    end: str = "died"
+
+
+_COUNT: Final = 0
+_ROOM: Final = mmap.PAGESIZE // DESCRIPTOR_BYTES - 1
+
+
+def kept_file(n_workers: int) -> int:
+    """Make the memory for all workers, a page each; the caller owns the descriptor."""
+    fd = memory_file()
+    try:
+        resize_memory_file(fd, max(1, n_workers) * mmap.PAGESIZE, "answers held back")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Kept:
+    """The answers that one worker holds back.
+
+    Args:
+        memory: the map of what `kept_file` made.
+        worker: which of the workers it is.
+    """
+
+    def __init__(self, memory: mmap.mmap, worker: int) -> None:
+        start = worker * mmap.PAGESIZE
+        self._page = memoryview(memory)[start : start + mmap.PAGESIZE]
+        self._words = self._page.cast("Q")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no other answer has room."""
+        return self._words[_COUNT] == _ROOM
+
+    def add(self, answer: bytes) -> None:
+        """Hold an answer back that is nothing but a descriptor."""
+        n = self._words[_COUNT]
+        start = (n + 1) * DESCRIPTOR_BYTES
+        self._page[start : start + DESCRIPTOR_BYTES] = answer
+        self._words[_COUNT] = n + 1  # last: what is counted is there
+
+    def take(self) -> bytes:
+        """All of them, one behind the other; they are not held back any more."""
+        n = self._words[_COUNT]
+        self._words[_COUNT] = 0  # before they are sent: none is ever found and received
+        return bytes(self._page[DESCRIPTOR_BYTES : (n + 1) * DESCRIPTOR_BYTES])
