@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Clip, ShardLoader, Video, mix
-from shardio._engine.dispatch.claims import Claims, error_of_death
+from shardio._engine.dispatch.crashes import Claims, error_of_death
 from shardio._workers.processes.shared_memory import marks_file
 from shardio.dataset import column_rows, files, open_files
 from shardio.dataset import dataset as dataset_module

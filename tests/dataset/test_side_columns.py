@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Batch, List, Schema, ShardLoader
-from shardio._engine.dispatch.claims import Claims, error_of_death
+from shardio._engine.dispatch.crashes import Claims, error_of_death
 from shardio.batch.layout import CLAIMED, lay_out
 from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.dataset.manifest import load, publish_next

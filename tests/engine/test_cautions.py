@@ -9,8 +9,7 @@ import pytest
 
 from shardio import ShardLoader, WorkerDied
 from shardio._engine.dispatch import engine
-from shardio._engine.dispatch.cautions import Caution
-from shardio._engine.dispatch.claims import Claims
+from shardio._engine.dispatch.crashes import Caution, Claims
 from shardio._engine.dispatch.local import Local
 from shardio._engine.dispatch.protocol import Answer, Loss
 from shardio._engine.filling.careful import CarefulFiller

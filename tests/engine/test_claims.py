@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio._engine.dispatch.claims import claims_in
+from shardio._engine.dispatch.crashes import claims_in
 from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, lay_out
 from shardio.dataset.dataset import ShardDataset

@@ -17,8 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shardio._engine.dispatch.cautions import Caution
-from shardio._engine.dispatch.claims import Claims
+from shardio._engine.dispatch.crashes import Caution, Claims
 from shardio._engine.dispatch.iteration import Iteration
 from shardio._engine.filling.recipe import Plan
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignment, Schedule

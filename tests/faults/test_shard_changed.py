@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardio import Array, Schema, ShardLoader, Text
-from shardio._engine.dispatch.claims import Claims, error_of_death
+from shardio._engine.dispatch.crashes import Claims, error_of_death
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ShardChanged, ShardCorrupt, WorkerDied
 from tests.faults.scene import PATIENCE_S, Scene, line, scene

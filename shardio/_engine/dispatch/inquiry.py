@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from shardio._engine.dispatch.claims import claim_of_first, error_of_death, is_final
+from shardio._engine.dispatch.crashes import claim_of_first, error_of_death, is_final
 from shardio._engine.dispatch.local import Local
 from shardio._engine.dispatch.protocol import Answer, Ask, Loss, Task
 from shardio._engine.dispatch.staff import Workers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from shardio._engine.dispatch.cautions import Caution
+from shardio._engine.dispatch.crashes import Caution
 from shardio._engine.dispatch.tally import Lap
 from shardio._engine.filling.recipe import Plan
 from shardio._workers.tasks.schedule import Schedule

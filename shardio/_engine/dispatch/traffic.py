@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from shardio._base.phase_timers import now_ns
-from shardio._engine.dispatch.cautions import Caution
-from shardio._engine.dispatch.claims import (
+from shardio._engine.dispatch.crashes import (
+    Caution,
     Claims,
     claims_in,
     clear_claims,
