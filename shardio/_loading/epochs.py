@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardio._engine.dispatch.engine import Engine
-from shardio._engine.dispatch.iteration import Iteration
+from shardio._engine.dispatch.iterations import Iteration
 from shardio._engine.filling.recipe import Plan
 from shardio._loading.checkpoint import Progress, progress_of, state_of
 from shardio._loading.epoch_sampler import Course

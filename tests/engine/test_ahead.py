@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardio import ShardLoader
-from shardio._engine.dispatch.iteration import Iteration
+from shardio._engine.dispatch.iterations import Iteration
 from shardio.errors import TransformError
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
 

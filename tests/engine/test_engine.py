@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, ShardDataset, ShardLoader
-from shardio._engine.dispatch import passes as passes_module
-from shardio._engine.dispatch import traffic
+from shardio._engine.dispatch import iterations, traffic
 from shardio._engine.dispatch.engine import Engine
-from shardio._engine.dispatch.iteration import Iteration
+from shardio._engine.dispatch.iterations import Iteration
 from shardio._engine.dispatch.protocol import Loss
 from shardio._engine.dispatch.staff import Workers
 from shardio._engine.filling.recipe import Plan, Recipe
@@ -185,7 +184,7 @@ def test_passes_that_are_cancelled_leave_neither_slot_nor_block(
 def test_there_is_an_end_to_passes_at_the_same_time(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in (traffic, passes_module):
+    for each in (traffic, iterations):
         monkeypatch.setattr(each, "N_SLOTS", 3)
     engine = _engine(folder, 0)
     passes = [engine.iterate(_plan(epoch)) for epoch in range(3)]

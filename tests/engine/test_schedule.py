@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from shardio._engine.dispatch.crashes import Caution, Claims
-from shardio._engine.dispatch.iteration import Iteration
+from shardio._engine.dispatch.iterations import Iteration
 from shardio._engine.filling.recipe import Plan
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignment, Schedule
 from shardio.batch.batch import Skipped

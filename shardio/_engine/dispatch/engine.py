@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from shardio._base.statistics import LoadingStats
 from shardio._engine.dispatch.inquiry import Inquiry
-from shardio._engine.dispatch.iteration import Delivered, Iteration
+from shardio._engine.dispatch.iterations import Delivered, Iteration, Passes
 from shardio._engine.dispatch.local import Local
-from shardio._engine.dispatch.passes import Passes
 from shardio._engine.dispatch.protocol import kept_file
 from shardio._engine.dispatch.staff import Staff, StartMethod, Workers
 from shardio._engine.dispatch.tally import Filling

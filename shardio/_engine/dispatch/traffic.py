@@ -20,8 +20,7 @@ from shardio._engine.dispatch.crashes import (
     error_of_death,
     is_final,
 )
-from shardio._engine.dispatch.iteration import Delivered, Iteration
-from shardio._engine.dispatch.passes import N_SLOTS, Passes
+from shardio._engine.dispatch.iterations import N_SLOTS, Delivered, Iteration, Passes
 from shardio._engine.dispatch.protocol import Answer, Ask, Loss, Status, Task
 from shardio._engine.dispatch.staff import Staff
 from shardio._engine.filling.recipe import Recipe
