@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.dispatch.turns import TURNS
+from shardio._engine.dispatch.thread_workers import TURNS
 from shardio._engine.filling.recipe import Plan
 from shardio._loading.checkpoint import Progress
 from shardio._workers.processes.global_generators import seed_generators

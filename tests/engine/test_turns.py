@@ -18,7 +18,7 @@ import pytest
 
 import shardio
 from shardio import Array, Schema, ShardLoader
-from shardio._engine.dispatch.turns import Turns
+from shardio._engine.dispatch.thread_workers import Turns
 from shardio.items import Loader, load_with_workers
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

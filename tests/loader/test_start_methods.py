@@ -19,7 +19,7 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument, ShardLoader
-from shardio._engine.dispatch import threads
+from shardio._engine.dispatch import thread_workers
 from shardio._engine.dispatch.protocol import kept_file
 from shardio._workers.processes import stack_dumps, zygote_client
 from shardio.errors import (
@@ -417,7 +417,7 @@ def test_a_loader_that_is_closed_and_kept_has_no_descriptor(
 
 
 def test_a_thread_that_was_given_up_takes_no_answer_of_the_one_that_has_its_number() -> None:
-    hold_back: Any = threads._ThreadWorker._hold_back
+    hold_back: Any = thread_workers._ThreadWorker._hold_back
     fd = kept_file(1)
     old, new = hold_back(None, fd, 0), hold_back(None, fd, 0)
     os.close(fd)

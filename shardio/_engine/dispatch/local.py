@@ -11,7 +11,7 @@ import numpy as np
 
 from shardio._engine.dispatch.protocol import CANCELLED, TALLIES, Answer, Done, Loss, Status, Task
 from shardio._engine.dispatch.tally import Tally
-from shardio._engine.dispatch.turns import TURNS
+from shardio._engine.dispatch.thread_workers import TURNS
 from shardio._engine.filling.careful import CarefulFiller, LeftOut
 from shardio._engine.filling.fill import Filler
 from shardio._engine.filling.recipe import Plan, Recipe, Schemas

@@ -48,7 +48,7 @@ _PRELOAD: Final = ("numpy.random", "shardio._engine.dispatch.worker")
 """NumPy loads numpy.random only when it is first used, 12 ms in every worker."""
 
 if TYPE_CHECKING:
-    from shardio._engine.dispatch.threads import Threads
+    from shardio._engine.dispatch.thread_workers import Threads
 
 StartMethod = Start | Literal["thread"]
 """How workers start."""
@@ -213,7 +213,9 @@ class Workers:
 
 def _crew(recipe: Recipe, n_workers: int, start_method: StartMethod) -> Crew | Threads:
     if start_method == "thread":
-        from shardio._engine.dispatch.threads import Threads  # late: hardly anybody asks for them
+        from shardio._engine.dispatch.thread_workers import (
+            Threads,  # late: hardly anybody asks for them
+        )
 
         return Threads(n_workers, recipe)
     target = functools.partial(work, recipe)

@@ -1,4 +1,9 @@
-"""Workers that are threads of this process: a crew like that of `crew.py`, without processes.
+"""Whose turn it is with the global generators of `global_generators.py`, which a process has once.
+
+Wherever code of the user runs in this process, in worker threads or with num_workers=0, they are
+keyed for the sample; so one thread at a time has them.
+
+Workers that are threads of this process: a crew like that of `crew.py`, without processes.
 
 They run the same loop over the same messages, each with a dataset of its own, and share the maps of
 blocks. What a process keeps apart they have in common: the user's function is one object, and the
@@ -7,6 +12,7 @@ global generators are one each, which `turns.py` deals out.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import queue
@@ -14,18 +20,23 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from shardio._base.closing import Closing
 from shardio._engine.dispatch.protocol import STACKS, Kept
-from shardio._engine.dispatch.turns import TURNS
 from shardio._engine.dispatch.worker import Worker
 from shardio._engine.filling.fill import Filler
 from shardio._engine.filling.recipe import Recipe
 from shardio._engine.filling.transformed import call_keyed
 from shardio._workers.processes.blocks import BlockMap
+from shardio._workers.processes.global_generators import (
+    States,
+    generator_states,
+    restore_generators,
+)
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.pool_events import Event, Failed, Message
 from shardio._workers.processes.pool_state import Died
@@ -35,6 +46,92 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import ClosedError
 
 __all__ = ["Threads"]
+
+
+class Turns:
+    """Gives the global generators to one thread at a time; the program's own states come back.
+
+    A thread that is given up loses its turn: it may never come back from the user's code.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holder: threading.Thread | None = None
+        self._waiting: deque[object] = deque()
+        self._states: States
+
+    def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for the turn of this thread, in the order of asking; end it with `end`.
+
+        False, without it, when this becomes unwanted: `wake` has that looked at.
+        """
+        ticket, queue = object(), self._waiting
+        with self._changed:
+            queue.append(ticket)
+            try:
+                self._changed.wait_for(
+                    lambda: is_unwanted() or (self._holder is None and queue[0] is ticket)
+                )
+                if is_unwanted():
+                    return False
+                self._states = generator_states()
+                self._holder = threading.current_thread()
+                return True
+            finally:
+                queue.remove(ticket)
+                self._changed.notify_all()  # another is first now
+
+    def wake(self) -> None:
+        """Have all that wait look whether they are still wanted."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def end(self, thread: threading.Thread) -> None:
+        """End the turn of a thread, if it has it."""
+        with self._changed:
+            if self._holder is thread:
+                restore_generators(self._states)
+                self._holder = None
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """A turn of this thread, or a part of the one that it has; the states come back after."""
+        thread = threading.current_thread()
+        if self._holder is thread:
+            states = generator_states()
+            try:
+                yield
+            finally:
+                restore_generators(states)
+            return
+        try:
+            self.take()
+            yield
+        finally:
+            self.end(thread)
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """If this thread has the turn: others may have theirs meanwhile, which it waits for."""
+        thread = threading.current_thread()
+        if self._holder is not thread:
+            yield
+            return
+        states = generator_states()
+        self.end(thread)
+        try:
+            yield
+        finally:
+            self.take()
+            restore_generators(states)
+
+
+TURNS: Final = Turns()
+"""Those of this process."""
+
+os.register_at_fork(after_in_child=TURNS.__init__)  # type: ignore[misc]  # nobody's turn there
+
 
 _Letter = tuple[bytes, tuple[int, ...]]
 
