@@ -9,8 +9,8 @@ import pytest
 
 from shardio import ShardLoader, WorkerDied
 from shardio._engine.dispatch import engine
+from shardio._engine.dispatch.backends import Local
 from shardio._engine.dispatch.crashes import Caution, Claims
-from shardio._engine.dispatch.local import Local
 from shardio._engine.dispatch.protocol import Answer, Loss
 from shardio._engine.filling.careful import CarefulFiller
 from shardio.batch.batch import Skipped

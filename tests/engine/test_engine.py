@@ -15,10 +15,10 @@ import pytest
 
 from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine.dispatch import iterations, traffic
+from shardio._engine.dispatch.backends import Workers
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Iteration
 from shardio._engine.dispatch.protocol import Loss
-from shardio._engine.dispatch.staff import Workers
 from shardio._engine.filling.recipe import Plan, Recipe
 from shardio._workers.processes.blocks import BlockPool
 from shardio.batch.layout import CLAIMED

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shardio import ShardLoader
-from shardio._engine.dispatch import engine, local, staff, traffic
+from shardio._engine.dispatch import backends, engine, traffic
 from shardio._workers.processes import blocks
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.linux import Finalizer, interrupts_held
@@ -30,10 +30,10 @@ pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 N = 64
 # Methods that an epoch goes through, each of which ends in the middle of something.
 PLACES: list[tuple[Any, str]] = [
-    (staff.Workers, "wait"),
-    (local.Local, "wait"),
-    (staff.Workers, "give"),
-    (local.Local, "give"),
+    (backends.Workers, "wait"),
+    (backends.Local, "wait"),
+    (backends.Workers, "give"),
+    (backends.Local, "give"),
     (traffic.Traffic, "_route"),
     (traffic.Traffic, "reap"),
     (traffic.Traffic, "feed"),
@@ -270,7 +270,7 @@ def test_an_interrupt_while_the_frames_of_samples_end_is_not_lost() -> None:
 @pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize(
     ("owner", "num_workers"),
-    [(staff.Workers, 2), (local.Local, 0), (BlockPool, 0), (BlockPool, 2)],
+    [(backends.Workers, 2), (backends.Local, 0), (BlockPool, 0), (BlockPool, 2)],
 )
 def test_an_interrupt_while_a_loader_closes_leaves_nothing(
     folder: str, owner: Any, num_workers: int

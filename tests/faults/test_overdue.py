@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
-from shardio._engine.dispatch import iterations, staff, traffic
+from shardio._engine.dispatch import backends, iterations, traffic
 from shardio._workers.processes import stack_dumps
 from shardio.errors import BatchTimeout
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
@@ -156,9 +156,9 @@ def test_the_stacks_of_one_worker_are_never_taken_for_anothers(
         file.close()
 
 
-def workers_of(loader: ShardLoader) -> staff.Workers:
+def workers_of(loader: ShardLoader) -> backends.Workers:
     found = loader._engine._staff
-    assert isinstance(found, staff.Workers)
+    assert isinstance(found, backends.Workers)
     return found
 
 
@@ -190,7 +190,7 @@ def test_the_time_in_which_workers_are_started_is_not_that_of_a_batch(
         next(iter(loader))
         traffic = loader._engine.traffic
         is_starting = True
-        monkeypatch.setattr(staff.Workers, "is_starting", property(lambda _: is_starting))
+        monkeypatch.setattr(backends.Workers, "is_starting", property(lambda _: is_starting))
         now_s = time.monotonic()
         assert traffic.extended(now_s - 1, 0.5, "a batch") >= now_s + 0.5
         is_starting = False

@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.statistics import LoadingStats
+from shardio._engine.dispatch.backends import Local, Staff, StartMethod, Workers
 from shardio._engine.dispatch.inquiry import Inquiry
 from shardio._engine.dispatch.iterations import Delivered, Iteration, Passes
-from shardio._engine.dispatch.local import Local
 from shardio._engine.dispatch.protocol import kept_file
-from shardio._engine.dispatch.staff import Staff, StartMethod, Workers
 from shardio._engine.dispatch.tally import Filling
 from shardio._engine.dispatch.traffic import Traffic
 from shardio._engine.filling.recipe import Plan, Recipe, Schemas

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 
+from shardio._engine.dispatch.backends import Local, Workers
 from shardio._engine.dispatch.crashes import claim_of_first, error_of_death, is_final
-from shardio._engine.dispatch.local import Local
 from shardio._engine.dispatch.protocol import Answer, Ask, Loss, Task
-from shardio._engine.dispatch.staff import Workers
 from shardio._engine.filling.careful import may_skip
 from shardio._engine.filling.recipe import Recipe, Schemas
 from shardio.dataset.dataset import Dataset

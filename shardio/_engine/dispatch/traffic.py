@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from shardio._base.phase_timers import now_ns
+from shardio._engine.dispatch.backends import Staff
 from shardio._engine.dispatch.crashes import (
     Caution,
     Claims,
@@ -22,7 +23,6 @@ from shardio._engine.dispatch.crashes import (
 )
 from shardio._engine.dispatch.iterations import N_SLOTS, Delivered, Iteration, Passes
 from shardio._engine.dispatch.protocol import Answer, Ask, Loss, Status, Task
-from shardio._engine.dispatch.staff import Staff
 from shardio._engine.filling.recipe import Recipe
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.stack_dumps import overdue
