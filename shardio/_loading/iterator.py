@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from shardio._base.phase_timers import now_ns
 from shardio._base.stack_level import level_of_caller
+from shardio._engine.dispatch.counters import Moment
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Delivered, Iteration
-from shardio._engine.dispatch.tally import Moment
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import shardio._loading.timeline as kinds
-from shardio._engine.dispatch.tally import Filling, Lap
+from shardio._engine.dispatch.counters import Filling, Lap
 from shardio._loading.timeline import Filled, HandedOver, Timeline
 
 _S_PER_NS = 1e-9

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, ShardDataset, ShardLoader
-from shardio._engine.dispatch import iterations, traffic
+from shardio._engine.dispatch import dispatcher, iterations
 from shardio._engine.dispatch.backends import Workers
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Iteration
@@ -184,7 +184,7 @@ def test_passes_that_are_cancelled_leave_neither_slot_nor_block(
 def test_there_is_an_end_to_passes_at_the_same_time(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in (traffic, iterations):
+    for each in (dispatcher, iterations):
         monkeypatch.setattr(each, "N_SLOTS", 3)
     engine = _engine(folder, 0)
     passes = [engine.iterate(_plan(epoch)) for epoch in range(3)]

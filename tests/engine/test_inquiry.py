@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardio._engine.dispatch.backends import Local
-from shardio._engine.dispatch.inquiry import Inquiry, _candidates
 from shardio._engine.dispatch.protocol import Answer, Done, Loss, Status, Task
+from shardio._engine.dispatch.schema_probe import Inquiry, _candidates
 from shardio._engine.filling.recipe import Recipe, Schemas
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InsufficientMemory, ShardChanged, TransformError, WorkerDied

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shardio import ShardLoader
-from shardio._engine.dispatch import backends, engine, traffic
+from shardio._engine.dispatch import backends, dispatcher, engine
 from shardio._workers.processes import blocks
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.linux import Finalizer, interrupts_held
@@ -34,9 +34,9 @@ PLACES: list[tuple[Any, str]] = [
     (backends.Local, "wait"),
     (backends.Workers, "give"),
     (backends.Local, "give"),
-    (traffic.Traffic, "_route"),
-    (traffic.Traffic, "reap"),
-    (traffic.Traffic, "feed"),
+    (dispatcher.Traffic, "_route"),
+    (dispatcher.Traffic, "reap"),
+    (dispatcher.Traffic, "feed"),
     (engine.Engine, "lease"),
     (blocks.BlockPool, "take_back_returned"),
     (blocks.BlockPool, "lease"),
@@ -117,8 +117,8 @@ def test_another_pass_goes_on_after_an_interrupt_of_the_first(
         other = iter(loader)
         found = [int(label) for _ in range(3) for label in next(other)["label"]]
         with pytest.MonkeyPatch.context() as patch:
-            route = interrupting(traffic.Traffic._route, 3, after=False)
-            patch.setattr(traffic.Traffic, "_route", route)
+            route = interrupting(dispatcher.Traffic._route, 3, after=False)
+            patch.setattr(dispatcher.Traffic, "_route", route)
             with pytest.raises(KeyboardInterrupt):
                 epoch_of(loader)
         found += [int(label) for batch in other for label in batch["label"]]

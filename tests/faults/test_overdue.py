@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
-from shardio._engine.dispatch import backends, iterations, traffic
+from shardio._engine.dispatch import backends, dispatcher, iterations
 from shardio._workers.processes import stack_dumps
 from shardio.errors import BatchTimeout
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
@@ -202,7 +202,7 @@ def test_the_time_in_which_workers_are_started_is_not_that_of_a_batch(
 def test_a_loop_that_finds_no_room_because_others_hang_is_overdue_too(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in (iterations, traffic):
+    for each in (iterations, dispatcher):
         monkeypatch.setattr(each, "N_SLOTS", 2)
     marker = tmp_path / "hangs"
     transform = hanging(marker, STUCK, in_c=False)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
+from shardio._engine.dispatch.counters import Tally
 from shardio._engine.dispatch.protocol import (
     CANCELLED,
     KEPT,
@@ -33,7 +34,6 @@ from shardio._engine.dispatch.protocol import (
     unpack_dones,
     unpack_skips,
 )
-from shardio._engine.dispatch.tally import Tally
 from shardio._engine.dispatch.thread_workers import TURNS
 from shardio._engine.dispatch.worker import work
 from shardio._engine.filling.careful import CarefulFiller, LeftOut

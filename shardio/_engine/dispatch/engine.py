@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from shardio._base.statistics import LoadingStats
 from shardio._engine.dispatch.backends import Local, Staff, StartMethod, Workers
-from shardio._engine.dispatch.inquiry import Inquiry
+from shardio._engine.dispatch.counters import Filling
+from shardio._engine.dispatch.dispatcher import Traffic
 from shardio._engine.dispatch.iterations import Delivered, Iteration, Passes
 from shardio._engine.dispatch.protocol import kept_file
-from shardio._engine.dispatch.tally import Filling
-from shardio._engine.dispatch.traffic import Traffic
+from shardio._engine.dispatch.schema_probe import Inquiry
 from shardio._engine.filling.recipe import Plan, Recipe, Schemas
 from shardio._engine.filling.showing import shared_tables
 from shardio._engine.filling.sizing import block_bytes, n_blocks_wanted

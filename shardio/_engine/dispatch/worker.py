@@ -14,6 +14,7 @@ import numpy as np
 
 from shardio._base.closing import Closing
 from shardio._base.phase_timers import now_ns
+from shardio._engine.dispatch.counters import Tally
 from shardio._engine.dispatch.protocol import (
     CANCELLED,
     KEPT,
@@ -30,7 +31,6 @@ from shardio._engine.dispatch.protocol import (
     unpack_task,
     unpack_tasks,
 )
-from shardio._engine.dispatch.tally import Tally
 from shardio._engine.filling.careful import CarefulFiller, LeftOut
 from shardio._engine.filling.fill import Filler
 from shardio._engine.filling.recipe import Plan, Recipe, Schemas
