@@ -11,7 +11,7 @@ from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.counters import N_RECORDS
 from shardio._engine.dispatch.engine import Engine
-from shardio._engine.filling.recipe import Dct, Recipe
+from shardio._engine.filling.batch_spec import Dct, Recipe
 from shardio._loading.epochs import Epochs
 from shardio._loading.iterator import Handover, Pass, RecordedPass
 from shardio._loading.option_checks import OnError

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.dispatch.thread_workers import TURNS
-from shardio._engine.filling.recipe import Plan
+from shardio._engine.filling.batch_spec import Plan
 from shardio._loading.checkpoint import Progress
 from shardio._workers.processes.global_generators import seed_generators
 from shardio._workers.processes.shared_memory import SharedArray

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Iteration
-from shardio._engine.filling.recipe import Plan
+from shardio._engine.filling.batch_spec import Plan
 from shardio._loading.checkpoint import Progress, progress_of, state_of
 from shardio._loading.epoch_sampler import Course
 from shardio._loading.option_checks import warn_of_no_batch

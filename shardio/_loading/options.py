@@ -8,7 +8,7 @@ from typing import Any, Final, TypedDict, get_args
 
 from shardio._base.signatures import takes_rng
 from shardio._engine.dispatch.backends import StartMethod
-from shardio._engine.filling.recipe import Dct, Recipe
+from shardio._engine.filling.batch_spec import Dct, Recipe
 from shardio._loading.option_checks import (
     OnError,
     callable_or_none,

@@ -15,8 +15,8 @@ import pytest
 from shardio import Array, Schema, ShardLoader
 from shardio._engine.filling import advice
 from shardio._engine.filling.advice import Advice, Cadence
+from shardio._engine.filling.batch_spec import Plan
 from shardio._engine.filling.itinerary import Itinerary
-from shardio._engine.filling.recipe import Plan
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.gather import ColumnGather
 from shardio.order.block_shuffle import Window

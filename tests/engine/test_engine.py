@@ -19,7 +19,7 @@ from shardio._engine.dispatch.backends import Workers
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Iteration
 from shardio._engine.dispatch.protocol import Loss
-from shardio._engine.filling.recipe import Plan, Recipe
+from shardio._engine.filling.batch_spec import Plan, Recipe
 from shardio._workers.processes.blocks import BlockPool
 from shardio.batch.layout import CLAIMED
 from shardio.errors import DatasetCorrupt, InsufficientMemory

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio._engine.filling.batch_spec import Plan, Recipe
 from shardio._engine.filling.fill import Filler
-from shardio._engine.filling.recipe import Plan, Recipe
 from shardio._workers.processes import blocks
 from shardio._workers.processes.blocks import Block
 from shardio.batch.batch import Batch

@@ -11,7 +11,7 @@ import pytest
 from shardio._engine.dispatch.backends import Local
 from shardio._engine.dispatch.protocol import Answer, Done, Loss, Status, Task
 from shardio._engine.dispatch.schema_probe import Inquiry, _candidates
-from shardio._engine.filling.recipe import Recipe, Schemas
+from shardio._engine.filling.batch_spec import Recipe, Schemas
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InsufficientMemory, ShardChanged, TransformError, WorkerDied
 from shardio.format.fields import Array

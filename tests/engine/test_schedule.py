@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from shardio._engine.dispatch.crashes import Caution, Claims
 from shardio._engine.dispatch.iterations import Iteration
-from shardio._engine.filling.recipe import Plan
+from shardio._engine.filling.batch_spec import Plan
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignment, Schedule
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import lay_out

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardio import ShardLoader
-from shardio._engine.filling.recipe import Plan
+from shardio._engine.filling.batch_spec import Plan
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.order.block_shuffle import Window
 from shardio.order.partition import Division

@@ -20,7 +20,7 @@ from shardio._engine.dispatch.protocol import (
     unpack_dones,
 )
 from shardio._engine.dispatch.worker import Worker
-from shardio._engine.filling.recipe import Recipe
+from shardio._engine.filling.batch_spec import Recipe
 from shardio._workers.tasks.schedule import QUICK_NS
 
 FILLED, QUICK, FAILED, CANCELLED = Status.FILLED, Status.QUICK, Status.FAILED, Status.CANCELLED

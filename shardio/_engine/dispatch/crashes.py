@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from shardio._engine.filling.recipe import Recipe
+from shardio._engine.filling.batch_spec import Recipe
 from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import CLAIMED, EMPTY, NO_FIELD, BlockLayout
 from shardio.dataset.dataset import Dataset

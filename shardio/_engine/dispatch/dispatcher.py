@@ -23,7 +23,7 @@ from shardio._engine.dispatch.crashes import (
 )
 from shardio._engine.dispatch.iterations import N_SLOTS, Delivered, Iteration, Passes
 from shardio._engine.dispatch.protocol import Answer, Ask, Loss, Status, Task
-from shardio._engine.filling.recipe import Recipe
+from shardio._engine.filling.batch_spec import Recipe
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.stack_dumps import overdue
 from shardio._workers.tasks.schedule import Schedule

@@ -24,8 +24,7 @@ from shardio._engine.dispatch.dispatcher import Traffic
 from shardio._engine.dispatch.iterations import Delivered, Iteration, Passes
 from shardio._engine.dispatch.protocol import kept_file
 from shardio._engine.dispatch.schema_probe import Inquiry
-from shardio._engine.filling.recipe import Plan, Recipe, Schemas
-from shardio._engine.filling.showing import shared_tables
+from shardio._engine.filling.batch_spec import Plan, Recipe, Schemas, shared_tables
 from shardio._engine.filling.sizing import block_bytes, n_blocks_wanted
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.limits import require

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shardio._base.statistics import LoadingStats
 from shardio._engine.dispatch.counters import Filling, Lap, Tallies
 from shardio._engine.dispatch.crashes import Caution
-from shardio._engine.filling.recipe import Plan
+from shardio._engine.filling.batch_spec import Plan
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.batch import Skipped

@@ -24,7 +24,7 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from shardio._engine.filling.recipe import Schemas
+from shardio._engine.filling.batch_spec import Schemas
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES
 from shardio._workers.processes.linux import memory_file, resize_memory_file
 from shardio.batch.batch import Skipped

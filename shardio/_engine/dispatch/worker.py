@@ -31,10 +31,9 @@ from shardio._engine.dispatch.protocol import (
     unpack_task,
     unpack_tasks,
 )
+from shardio._engine.filling.batch_spec import Plan, Recipe, Schemas, show_as_told
 from shardio._engine.filling.careful import CarefulFiller, LeftOut
 from shardio._engine.filling.fill import Filler
-from shardio._engine.filling.recipe import Plan, Recipe, Schemas
-from shardio._engine.filling.showing import show_as_told
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.channel import (
     DESCRIPTOR_BYTES,

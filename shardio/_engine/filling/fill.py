@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.filling.advice import Advice
+from shardio._engine.filling.batch_spec import Plan, Recipe, Schemas
 from shardio._engine.filling.batched import Batches, Share
 from shardio._engine.filling.clips import VideoClips
 from shardio._engine.filling.itinerary import Itinerary, Stretch
 from shardio._engine.filling.packed import PackedTokens
 from shardio._engine.filling.pictures import Pictures
-from shardio._engine.filling.recipe import Plan, Recipe, Schemas
 from shardio._engine.filling.sizing import heap_bytes_by
 from shardio._engine.filling.sounds import Sounds
 from shardio._engine.filling.stored import StoredValues

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.filling.recipe import Recipe
+from shardio._engine.filling.batch_spec import Recipe
 from shardio._workers.tasks.schedule import QUICK_DEPTH
 from shardio.batch.collation import Join
 from shardio.batch.layout import ALIGNMENT, BlockLayout, is_fixed

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from shardio._base.cached_property import cached
 from shardio._base.phase_timers import SPENT, TRANSFORM, now_ns
+from shardio._engine.filling.batch_spec import Recipe
 from shardio._engine.filling.clips import VideoClips
 from shardio._engine.filling.heap import put_value
 from shardio._engine.filling.itinerary import Stretch
 from shardio._engine.filling.packed import PackedTokens
 from shardio._engine.filling.pictures import Pictures
-from shardio._engine.filling.recipe import Recipe
 from shardio._engine.filling.returned import plain
 from shardio._engine.filling.sounds import Sounds
 from shardio._workers.processes.blocks import BlockMap
