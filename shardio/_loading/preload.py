@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from shardio._engine.filling.extents import Extents
-from shardio._engine.filling.ranges import NOTHING, Ranges, joined, merged
+from shardio._engine.filling.extents import NOTHING, Extents, Ranges, joined, merged
 from shardio._workers.processes.limits import require_page_cache
 from shardio.dataset.dataset import Dataset
 from shardio.storage.file_access import open_shard, resized_error

@@ -10,8 +10,7 @@ import pytest
 
 from shardio import Array, Clip, Schema, ShardLoader, Video
 from shardio._engine.filling import advice
-from shardio._engine.filling.clip_extents import ClipExtents
-from shardio._engine.filling.extents import Files
+from shardio._engine.filling.extents import ClipExtents, Files
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
 from shardio.format.streams import PACKET, STREAM_DTYPE, packet_sizes

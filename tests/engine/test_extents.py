@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Schema, Text, mix
-from shardio._engine.filling.extents import Extents
-from shardio._engine.filling.ranges import Ranges, joined, merged
+from shardio._engine.filling.extents import Extents, Ranges, joined, merged
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
 from tests.loading import write_dataset
