@@ -14,11 +14,18 @@ import numpy.typing as npt
 
 from shardio._base.phase_timers import SPENT, TRANSFORM, now_ns
 from shardio._engine.filling.batch_spec import Recipe, Schemas
-from shardio._engine.filling.heap import put_value, reserve
+from shardio._engine.filling.collate import (
+    Places,
+    Scratch,
+    StoredJoins,
+    Values,
+    copy_rows,
+    join,
+    put_value,
+    reserve,
+)
 from shardio._engine.filling.itinerary import Stretch
-from shardio._engine.filling.joining import Places, StoredJoins, Values, join
 from shardio._engine.filling.returned import plain
-from shardio._engine.filling.scratch import Scratch, copy_rows
 from shardio._engine.filling.stored import StoredValues
 from shardio._engine.filling.transformed import Call, TransformedValues, call_keyed, named, told
 from shardio._workers.processes.blocks import BlockMap

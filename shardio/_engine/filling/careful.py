@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.filling.batch_spec import Plan
+from shardio._engine.filling.collate import Scratch
 from shardio._engine.filling.fill import Filler
 from shardio._engine.filling.itinerary import Stretch
-from shardio._engine.filling.scratch import Scratch
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import (

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.filling.clips import VideoClips
-from shardio._engine.filling.heap import put_value
+from shardio._engine.filling.collate import put_value
 from shardio._engine.filling.itinerary import Stretch
 from shardio._engine.filling.packed import PackedTokens
 from shardio._engine.filling.pictures import Pictures

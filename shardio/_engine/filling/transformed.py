@@ -14,7 +14,7 @@ from shardio._base.cached_property import cached
 from shardio._base.phase_timers import SPENT, TRANSFORM, now_ns
 from shardio._engine.filling.batch_spec import Recipe
 from shardio._engine.filling.clips import VideoClips
-from shardio._engine.filling.heap import put_value
+from shardio._engine.filling.collate import put_value
 from shardio._engine.filling.itinerary import Stretch
 from shardio._engine.filling.packed import PackedTokens
 from shardio._engine.filling.pictures import Pictures

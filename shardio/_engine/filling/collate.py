@@ -1,4 +1,10 @@
-"""Make one array of the values that all samples of a batch have for a field. Used by `fill`.
+"""Put values into a block's heap, which grows as far as they need.
+
+Of arrays over a block that were made before it grew, all stay valid: the pages are the same.
+
+Memory that a batch is put together in, and what is copied from there as it is.
+
+Make one array of the values that all samples of a batch have for a field. Used by `fill`.
 
 Each is written straight into the heap of the block, behind what is there already: padded, stacked,
 or one after another. Rows that only fill a batch up repeat those before them, round and round.
@@ -6,22 +12,136 @@ or one after another. Rows that only fill a batch up repeat those before them, r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.filling.heap import reserve
 from shardio._workers.processes.blocks import BlockMap
+from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio.batch.collation import Join
-from shardio.batch.layout import CLAIMED, BlockLayout, JoinSlot, pack_state
+from shardio.batch.layout import (
+    ALIGNMENT,
+    CLAIMED,
+    BlockLayout,
+    JoinSlot,
+    VaryingSlot,
+    WholeSlot,
+    pack_state,
+)
 from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.index import full_shape
 from shardio.format.schema import Schema
+from shardio.format.values import encode_record
 from shardio.shard.verification import Rows
+
+
+def put_value(
+    layout: BlockLayout, memory: BlockMap, slot: VaryingSlot, i: int, value: object, used: int
+) -> int:
+    """The value that row i has for a varying field; returns how much of the heap is used then.
+
+    Raises:
+        SchemaError: it does not fit the field.
+        InsufficientMemory: there is no memory for it.
+    """
+    record, shape = encode_record(slot.name, layout.schema[slot.name], value)
+    start = -(-used // slot.alignment) * slot.alignment
+    end = start + record.nbytes
+    _make_room(layout, memory, end)
+    memory.bytes[layout.heap + start : layout.heap + end].data[:] = record
+    extents = layout.extents(memory.bytes, slot)
+    extents[i] = (0, record.nbytes, start)
+    if slot.n_dims:
+        layout.shapes(memory.bytes, slot)[i] = shape
+    return end
+
+
+def reserve(
+    layout: BlockLayout, memory: BlockMap, slot: WholeSlot, shape: Sequence[int], used: int
+) -> tuple[npt.NDArray[Any], int]:
+    """Room for an array of the whole batch; returns it, unwritten, and how much is used then.
+
+    Raises:
+        InsufficientMemory: there is no memory for it.
+    """
+    start = -(-used // ALIGNMENT) * ALIGNMENT
+    end = start + slot.dtype.itemsize * math.prod(shape)
+    _make_room(layout, memory, end)
+    layout.head(memory.bytes, slot)[:] = (start, *shape)
+    return np.ndarray(shape, slot.dtype, memory.bytes.data, layout.heap + start), end
+
+
+def _make_room(layout: BlockLayout, memory: BlockMap, end: int) -> None:
+    # Doubled: the sizes to come are not known, and every growth maps the block anew.
+    if layout.heap + end > len(memory.bytes):
+        memory.grow(layout.heap + end, better=layout.heap + 2 * end)
+
+
+class Scratch(BlockMap):
+    """Memory of this process for batches of one layout; owns its file, which goes with it."""
+
+    def __init__(self, layout: BlockLayout) -> None:
+        self.layout = layout
+        fd = reserve_memory_file(
+            layout.heap + mmap.PAGESIZE, "a batch that is made in several steps"
+        )
+        weakref.finalize(self, os.close, fd)
+        super().__init__(fd)
+
+
+def copy_rows(
+    source: BlockLayout, scratch: BlockMap, layout: BlockLayout, memory: BlockMap, n_rows: int
+) -> int:
+    """Copy all fields but those that are joined; returns how much of the heap is used."""
+    for fixed in layout.fixed:
+        slot = next(each for each in source.fixed if each.name == fixed.name)
+        rows = source.fixed_rows(scratch.bytes, slot, n_rows)
+        layout.fixed_rows(memory.bytes, fixed, n_rows)[:] = rows
+    for presence in layout.presence:
+        place = next(each for each in source.presence if each.name == presence.name)
+        layout.present(memory.bytes, presence)[:] = source.present(scratch.bytes, place)
+    used = 0
+    for varying in layout.varying:
+        listed = next(each for each in source.varying if each.name == varying.name)
+        used = _copy_records(source, scratch, listed, layout, memory, varying, n_rows, used)
+    return used
+
+
+def _copy_records(
+    source: BlockLayout,
+    scratch: BlockMap,
+    slot: VaryingSlot,
+    layout: BlockLayout,
+    memory: BlockMap,
+    target: VaryingSlot,
+    n_rows: int,
+    used: int,
+) -> int:
+    """Copy the values of one varying field."""
+    found = source.extents(scratch.bytes, slot)[:n_rows]
+    taken = -(-found["n_bytes"].astype(np.int64) // target.alignment) * target.alignment
+    ends = -(-used // target.alignment) * target.alignment + np.cumsum(taken)
+    starts, total = ends - taken, int(ends[-1])
+    memory.grow(layout.heap + total)
+    extents = layout.extents(memory.bytes, target)[:n_rows]
+    extents["offset"], extents["n_bytes"], extents["place"] = 0, found["n_bytes"], starts
+    if target.n_dims:
+        shapes = source.shapes(scratch.bytes, slot)[:n_rows]
+        layout.shapes(memory.bytes, target)[:n_rows] = shapes
+    heap, below = memory.bytes[layout.heap :].data, scratch.bytes[source.heap :].data
+    columns = starts.tolist(), found["place"].tolist(), found["n_bytes"].tolist()
+    for start, place, size in zip(*columns, strict=True):
+        heap[start : start + size] = below[place : place + size]
+    return total
+
 
 Values = list[npt.NDArray[Any] | None]
 """What the rows of a batch have for a field, None where it is absent."""
