@@ -25,9 +25,15 @@ from shardio._engine.filling.collate import (
     reserve,
 )
 from shardio._engine.filling.itinerary import Stretch
-from shardio._engine.filling.returned import plain
 from shardio._engine.filling.stored import StoredValues
-from shardio._engine.filling.transformed import Call, TransformedValues, call_keyed, named, told
+from shardio._engine.filling.transform import (
+    Call,
+    TransformedValues,
+    call_keyed,
+    named,
+    plain,
+    told,
+)
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.batch import Batch
 from shardio.batch.layout import CLAIMED, NO_FIELD, BlockLayout, lay_out, lay_out_whole, pack_state

@@ -24,7 +24,7 @@ from shardio._engine.filling.pictures import Pictures
 from shardio._engine.filling.sizing import heap_bytes_by
 from shardio._engine.filling.sounds import Sounds
 from shardio._engine.filling.stored import StoredValues
-from shardio._engine.filling.transformed import Call, TransformedValues, call_keyed
+from shardio._engine.filling.transform import Call, TransformedValues, call_keyed
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.layout import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.batch.schema_inference import infer_schema

@@ -1,4 +1,7 @@
-"""Fill a block with what a transform makes, sample by sample. Used by `fill`."""
+"""Make arrays of what user code returns, before anything else is done with it. Used by `fill`.
+
+Fill a block with what a transform makes, sample by sample. Used by `fill`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from shardio._engine.filling.collate import put_value
 from shardio._engine.filling.itinerary import Stretch
 from shardio._engine.filling.packed import PackedTokens
 from shardio._engine.filling.pictures import Pictures
-from shardio._engine.filling.returned import plain
 from shardio._engine.filling.sounds import Sounds
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.global_generators import seed_generators
@@ -26,7 +28,32 @@ from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, 
 from shardio.batch.schema_inference import check_sample
 from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
+from shardio.format.arraylike import PLAIN_TYPES, with_arrays
 from shardio.order.permutation import SampleGenerators
+
+_DEPTH: Final = 2
+"""Levels of lists: those of a batch have a value for each sample, which may be a list of arrays."""
+
+
+def plain(made: Any) -> Any:
+    """Return a sample or a batch of user code with tensors of torch as arrays.
+
+    All other values are left as they are, for `inference` to judge, and `made` is not changed.
+
+    Raises:
+        SchemaError: a value is a masked array or a tensor that cannot become an array. The message
+            names the field.
+    """
+    if not isinstance(made, Mapping):
+        return made
+    changed = dict[str, Any]()
+    for name, value in made.items():
+        if type(value) not in PLAIN_TYPES and not isinstance(value, np.generic):
+            found = with_arrays(name, value, _DEPTH)
+            if found is not value:
+                changed[name] = found
+    return {**made, **changed} if changed else made
+
 
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
