@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardLoader
-from shardio._engine.filling import advice
-from shardio._engine.filling.advice import Advice, Cadence
+from shardio._engine.filling import readahead
+from shardio._engine.filling.batch_index import Itinerary
 from shardio._engine.filling.batch_spec import Plan
-from shardio._engine.filling.itinerary import Itinerary
+from shardio._engine.filling.readahead import Advice, Cadence
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.gather import ColumnGather
 from shardio.order.block_shuffle import Window
@@ -53,9 +53,9 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
-    monkeypatch.setattr(advice, "is_cached", made.is_cached)
-    monkeypatch.setattr(advice, "will_need", made.will_need)
-    monkeypatch.setattr(advice, "available_bytes", lambda: 0)
+    monkeypatch.setattr(readahead, "is_cached", made.is_cached)
+    monkeypatch.setattr(readahead, "will_need", made.will_need)
+    monkeypatch.setattr(readahead, "available_bytes", lambda: 0)
     return made
 
 
@@ -111,27 +111,27 @@ def test_where_all_is_cached_nothing_is_asked_and_probes_become_rare(
         run.step(FULL, step)
         probed.append(kernel.n_probes > before)
     assert not kernel.asked
-    assert kernel.n_probes == advice.N_PROBED * sum(probed)
-    assert probed[: advice.N_SURE] == [True] * advice.N_SURE
-    places = [i for i, each in enumerate(probed) if each][advice.N_SURE - 1 :]
+    assert kernel.n_probes == readahead.N_PROBED * sum(probed)
+    assert probed[: readahead.N_SURE] == [True] * readahead.N_SURE
+    places = [i for i, each in enumerate(probed) if each][readahead.N_SURE - 1 :]
     assert np.diff(places).tolist() == [2, 4, 8, 16]
 
 
 def test_the_cadence_ends_at_its_rarest_and_a_miss_begins_it_anew() -> None:
     cadence = Cadence()
     waits = []
-    for _ in range(advice.N_SURE + 8):
+    for _ in range(readahead.N_SURE + 8):
         cadence.hit()
         waits.append(cadence.wait)
-    assert waits[advice.N_SURE - 2] == 0
-    assert max(waits) == waits[-1] == advice.MOST_LEFT_OUT
+    assert waits[readahead.N_SURE - 2] == 0
+    assert max(waits) == waits[-1] == readahead.MOST_LEFT_OUT
     cadence.wait = 0
     cadence.miss()
     states = [(cadence.is_cold, cadence.wait)]
-    for _ in range(advice.N_SURE):
+    for _ in range(readahead.N_SURE):
         cadence.hit()
         states.append((cadence.is_cold, cadence.wait))
-    assert states == [(True, 0)] * advice.N_SURE + [(False, 1)]
+    assert states == [(True, 0)] * readahead.N_SURE + [(False, 1)]
 
 
 def test_a_system_that_does_not_tell_is_asked_once(dataset: ShardDataset, kernel: Kernel) -> None:
@@ -160,7 +160,7 @@ def test_in_windows_what_lies_around_a_row_is_asked_for_once(
         places |= run.step(WINDOWED, step)
         assert places <= covered(kernel.asked)
     assert kernel.n_probes <= 2  # what is found in memory later is what was asked for
-    assert all(start % advice.NEAR_BYTES == 0 for start, _ in kernel.asked)
+    assert all(start % readahead.NEAR_BYTES == 0 for start, _ in kernel.asked)
     for step in range(128 // BATCH, steps):
         run.step(WINDOWED, step)
     assert N // 128 <= kernel.n_probes <= 2 * N // 128
@@ -198,12 +198,12 @@ def test_a_new_window_is_probed_whatever_the_last_one_was(
 def test_where_all_files_fit_into_memory_much_is_asked_for_at_once(
     dataset: ShardDataset, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice, "available_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(readahead, "available_bytes", lambda: 1 << 40)
     run = Run(dataset)
     places = run.step(FULL, 0)
     n_asked = sum(n for _, n in kernel.asked)
     assert n_asked > len(places) * mmap.PAGE_BYTES
-    assert n_asked % advice.WIDE_BYTES == 0
+    assert n_asked % readahead.WIDE_BYTES == 0
 
 
 def test_a_file_that_is_gone_is_no_error_of_the_advice(tmp_path: Path, kernel: Kernel) -> None:
@@ -284,7 +284,7 @@ def test_batches_from_storage_are_those_from_memory(
     folder = write_dataset(tmp_path / "set", 24, 2)
     epochs = []
     if access == "mmap" and shuffled == {"shuffle": True}:  # whatever the file system tells
-        monkeypatch.setattr(advice, "is_cached", lambda fd, offset: False)
+        monkeypatch.setattr(readahead, "is_cached", lambda fd, offset: False)
     for is_cold in (False, True):
         if is_cold:
             dropped(folder)

@@ -12,7 +12,7 @@ from shardio._engine.dispatch import engine
 from shardio._engine.dispatch.backends import Local
 from shardio._engine.dispatch.crashes import Caution, Claims
 from shardio._engine.dispatch.protocol import Answer, Loss
-from shardio._engine.filling.careful import CarefulFiller
+from shardio._engine.filling.row_by_row import CarefulFiller
 from shardio.batch.batch import Skipped
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 

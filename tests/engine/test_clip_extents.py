@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Clip, Schema, ShardLoader, Video
-from shardio._engine.filling import advice
+from shardio._engine.filling import readahead
 from shardio._engine.filling.extents import ClipExtents, Files
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
@@ -83,9 +83,9 @@ def test_a_cold_batch_of_clips_is_asked_for(
     dataset: ShardDataset, clip: Clip | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(advice, "is_cached", lambda fd, offset: False)
-    monkeypatch.setattr(advice, "available_bytes", lambda: 0)
-    monkeypatch.setattr(advice, "will_need", lambda fd, offset, n_bytes: asked.append(n_bytes))
+    monkeypatch.setattr(readahead, "is_cached", lambda fd, offset: False)
+    monkeypatch.setattr(readahead, "available_bytes", lambda: 0)
+    monkeypatch.setattr(readahead, "will_need", lambda fd, offset, n_bytes: asked.append(n_bytes))
     fields = ["label"] if clip is None else None
     with ShardLoader(
         dataset.path, 3, clip=clip, fields=fields, shuffle=True, num_workers=0, output="numpy"

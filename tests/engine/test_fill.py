@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardio._engine.filling.batch_spec import Plan, Recipe
-from shardio._engine.filling.fill import Filler
+from shardio._engine.filling.filler import Filler
 from shardio._workers.processes import blocks
 from shardio._workers.processes.blocks import Block
 from shardio.batch.batch import Batch

@@ -6,8 +6,8 @@ import pytest
 
 import shardio
 from shardio import Array, Schema
+from shardio._engine.filling.batch_index import Itinerary, order_of
 from shardio._engine.filling.batch_spec import Plan
-from shardio._engine.filling.itinerary import Itinerary, order_of
 from shardio.order.partition import Division
 from shardio.order.permutation import CHUNK
 

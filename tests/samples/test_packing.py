@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from shardio import Array, Batch, InvalidArgument, List, Schema, ShardLoader, Text, mix
 from shardio import open as open_dataset
-from shardio._engine.filling.packed import PackedTokens
+from shardio._engine.filling.token_windows import PackedTokens
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError

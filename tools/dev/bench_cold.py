@@ -34,7 +34,7 @@ from unittest import mock
 import numpy as np
 
 from shardio import Array, Bytes, Clip, DatasetWriter, Schema, ShardLoader, Video
-from shardio._engine.filling.advice import Advice
+from shardio._engine.filling.readahead import Advice
 from shardio._workers.processes.limits import levels
 from shardio.measuring.machine import cached_share
 from shardio.media.encoding import encode

@@ -29,7 +29,7 @@ import numpy as np
 import shardio
 from shardio import Array, Bytes, Schema, ShardLoader, Text
 from shardio._engine.filling.batch_spec import Plan, Recipe
-from shardio._engine.filling.fill import Filler
+from shardio._engine.filling.filler import Filler
 from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import lay_out
 from shardio.dataset.dataset import ShardDataset

@@ -37,8 +37,8 @@ from shardio._engine.dispatch.protocol import (
 from shardio._engine.dispatch.thread_workers import TURNS
 from shardio._engine.dispatch.worker import work
 from shardio._engine.filling.batch_spec import Plan, Recipe, Schemas
-from shardio._engine.filling.careful import CarefulFiller, LeftOut
-from shardio._engine.filling.fill import Filler
+from shardio._engine.filling.filler import Filler
+from shardio._engine.filling.row_by_row import CarefulFiller, LeftOut
 from shardio._workers.processes.blocks import Block
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES, packed, unpacked
 from shardio._workers.processes.serialization import unpack_error

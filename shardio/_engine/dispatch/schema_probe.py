@@ -12,7 +12,7 @@ from shardio._engine.dispatch.backends import Local, Workers
 from shardio._engine.dispatch.crashes import claim_of_first, error_of_death, is_final
 from shardio._engine.dispatch.protocol import Answer, Ask, Loss, Task
 from shardio._engine.filling.batch_spec import Recipe, Schemas
-from shardio._engine.filling.careful import may_skip
+from shardio._engine.filling.row_by_row import may_skip
 from shardio.dataset.dataset import Dataset
 from shardio.errors import WorkerDied
 

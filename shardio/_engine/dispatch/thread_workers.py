@@ -29,7 +29,7 @@ from shardio._base.closing import Closing
 from shardio._engine.dispatch.protocol import STACKS, Kept
 from shardio._engine.dispatch.worker import Worker
 from shardio._engine.filling.batch_spec import Recipe
-from shardio._engine.filling.fill import Filler
+from shardio._engine.filling.filler import Filler
 from shardio._engine.filling.transform import call_keyed
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.global_generators import (

@@ -32,8 +32,8 @@ from shardio._engine.dispatch.protocol import (
     unpack_tasks,
 )
 from shardio._engine.filling.batch_spec import Plan, Recipe, Schemas, show_as_told
-from shardio._engine.filling.careful import CarefulFiller, LeftOut
-from shardio._engine.filling.fill import Filler
+from shardio._engine.filling.filler import Filler
+from shardio._engine.filling.row_by_row import CarefulFiller, LeftOut
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.channel import (
     DESCRIPTOR_BYTES,

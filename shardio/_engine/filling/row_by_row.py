@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._engine.filling.batch_index import Stretch
 from shardio._engine.filling.batch_spec import Plan
 from shardio._engine.filling.collate import Scratch
-from shardio._engine.filling.fill import Filler
-from shardio._engine.filling.itinerary import Stretch
+from shardio._engine.filling.filler import Filler
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import (

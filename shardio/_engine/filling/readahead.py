@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from shardio._engine.filling.batch_index import Stretch
 from shardio._engine.filling.batch_spec import Plan, Recipe
 from shardio._engine.filling.extents import ClipExtents, Extents, Ranges, blocks_of, merged
-from shardio._engine.filling.itinerary import Stretch
 from shardio._workers.processes.limits import available_bytes
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardioError

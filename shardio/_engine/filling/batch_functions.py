@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.phase_timers import SPENT, TRANSFORM, now_ns
+from shardio._engine.filling.batch_index import Stretch
 from shardio._engine.filling.batch_spec import Recipe, Schemas
 from shardio._engine.filling.collate import (
     Places,
@@ -24,8 +25,7 @@ from shardio._engine.filling.collate import (
     put_value,
     reserve,
 )
-from shardio._engine.filling.itinerary import Stretch
-from shardio._engine.filling.stored import StoredValues
+from shardio._engine.filling.field_reader import StoredValues
 from shardio._engine.filling.transform import (
     Call,
     TransformedValues,
