@@ -368,8 +368,9 @@ def _polars_plain_column(name: str, series: Any, kind: str) -> FrameColumn:
 
 
 def _polars_lists(name: str, series: Any) -> FrameColumn:
-    """Return a column of arrays for lists of numbers, of lists of arrays one level up, else of
-    Json.
+    """Return a column of arrays for lists of numbers.
+
+    Lists of arrays are taken one level up; all else becomes Json.
     """
     dims, inner = _list_dims(series.dtype)
     optional = series.null_count() > 0

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardio._base.closing import Closing
 from shardio._base.phase_timers import DECODE, SPENT, now_ns
 from shardio._engine.filling.batch_index import Stretch
-from shardio._engine.filling.clips import VideoClips
+from shardio._engine.filling.visual import VideoClips
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream

@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from shardio._engine.filling.audio import Sounds
 from shardio._engine.filling.batch_index import Stretch
-from shardio._engine.filling.clips import VideoClips
 from shardio._engine.filling.collate import put_value
-from shardio._engine.filling.pictures import Pictures
 from shardio._engine.filling.token_windows import PackedTokens
+from shardio._engine.filling.visual import Pictures, VideoClips
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.layout import (
     CLAIMED,

@@ -18,13 +18,12 @@ from shardio._engine.filling.audio import Sounds
 from shardio._engine.filling.batch_functions import Batches, Share
 from shardio._engine.filling.batch_index import Itinerary, Stretch
 from shardio._engine.filling.batch_spec import Plan, Recipe, Schemas
-from shardio._engine.filling.clips import VideoClips
 from shardio._engine.filling.field_reader import StoredValues
-from shardio._engine.filling.pictures import Pictures
 from shardio._engine.filling.readahead import Advice
 from shardio._engine.filling.sizing import heap_bytes_by
 from shardio._engine.filling.token_windows import PackedTokens
 from shardio._engine.filling.transform import Call, TransformedValues, call_keyed
+from shardio._engine.filling.visual import Pictures, VideoClips
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.layout import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.batch.schema_inference import infer_schema
