@@ -54,7 +54,7 @@ class Kernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
     monkeypatch.setattr(readahead, "is_cached", made.is_cached)
-    monkeypatch.setattr(readahead, "will_need", made.will_need)
+    monkeypatch.setattr(readahead, "prefetch_range", made.will_need)
     monkeypatch.setattr(readahead, "available_bytes", lambda: 0)
     return made
 
