@@ -85,7 +85,9 @@ def test_a_cold_batch_of_clips_is_asked_for(
     asked: list[int] = []
     monkeypatch.setattr(readahead, "is_cached", lambda fd, offset: False)
     monkeypatch.setattr(readahead, "available_bytes", lambda: 0)
-    monkeypatch.setattr(readahead, "prefetch_range", lambda fd, offset, n_bytes: asked.append(n_bytes))
+    monkeypatch.setattr(
+        readahead, "prefetch_range", lambda fd, offset, n_bytes: asked.append(n_bytes)
+    )
     fields = ["label"] if clip is None else None
     with ShardLoader(
         dataset.path, 3, clip=clip, fields=fields, shuffle=True, num_workers=0, output="numpy"
