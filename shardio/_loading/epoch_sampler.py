@@ -15,7 +15,7 @@ from shardio._loading.checkpoint import Progress
 from shardio._workers.processes.global_generators import seed_generators
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.external_lists import bytes_of
+from shardio.dataset.external_lists import total_bytes
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.format.arraylike import is_masked
@@ -74,7 +74,7 @@ class Course:
         self.window: Window | ShardWindow | None = None
         """Of epochs that begin now."""
         if choice.is_in_blocks:
-            n_bytes, n_samples = bytes_of(dataset.shards), int(dataset.starts[-1])
+            n_bytes, n_samples = total_bytes(dataset.shards), int(dataset.starts[-1])
             if rows.clips is not None or packed is not None:
                 # As if all rows had as many as those that are shown.
                 n_samples = n_samples * len(dataset) // max(1, rows.n_rows)

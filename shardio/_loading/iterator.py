@@ -17,7 +17,7 @@ from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.shard_storage import Paths
+from shardio.dataset.shard_storage import ShardPaths
 from shardio.outputs.makers import Maker
 
 _EVERY_BLOCK: Final = -1
@@ -46,8 +46,10 @@ class Handover:
     ) -> None:
         self._engine, self._maker = engine, maker
         self._reuses, self._most_skips = reuses, most_skips
-        self._paths = Paths(dataset.path, dataset.shards)
-        self._beside = {name: Paths(dataset.path, found) for name, found in dataset.sides.items()}
+        self._paths = ShardPaths(dataset.path, dataset.shards)
+        self._beside = {
+            name: ShardPaths(dataset.path, found) for name, found in dataset.sides.items()
+        }
 
     def hand_over(self, delivered: Delivered, iteration: Iteration) -> Batch:
         """Make the batch that the loop gets from a filled block."""

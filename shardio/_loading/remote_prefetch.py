@@ -23,8 +23,8 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
 from shardio.storage.remote.object_store import run_parallel
 from shardio.storage.remote.options import RemoteOptions
-from shardio.storage.remote.prefetch import N_THREADS, Ahead, Wanted
-from shardio.storage.remote.storage import Bucket
+from shardio.storage.remote.prefetch import N_THREADS, Prefetcher, PrefetchRequest
+from shardio.storage.remote.storage import RemoteStorage
 
 _SAMPLES_AT_ONCE: Final = 1 << 14
 
@@ -65,7 +65,7 @@ class Bringing:
 
     def __init__(self, dataset: Dataset, recipe: Recipe, choice: Choice) -> None:
         self._dataset, self._recipe = dataset, recipe
-        self._ahead: Ahead | None = None
+        self._ahead: Prefetcher | None = None
         self._at_once = 0
         """How many bytes a pass goes to and fro among, and which are not to make room."""
         self._here = set[str]()
@@ -117,7 +117,7 @@ class Bringing:
         wanted = _wanted(self._dataset, self._recipe, iteration.plan)
         most = self._most_bytes()
         most_ahead = min(most // 2, max(0, most - self._at_once))
-        self._ahead = Ahead(wanted, reached, most_ahead, self._here)
+        self._ahead = Prefetcher(wanted, reached, most_ahead, self._here)
 
     def bring_all(self) -> None:
         """Have all files here, now.
@@ -140,16 +140,16 @@ class Bringing:
         )
         return self._is_done
 
-    def _all_files(self) -> Iterator[tuple[Bucket, ShardSummary]]:
+    def _all_files(self) -> Iterator[tuple[RemoteStorage, ShardSummary]]:
         for shard in range(len(self._dataset.shards)):
             for place, summary in self._dataset.files.located(shard, self._recipe.fields):
-                if isinstance(place, Bucket):
+                if isinstance(place, RemoteStorage):
                     yield place, summary
 
     def _sizes(self) -> Rows:
         """The bytes of the files in object stores that the fields lie in."""
         places = self._dataset.files.sizes_by_place(self._recipe.fields)
-        brought = [sizes for place, sizes in places if isinstance(place, Bucket)]
+        brought = [sizes for place, sizes in places if isinstance(place, RemoteStorage)]
         return np.concatenate([np.zeros(0, np.int64), *brought])
 
     def _most_bytes(self) -> int:
@@ -177,7 +177,7 @@ class Bringing:
                     bucket.close()  # once more: what they had under way is in nobody's use now
 
 
-def _wanted(dataset: Dataset, recipe: Recipe, plan: Plan) -> Iterator[Wanted]:
+def _wanted(dataset: Dataset, recipe: Recipe, plan: Plan) -> Iterator[PrefetchRequest]:
     """The files of a pass, each where it is first needed, and again where that is long ago."""
     division = plan.division
     itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
@@ -193,6 +193,6 @@ def _wanted(dataset: Dataset, recipe: Recipe, plan: Plan) -> Iterator[Wanted]:
             if last_seen[shard] < number - 1:
                 step = first + int(places[i]) * (last - first) // len(rows)
                 for place, summary in dataset.files.located(shard, recipe.fields):
-                    if isinstance(place, Bucket):
-                        yield Wanted(step, place, summary)
+                    if isinstance(place, RemoteStorage):
+                        yield PrefetchRequest(step, place, summary)
         last_seen[shards] = number

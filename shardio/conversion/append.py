@@ -22,7 +22,7 @@ from shardio.conversion.journal import PLAN_FILE, WORK_FOLDER
 from shardio.conversion.report import InputReport
 from shardio.conversion.source import OUTCOMES, Input, OutcomeKind
 from shardio.dataset.generation import Generation
-from shardio.dataset.manifest import holds_dataset, load, settle
+from shardio.dataset.manifest import holds_dataset, load, recover
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
@@ -276,7 +276,7 @@ def rebase(base: Generation, out: Path) -> Generation:
         DatasetConflict: the lineage, schema or classes have changed.
         InvalidArgument: columns have been added, which new samples would lack.
     """
-    latest = _check_no_added_columns(settle(out), out)
+    latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
         raise DatasetConflict(
             f"{out}: generation {latest.number} has another lineage, other fields or classes than "

@@ -18,9 +18,9 @@ from shardio.dataset.manifest import (
     holds_dataset,
     load,
     load_generation,
+    recover,
     refuse_existing,
-    remove_halves,
-    settle,
+    remove_temporary_files,
     withdraw,
 )
 from shardio.errors import (
@@ -76,7 +76,7 @@ def remove_leftovers(out: Path) -> None:
     Shards stay, because another writer may be about to commit them.
     """
     with contextlib.suppress(DatasetCorrupt, DatasetNotFound, ShardUnsupported):
-        settle(out)
+        recover(out)
         sweep(out)
 
 
@@ -142,7 +142,7 @@ class RenameLog:
         with contextlib.suppress(DatasetCorrupt, ShardUnsupported, DatasetNotFound):
             if number == 1:
                 return load(self._out).lineage == lineage
-            if settle(self._out).number >= number:
+            if recover(self._out).number >= number:
                 made = load_generation(self._out, number)
                 names = {shard.name for shard in made.shards}
                 return made.lineage == lineage and names.issuperset(name for _, name in moves)
@@ -158,7 +158,7 @@ class RenameLog:
         if is_first and (
             not self._replaces(moves) or (self._folder / _REPLACED / GENERATIONS).exists()
         ):
-            remove_halves(self._out)
+            remove_temporary_files(self._out)
             withdraw(self._out, lineage)
         for source, target in reversed(moves):
             # Is it at its source still, then what has the other name is another's.

@@ -28,7 +28,7 @@ from shardio.conversion.journal import WORK_FOLDER, plan_path
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.shard_uploader import ShardUploader, check_uploaded, upload_shard
 from shardio.conversion.staging import LOCK_PATIENCE_S
-from shardio.dataset.external_lists import bytes_of
+from shardio.dataset.external_lists import total_bytes
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import GENERATIONS, POINTER, holds_dataset, load
 from shardio.errors import (
@@ -47,7 +47,7 @@ from shardio.storage.checksummed_json import (
     write_atomic,
 )
 from shardio.storage.fs import make_folder, remove_tree, rename, unlink
-from shardio.storage.remote.locks import exclusive
+from shardio.storage.remote.locks import try_exclusive
 from shardio.storage.remote.object_store import ObjectStore, run_parallel
 from shardio.storage.remote.options import RemoteOptions
 
@@ -197,7 +197,7 @@ class Upload(Closing):
     def _lock_locally(self, place: str, byte: int) -> None:
         """Lock out other conversions on this machine, which would have the same lease."""
         end_s = time.monotonic() + LOCK_PATIENCE_S
-        while not self._lock.enter_context(exclusive(place, byte)):
+        while not self._lock.enter_context(try_exclusive(place, byte)):
             self._lock.close()
             if time.monotonic() > end_s:
                 raise DatasetConflict(
@@ -325,7 +325,7 @@ def _report_from(found: Generation) -> ConversionReport:
         dataset="",
         kind=str(found.converter.get("name")),
         n_samples=found.n_samples,
-        n_bytes=bytes_of(found.shards),
+        n_bytes=total_bytes(found.shards),
         elapsed_s=0,
         inputs=tuple(InputReport.of_json(dict(entry), {}) for entry in found.inputs),
         classes=found.classes,

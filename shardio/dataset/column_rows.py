@@ -30,7 +30,7 @@ _Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnPlace:
+class ColumnLocation:
     """Where one shard keeps a column: n_rows rows of the range's stride from `offset` on.
 
     The file at `path` must still be the one that `file` was.
@@ -90,7 +90,7 @@ class ColumnRange:
             : n_slots * stride
         ].reshape(n_slots, stride)
 
-    def map(self, part: int, place: ColumnPlace) -> None:
+    def map(self, part: int, place: ColumnLocation) -> None:
         """Map what a file has of the column into a part, which has room for it and is not mapped.
 
         Raises:
@@ -136,10 +136,10 @@ Lines = npt.NDArray[np.uint8]
 _SCRATCH_BYTES: Final = 1 << 20
 """Rows that are padded on disk pass through this much memory, small enough to stay in cache."""
 
-_TOUCHED: Final = range(512, (16 << 10) + 1)
+_PREFAULTED_BYTES: Final = range(512, (16 << 10) + 1)
 """Sizes of rows that are touched before they are copied: 0.6 of the time at 2 KiB, 0.93 at 16 KiB;
 rows that are smaller or larger gain nothing by it."""
-_ROWS_AT_ONCE: Final = 512
+_PREFAULTED_ROWS: Final = 512
 """Rows that are touched and then copied: a third of the pages that processors keep track of."""
 
 
@@ -163,15 +163,15 @@ class MappedRows:
         """How many maps a shard takes that is put."""
         self._range, self._row_bytes = parts, row_bytes
         self._touched, self._n_at_once = None, sys.maxsize
-        if row_bytes in _TOUCHED:
+        if row_bytes in _PREFAULTED_BYTES:
             middle = row_bytes // 2
-            self._touched, self._n_at_once = self._range.rows[:, middle], _ROWS_AT_ONCE
+            self._touched, self._n_at_once = self._range.rows[:, middle], _PREFAULTED_ROWS
         self._scratch: Lines | None = None
         if stride != row_bytes:
             self._n_at_once = min(self._n_at_once, max(1, _SCRATCH_BYTES // stride))
             self._scratch = np.empty((self._n_at_once, stride), np.uint8)
 
-    def put(self, shard: int, place: ColumnPlace) -> None:
+    def put(self, shard: int, place: ColumnLocation) -> None:
         """Map what the file of a shard has.
 
         Raises:
@@ -239,7 +239,7 @@ class PooledRows(MappedRows):
         self._parts: dict[int, int] = {}
         self._free = list(range(n_parts))
 
-    def put(self, shard: int, place: ColumnPlace) -> None:
+    def put(self, shard: int, place: ColumnLocation) -> None:
         """Map what the file of a shard has, into any part that is free."""
         if not self._free:  # Ctrl-C may have cost some
             taken = self._parts.values()

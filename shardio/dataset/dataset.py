@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from shardio._base.closing import Closing
 from shardio._base.file_names import check_encodable
-from shardio.dataset.external_lists import names_of_parts, sizes_of
-from shardio.dataset.files import DatasetFiles, Group, ShardFiles
+from shardio.dataset.external_lists import external_list_names, shard_sizes
+from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles
 from shardio.dataset.gather import ColumnGather
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation
 from shardio.dataset.selection import RowSelection
-from shardio.dataset.shard_storage import Folder, Place
+from shardio.dataset.shard_storage import LocalStorage, ShardStorage
 from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.order.choice import check_takes_one
@@ -29,7 +29,7 @@ from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions, is_url, local_path
-from shardio.storage.remote.storage import Bucket
+from shardio.storage.remote.storage import RemoteStorage
 from shardio.views.row_sets import RowList, RowRuns, check_mask, check_positions
 
 _AT_ONCE: Final = 8192
@@ -149,9 +149,9 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return self._generation.operation
 
     @property
-    def buckets(self) -> list[Bucket]:
+    def buckets(self) -> list[RemoteStorage]:
         """The object stores that its files come from."""
-        return [place for place in self.files.places if isinstance(place, Bucket)]
+        return [place for place in self.files.places if isinstance(place, RemoteStorage)]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -402,14 +402,14 @@ def starts_of(generation: Generation) -> Rows:
     return np.concatenate([[0], np.cumsum(generation.counts, dtype=np.int64)])
 
 
-def groups_of(generation: Generation) -> list[Group]:
+def groups_of(generation: Generation) -> list[FileGroup]:
     """Return the files of a generation: the shards, then those of each field beside them."""
     whole = "", generation.schema, generation.shards
     sides = ((side.name, side.schema, side.shards) for side in generation.sides)
-    return [Group(*group, sizes_of(group[2])) for group in (whole, *sides)]
+    return [FileGroup(*group, shard_sizes(group[2])) for group in (whole, *sides)]
 
 
-def _load(place: Place, number: int | None) -> Generation:
+def _load(place: ShardStorage, number: int | None) -> Generation:
     """Read a generation, by default the published one; once more if it came damaged."""
     try:
         folder = place.described(number)
@@ -430,12 +430,12 @@ def _rows_of(generation: Generation, subset: str, path: str) -> RowRuns:
     return rows
 
 
-def _place_of(path: str, remote: RemoteOptions) -> Place:
+def _place_of(path: str, remote: RemoteOptions) -> ShardStorage:
     """Return where a dataset's files lie, by an absolute path: a later chdir changes nothing."""
     if is_url(path):
-        return Bucket(path, remote, names_of_parts)
+        return RemoteStorage(path, remote, external_list_names)
     check_encodable(path, "path")
-    return Folder(os.path.abspath(path), path)
+    return LocalStorage(os.path.abspath(path), path)
 
 
 def open_dataset(

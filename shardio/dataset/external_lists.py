@@ -45,7 +45,7 @@ _MAX_BYTES: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExternalList:
     """A file with a long list, as a generation names it. Immutable.
 
     Args:
@@ -93,19 +93,21 @@ def is_long(entries: Sized) -> bool:
     return len(entries) > LISTED_MAX
 
 
-def name_of(id: str, kind: str) -> str:
+def list_file_name(id: str, kind: str) -> str:
     """The name of a part: of a list of `SHARDS`, or of `INPUTS`."""
     return f"{id}.{kind}"
 
 
-def put_aside(parts: dict[str, bytes], kind: str, content: bytes, count: int) -> dict[str, Any]:
+def add_external_list(
+    parts: dict[str, bytes], kind: str, content: bytes, count: int
+) -> dict[str, Any]:
     """Add the content of a part to those that are to be written; returns what names it."""
     id = content_id(content).hex()
-    parts[name_of(id, kind)] = content
-    return Part(Path(), id, len(content), count).describe()
+    parts[list_file_name(id, kind)] = content
+    return ExternalList(Path(), id, len(content), count).describe()
 
 
-def parse_part(content: Mapping[str, Any], kind: str, place: Path) -> Part:
+def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> ExternalList:
     """The part that a generation in `place` names.
 
     Raises:
@@ -123,10 +125,10 @@ def parse_part(content: Mapping[str, Any], kind: str, place: Path) -> Part:
             f"{place}: {kind} must be listed, or name a part by an 'id' of 32 hex digits, 'bytes' "
             f"and 'count'; found {dict(content)!r}"
         )
-    return Part(place.parent / name_of(str(id), kind), str(id), n_bytes, count)
+    return ExternalList(place.parent / list_file_name(str(id), kind), str(id), n_bytes, count)
 
 
-def has_parts(content: Mapping[str, Any]) -> bool:
+def has_external_lists(content: Mapping[str, Any]) -> bool:
     """Whether a generation, as its JSON says it, keeps any list in a part."""
     return next(_named(content), None) is not None
 
@@ -140,12 +142,12 @@ def _named(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
     return ((kind, found) for kind, found in lists if isinstance(found, dict))
 
 
-def names_of_parts(content: Mapping[str, Any]) -> set[str]:
+def external_list_names(content: Mapping[str, Any]) -> set[str]:
     """The names of the parts that a generation names, as its JSON says it."""
-    return {name_of(str(entry.get("id")), kind) for kind, entry in _named(content)}
+    return {list_file_name(str(entry.get("id")), kind) for kind, entry in _named(content)}
 
 
-def write_part(path: Path, content: bytes) -> None:
+def write_external_list(path: Path, content: bytes) -> None:
     """Write a part, durably; one that is there whole stays.
 
     Raises:
@@ -157,7 +159,7 @@ def write_part(path: Path, content: bytes) -> None:
     write_atomic(path, content, exclusive=False)
 
 
-def remove_unnamed(folder: Path, among: Collection[str] | None = None) -> None:
+def remove_unreferenced(folder: Path, among: Collection[str] | None = None) -> None:
     """Remove the parts in `folder` that no generation there names: all, or those `among` some.
 
     All are for who holds the folder's lock: another writer's may be about to be named. Where a
@@ -170,7 +172,7 @@ def remove_unnamed(folder: Path, among: Collection[str] | None = None) -> None:
     named = set[str]()
     for place in folder.glob("[0-9]*.json"):
         try:
-            named |= names_of_parts(read_checksummed_json(place))
+            named |= external_list_names(read_checksummed_json(place))
         except (DatasetCorrupt, OSError):
             return
     for name in sorted(found - named):
@@ -195,7 +197,7 @@ class ShardList(Sequence[ShardSummary]):
         DatasetCorrupt: it breaks a rule.
     """
 
-    def __init__(self, part: Part, content: bytes) -> None:
+    def __init__(self, part: ExternalList, content: bytes) -> None:
         self.part, self.content, n = part, content, part.count
         if len(content) < n * _COLUMNS_BYTES:
             raise DatasetCorrupt(f"{part.path}: too short for {n} shards")
@@ -270,10 +272,10 @@ def pack_shards(shards: Sequence[ShardSummary]) -> bytes:
     except UnicodeEncodeError as error:
         raise SchemaError(f"a generation cannot be written: {error}") from error
     columns = (_column(s.n_samples for s in shards), _column(s.n_bytes for s in shards))
-    return b"".join((*columns, ids_of(shards), names))
+    return b"".join((*columns, shard_ids(shards), names))
 
 
-def ids_of(shards: Sequence[ShardSummary]) -> bytes:
+def shard_ids(shards: Sequence[ShardSummary]) -> bytes:
     """The ids of all, 16 bytes each."""
     if isinstance(shards, ShardList):
         return shards.ids
@@ -284,33 +286,33 @@ def _column(numbers: Iterable[int]) -> bytes:
     return np.fromiter(numbers, "<i8").tobytes()
 
 
-def samples_of(shards: Sequence[ShardSummary]) -> _Numbers:
+def sample_counts(shards: Sequence[ShardSummary]) -> _Numbers:
     """How many samples each has; not to be written to."""
     if isinstance(shards, ShardList):
         return shards.samples
     return np.fromiter((shard.n_samples for shard in shards), np.int64, len(shards))
 
 
-def sizes_of(shards: Sequence[ShardSummary]) -> _Numbers:
+def shard_sizes(shards: Sequence[ShardSummary]) -> _Numbers:
     """How many bytes each has; not to be written to."""
     if isinstance(shards, ShardList):
         return shards.sizes
     return np.fromiter((shard.n_bytes for shard in shards), np.int64, len(shards))
 
 
-def bytes_of(shards: Sequence[ShardSummary]) -> int:
+def total_bytes(shards: Sequence[ShardSummary]) -> int:
     """How many bytes all have together."""
-    return sum(sizes_of(shards).tolist())
+    return sum(shard_sizes(shards).tolist())
 
 
-def names_of(shards: Sequence[ShardSummary]) -> list[str]:
+def shard_names(shards: Sequence[ShardSummary]) -> list[str]:
     """The names of all."""
     if isinstance(shards, ShardList):
         return shards.names()
     return [shard.name for shard in shards]
 
 
-class Files(Sequence[tuple[ShardSummary, Schema]]):
+class ShardsWithSchemas(Sequence[tuple[ShardSummary, Schema]]):
     """Every shard with its schema: those of each group, one group behind the other.
 
     Args:
@@ -347,7 +349,7 @@ class InputList(Sequence[Input]):
         DatasetCorrupt: (when they are asked for) the part is missing, damaged, or breaks a rule.
     """
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: ExternalList) -> None:
         self.part = part
 
     def read_bytes(self) -> bytes:

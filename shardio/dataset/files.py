@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset.open_files import OpenFiles, most_open
-from shardio.dataset.shard_storage import Place
+from shardio.dataset.open_files import OpenFiles, open_limit
+from shardio.dataset.shard_storage import ShardStorage
 from shardio.errors import DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, distinct
 from shardio.format.fields import STREAMED
@@ -35,7 +35,7 @@ from shardio.storage.mmap import lazy_zeros, prefetch_ends
 from shardio.storage.pread import PreadFile
 
 
-def most_marks(schema: Schema, n_samples: Rows, n_bytes: Rows) -> Rows:
+def max_marks(schema: Schema, n_samples: Rows, n_bytes: Rows) -> Rows:
     """How many units each of some shards has at most.
 
     Args:
@@ -83,7 +83,7 @@ def check_marks(reader: ShardReader, most: int) -> None:
 Marks = npt.NDArray[np.uint8]
 
 
-class Group(NamedTuple):
+class FileGroup(NamedTuple):
     """Files of one schema, one of each shard: of whole samples, or of the field `name` alone.
 
     `sizes` are their bytes.
@@ -108,7 +108,7 @@ class DatasetFiles(ABC):
     """
 
     def __init__(
-        self, groups: Sequence[Group], *, most_held: int | None, access: Access, path: str
+        self, groups: Sequence[FileGroup], *, most_held: int | None, access: Access, path: str
     ) -> None:
         self._groups, self.n_shards = groups, len(groups[0].shards)
         self.access: Access = access
@@ -116,7 +116,7 @@ class DatasetFiles(ABC):
         n_files = len(groups) * self.n_shards
         self._numbers = range(self.n_shards)
         self._first_files = {g.name: k * self.n_shards for k, g in enumerate(groups) if g.name}
-        most, n_maps = most_open(n_files, most_held), int(access == "mmap")
+        most, n_maps = open_limit(n_files, most_held), int(access == "mmap")
         self.opened = OpenFiles(n_files, self._open, most=most, n_maps=n_maps, path=path)
         """The files that are open, by number."""
         self._marks: Marks | None = None
@@ -167,7 +167,7 @@ class DatasetFiles(ABC):
 
     @property
     @abstractmethod
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[ShardStorage]:
         """The places that the files lie in."""
 
     @abstractmethod
@@ -175,11 +175,11 @@ class DatasetFiles(ABC):
         """Return the path that a file has, or will have once it is opened."""
 
     @abstractmethod
-    def located(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
+    def located(self, shard: int, names: Iterable[str]) -> list[tuple[ShardStorage, ShardSummary]]:
         """Return the files that some fields of a shard's samples lie in, with their places."""
 
     @abstractmethod
-    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[Place, Rows]]:
+    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
         """Return, for each place, the bytes of the files that some fields of all samples lie in."""
 
     @abstractmethod
@@ -204,10 +204,10 @@ class DatasetFiles(ABC):
         """Return the bytes of each of these files."""
         return self._group(name).sizes
 
-    def _group(self, name: str | None) -> Group:
+    def _group(self, name: str | None) -> FileGroup:
         return next((group for group in self._groups if group.name == name), self._groups[0])
 
-    def _groups_of(self, names: Iterable[str]) -> list[Group]:
+    def _groups_of(self, names: Iterable[str]) -> list[FileGroup]:
         """Return the groups that have some fields, each once."""
         return list({id(group.shards): group for group in map(self._group, names)}.values())
 
@@ -309,8 +309,8 @@ class ShardFiles(DatasetFiles):
 
     def __init__(
         self,
-        place: Place,
-        groups: Sequence[Group],
+        place: ShardStorage,
+        groups: Sequence[FileGroup],
         n_samples: Rows,
         *,
         verify: Verify,
@@ -338,7 +338,7 @@ class ShardFiles(DatasetFiles):
         return self._open_from(self._group(name), shard, self._place.glance)
 
     @property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[ShardStorage]:
         """The place that the files lie in."""
         return [self._place]
 
@@ -346,11 +346,11 @@ class ShardFiles(DatasetFiles):
         """Return the path that a file has, or will have once it is opened."""
         return self._place.path_of(summary)
 
-    def located(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
+    def located(self, shard: int, names: Iterable[str]) -> list[tuple[ShardStorage, ShardSummary]]:
         """Return the files that some fields of a shard's samples lie in, with their places."""
         return [(self._place, group.shards[shard]) for group in self._groups_of(names)]
 
-    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[Place, Rows]]:
+    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
         """Return the bytes of the files that some fields of all samples lie in."""
         sizes = [group.sizes for group in self._groups_of(names)]
         return [(self._place, np.concatenate([np.zeros(0, np.int64), *sizes]))]
@@ -362,10 +362,10 @@ class ShardFiles(DatasetFiles):
     def most_marks(self, name: str) -> Rows:
         """Return how many units the files of a group have at most; "" is that of the shards."""
         group = self._group(name)
-        return most_marks(group.schema, self._n_samples, group.sizes)
+        return max_marks(group.schema, self._n_samples, group.sizes)
 
     def _open_from(
-        self, group: Group, shard: int, hold: Callable[[ShardSummary], str]
+        self, group: FileGroup, shard: int, hold: Callable[[ShardSummary], str]
     ) -> ShardReader:
         """Open a file of a group, once its place has it, or knows how to read it."""
         summary = group.shards[shard]

@@ -17,7 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.phase_timers import CHECK, SPENT, now_ns
-from shardio.dataset.column_rows import ColumnPlace, FileRows, MappedRows, PooledRows, read_hashes
+from shardio.dataset.column_rows import (
+    ColumnLocation,
+    FileRows,
+    MappedRows,
+    PooledRows,
+    read_hashes,
+)
 from shardio.dataset.open_files import OpenFiles
 from shardio.errors import ShardChanged, UnsupportedEnvironment
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
@@ -28,7 +34,7 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.storage.pread import PreadFile
 
-_NOT_YET: Final = -1
+_UNKNOWN: Final = -1
 """The place of marks that is known when the file has been open."""
 
 
@@ -73,7 +79,7 @@ class ColumnGather:
         self._hashes: MappedRows | FileRows | None = None
         if self._by_row and verify != "off":
             self._hashes = self._new_rows(DIMENSION.size, DIMENSION.size)
-        self._mark_shift: Rows = np.full(len(counts), _NOT_YET)
+        self._mark_shift: Rows = np.full(len(counts), _UNKNOWN)
         self._row_mark_shift, self._block_shift = self._mark_shift.copy(), self._mark_shift.copy()
         self._is_here = np.zeros(len(counts), np.bool_)
         self._is_partial = files.most is not None
@@ -115,7 +121,7 @@ class ColumnGather:
                 rows.put(shard, reader.content, section.offset)
             return
         rows.drop(shard)  # what an attempt may have left that came to no end
-        rows.put(shard, ColumnPlace(reader.path, section.offset, section.count, reader.file))
+        rows.put(shard, ColumnLocation(reader.path, section.offset, section.count, reader.file))
 
     def _let_go(self, file: int) -> None:
         """A file makes room."""
@@ -222,7 +228,7 @@ class ColumnGather:
         if self._n_known_batches < self._next_look:
             return
         self._next_look *= 2
-        if (self._mark_shift == _NOT_YET).any():
+        if (self._mark_shift == _UNKNOWN).any():
             return
         n_units = -(-self._counts // self._rows_per_unit)
         self._all_known = all(

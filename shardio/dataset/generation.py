@@ -28,20 +28,20 @@ from shardio.dataset.external_lists import (
     INPUTS,
     MAX_NAME_BYTES,
     SHARDS,
-    Files,
+    ExternalList,
     InputList,
-    Part,
     ShardList,
+    ShardsWithSchemas,
+    add_external_list,
     check_inputs,
-    has_parts,
-    ids_of,
+    has_external_lists,
     is_long,
-    names_of,
     pack_inputs,
     pack_shards,
-    parse_part,
-    put_aside,
-    samples_of,
+    parse_external_list,
+    sample_counts,
+    shard_ids,
+    shard_names,
 )
 from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUnsupported
 from shardio.format.checksum import hash_bytes
@@ -58,7 +58,7 @@ _NUMBERS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62}
 _MAX_SIDE: Final = 16384
 
 
-def is_known(view: Any) -> bool:
+def is_known_view(view: Any) -> bool:
     """Whether this version knows what a view means, if it is one at all."""
     if not isinstance(view, Mapping):
         return False
@@ -67,7 +67,7 @@ def is_known(view: Any) -> bool:
     return dict(view) == ROWS
 
 
-def why_wrong(view: Mapping[str, Any], schema: Schema) -> str | None:
+def view_error(view: Mapping[str, Any], schema: Schema) -> str | None:
     """Say what is wrong with a view that is known, of samples of a schema; None if nothing is."""
     if view["kind"] == "rows":
         return None
@@ -91,7 +91,7 @@ _MAX_BYTES: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ColumnGroup:
     """A column that was added later. Immutable.
 
     Args:
@@ -109,10 +109,10 @@ class Side:
 
     def fits(self, shards: Sequence[ShardSummary]) -> bool:
         """Whether it has a shard beside each of `shards`, with as many samples."""
-        return np.array_equal(samples_of(self.shards), samples_of(shards))
+        return np.array_equal(sample_counts(self.shards), sample_counts(shards))
 
 
-def whole_schema(schema: Schema, sides: Sequence[Side]) -> Schema:
+def whole_schema(schema: Schema, sides: Sequence[ColumnGroup]) -> Schema:
     """The fields of whole samples: those of the shards, then the added ones.
 
     Raises:
@@ -153,7 +153,7 @@ def describe_shards(
 ) -> list[dict[str, Any]] | dict[str, Any]:
     """Shards as the JSON of a generation lists them, or names the part that it adds to `parts`."""
     if is_long(shards):
-        return put_aside(parts, SHARDS, pack_shards(shards), len(shards))
+        return add_external_list(parts, SHARDS, pack_shards(shards), len(shards))
     return [
         {"name": s.name, "samples": s.n_samples, "bytes": s.n_bytes, "id": s.id} for s in shards
     ]
@@ -166,7 +166,7 @@ def parse_shards(content: Any, place: Path) -> Sequence[ShardSummary]:
         DatasetCorrupt, KeyError, TypeError: it breaks a rule.
     """
     if isinstance(content, dict):
-        part = parse_part(content, SHARDS, place)
+        part = parse_external_list(content, SHARDS, place)
         return ShardList(part, part.read())
     return tuple(_parse_shard(entry, place) for entry in content)
 
@@ -185,12 +185,14 @@ def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
     return ShardSummary(name, entry["samples"], entry["bytes"], entry["id"])
 
 
-def describe_side(side: Side, parts: dict[str, bytes]) -> dict[str, Any]:
+def describe_column_group(side: ColumnGroup, parts: dict[str, bytes]) -> dict[str, Any]:
     """A side as the JSON of a generation says it; see `describe_shards`."""
     return {"schema": describe_schema(side.schema), "shards": describe_shards(side.shards, parts)}
 
 
-def parse_sides(content: Any, shards: Sequence[ShardSummary], place: Path) -> tuple[Side, ...]:
+def parse_column_groups(
+    content: Any, shards: Sequence[ShardSummary], place: Path
+) -> tuple[ColumnGroup, ...]:
     """The sides of `shards` that `describe_side` wrote down in `place`.
 
     Raises:
@@ -200,7 +202,7 @@ def parse_sides(content: Any, shards: Sequence[ShardSummary], place: Path) -> tu
     for entry in content:
         if type(entry) is not dict or type(entry.get("shards")) not in (list, dict):
             raise DatasetCorrupt(f"{place}: a side must be a dict with shards; found {entry!r}")
-        side = Side(parse_schema(entry["schema"]), parse_shards(entry["shards"], place))
+        side = ColumnGroup(parse_schema(entry["schema"]), parse_shards(entry["shards"], place))
         if len(side.schema) != 1:
             raise DatasetCorrupt(
                 f"{place}: a side has one field; found {', '.join(map(repr, side.schema))}"
@@ -243,7 +245,7 @@ class Generation:
     subsets: Mapping[str, RowRuns] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)
     operation: Mapping[str, Any] = field(default_factory=dict)
-    sides: tuple[Side, ...] = ()
+    sides: tuple[ColumnGroup, ...] = ()
     view: Mapping[str, Any] = field(default_factory=lambda: ROWS)
 
     @property
@@ -252,23 +254,25 @@ class Generation:
         return whole_schema(self.schema, self.sides)
 
     @property
-    def files(self) -> Files:
+    def files(self) -> ShardsWithSchemas:
         """Every shard with its schema: `shards`, then those of each side, in the same order."""
-        return Files([(self.schema, self.shards), *((s.schema, s.shards) for s in self.sides)])
+        return ShardsWithSchemas(
+            [(self.schema, self.shards), *((s.schema, s.shards) for s in self.sides)]
+        )
 
     @property
     def names(self) -> list[str]:
         """The names of all files."""
         lists = (self.shards, *(side.shards for side in self.sides))
-        return [name for shards in lists for name in names_of(shards)]
+        return [name for shards in lists for name in shard_names(shards)]
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
         """How many samples each shard has; not to be written to."""
-        return samples_of(self.shards)
+        return sample_counts(self.shards)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ExternalList, ...]:
         """The files beside it that its long lists lie in, where it was read."""
         lists = (self.shards, *(side.shards for side in self.sides), self.inputs)
         return tuple(each.part for each in lists if isinstance(each, ShardList | InputList))
@@ -290,11 +294,11 @@ class Generation:
 
 def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
     """The lineage that a first generation founds: a hash of its schema and its shards' ids."""
-    ids = ids_of(shards)
+    ids = shard_ids(shards)
     return f"{hash_bytes(schema.to_json() + ids):016x}"
 
 
-def describe(generation: Generation, parts: dict[str, bytes]) -> dict[str, Any]:
+def describe_generation(generation: Generation, parts: dict[str, bytes]) -> dict[str, Any]:
     """The generation as JSON can say it; what only some have is left out where there is none.
 
     What lies in files of their own is added to `parts`, by their names.
@@ -323,7 +327,7 @@ def describe(generation: Generation, parts: dict[str, bytes]) -> dict[str, Any]:
         "subsets": subsets,
         "stats": dict(generation.stats),
         "operation": dict(generation.operation),
-        "column_groups": [describe_side(side, parts) for side in generation.sides],
+        "column_groups": [describe_column_group(side, parts) for side in generation.sides],
         "required": _required(has_parts=bool(parts), has_sides=bool(generation.sides)),
     }
     return content | {key: value for key, value in extras.items() if value}
@@ -331,7 +335,7 @@ def describe(generation: Generation, parts: dict[str, bytes]) -> dict[str, Any]:
 
 def _describe_inputs(inputs: Sequence[Mapping[str, Any]], parts: dict[str, bytes]) -> Any:
     if is_long(inputs):
-        return put_aside(parts, INPUTS, pack_inputs(inputs), len(inputs))
+        return add_external_list(parts, INPUTS, pack_inputs(inputs), len(inputs))
     return [dict(entry) for entry in inputs]
 
 
@@ -340,7 +344,7 @@ def _required(*, has_parts: bool, has_sides: bool) -> list[str]:
     return [name for name, is_so in ((_PARTS, has_parts), (_SIDE_COLUMNS, has_sides)) if is_so]
 
 
-def parse(content: dict[str, Any], place: Path) -> Generation:
+def parse_generation(content: dict[str, Any], place: Path) -> Generation:
     """The generation that `describe` wrote down in `place`, whose parts lie beside it.
 
     Raises:
@@ -360,10 +364,10 @@ def parse(content: dict[str, Any], place: Path) -> Generation:
             inputs=_parse_inputs(content["inputs"], place),
             converter=content["converter"],
             versions=content["versions"],
-            subsets=_parse_subsets(content, sum(samples_of(shards).tolist()), place),
+            subsets=_parse_subsets(content, sum(sample_counts(shards).tolist()), place),
             stats=content.get("stats", {}),
             operation=content.get("operation", {}),
-            sides=parse_sides(content.get("column_groups", []), shards, place),
+            sides=parse_column_groups(content.get("column_groups", []), shards, place),
             view=content["view"],
         )
         _ = generation.whole_schema  # whose names fit together, or this raises
@@ -371,7 +375,7 @@ def parse(content: dict[str, Any], place: Path) -> Generation:
         raise DatasetCorrupt(f"{place}: not a generation: {error!r}") from error
     except ShardUnsupported as error:
         raise ShardUnsupported(f"{place}: {error}") from error
-    if wrong := why_wrong(generation.view, generation.schema):
+    if wrong := view_error(generation.view, generation.schema):
         raise DatasetCorrupt(f"{place}: view {dict(generation.view)!r}: {wrong}")
     names = generation.names
     if len(set(names)) != len(names):
@@ -391,7 +395,7 @@ def _check_readable(content: dict[str, Any], place: Path) -> None:
         raise ShardUnsupported(f"{place}: format {wanted}, this shardio reads {MAJOR}")
     if not isinstance(view, dict) or not isinstance(view.get("kind"), str):
         raise DatasetCorrupt(f"{place}: expected a view with a kind, found {view!r}")
-    if not is_known(view):
+    if not is_known_view(view):
         raise ShardUnsupported(
             f"{place}: view {view!r}, this shardio reads those of rows and of clips with frames, "
             "stride, step and size"
@@ -409,7 +413,9 @@ def _check_required(content: dict[str, Any], place: Path) -> None:
             f"{place}: needs {', '.join(map(repr, unknown))}, which this shardio cannot read; "
             "a newer one may"
         )
-    expected = _required(has_parts=has_parts(content), has_sides=bool(content.get("column_groups")))
+    expected = _required(
+        has_parts=has_external_lists(content), has_sides=bool(content.get("column_groups"))
+    )
     if content.get("required") != (expected or None):
         raise DatasetCorrupt(
             f"{place}: 'required' must name {_SIDE_COLUMNS!r} once where there are sides, behind "
@@ -450,7 +456,7 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
 
 def _parse_inputs(content: Any, place: Path) -> Sequence[Mapping[str, Any]]:
     if isinstance(content, dict):
-        return InputList(parse_part(content, INPUTS, place))
+        return InputList(parse_external_list(content, INPUTS, place))
     check_inputs(content, place)
     return tuple(content)
 

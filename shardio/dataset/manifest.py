@@ -20,15 +20,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._base.file_names import check_encodable
-from shardio.dataset.external_lists import InputList, ShardList, remove_unnamed, write_part
+from shardio.dataset.external_lists import (
+    InputList,
+    ShardList,
+    remove_unreferenced,
+    write_external_list,
+)
 from shardio.dataset.generation import (
     ROWS,
     Generation,
-    describe,
-    is_known,
+    describe_generation,
+    is_known_view,
     lineage_of,
-    parse,
-    why_wrong,
+    parse_generation,
+    view_error,
 )
 from shardio.errors import (
     DatasetConflict,
@@ -137,7 +142,7 @@ def publish(
         SchemaError: something given is nothing that JSON can say.
         OSError: the disk refuses; nothing is published.
     """
-    if wrong := why_wrong(view, schema) if is_known(view) else "it is of no known kind":
+    if wrong := view_error(view, schema) if is_known_view(view) else "it is of no known kind":
         raise InvalidArgument(f"view {dict(view)!r}: {wrong}")
     generation = Generation(
         number=1,
@@ -154,7 +159,7 @@ def publish(
         view=view,
     )
     root, parts = Path(folder), dict[str, bytes]()
-    content = to_checksummed_json(describe(generation, parts))
+    content = to_checksummed_json(describe_generation(generation, parts))
     if not parts:
         _publish(root, generation, content, parts)
         return generation
@@ -192,11 +197,11 @@ def publish_next(
         )
     generation = dataclasses.replace(fitting, number=number, lineage=previous.lineage)
     parts = dict[str, bytes]()
-    content = to_checksummed_json(describe(generation, parts))
+    content = to_checksummed_json(describe_generation(generation, parts))
     with _locked(root / GENERATIONS) as is_alone:
         if is_alone:
-            remove_halves(root)
-            remove_unnamed(root / GENERATIONS)
+            remove_temporary_files(root)
+            remove_unreferenced(root / GENERATIONS)
         published = _published(root)
         if (published.number, published.lineage) != (previous.number, previous.lineage):
             raise DatasetConflict(
@@ -208,7 +213,7 @@ def publish_next(
     return generation
 
 
-def settle(folder: str | os.PathLike[str]) -> Generation:
+def recover(folder: str | os.PathLike[str]) -> Generation:
     """Bring to an end what a writer of the next generation began that was killed, and read it.
 
     A generation that is there whole is published, as the next writer would; halves of files are
@@ -223,8 +228,8 @@ def settle(folder: str | os.PathLike[str]) -> Generation:
         raise DatasetNotFound(f"{root}: holds no {POINTER}: not a dataset, or never finished")
     with _locked(root / GENERATIONS) as is_alone:
         if is_alone:
-            remove_halves(root)
-            remove_unnamed(root / GENERATIONS)
+            remove_temporary_files(root)
+            remove_unreferenced(root / GENERATIONS)
         return _published(root)
 
 
@@ -235,11 +240,11 @@ def _published(root: Path) -> Generation:
     if (root / GENERATIONS / f"{number:06d}.json").exists():
         # Its writer was killed between the two files: nobody else is in here. It is whole.
         published = load_generation(root, number)
-        _point_to(root, published)
+        _write_pointer(root, published)
     return published
 
 
-def remove_halves(folder: str | os.PathLike[str]) -> None:
+def remove_temporary_files(folder: str | os.PathLike[str]) -> None:
     """Remove what writers that were killed left of `dataset.json` and of generations."""
     for pattern in (f".{POINTER}.*.tmp", f"{GENERATIONS}/.*.tmp"):
         for half in Path(folder).glob(pattern):
@@ -263,7 +268,7 @@ def _locked(folder: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def _point_to(root: Path, generation: Generation) -> None:
+def _write_pointer(root: Path, generation: Generation) -> None:
     pointer = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -282,7 +287,7 @@ def _publish(
     make_folder(place.parent)
     try:
         for name, part in parts.items():
-            write_part(place.parent / name, part)
+            write_external_list(place.parent / name, part)
         try:
             write_atomic(place, content, exclusive=True)
         except FileExistsError as error:
@@ -290,19 +295,19 @@ def _publish(
                 f"{root}: generation {number} is there already: another writer published first, "
                 "and nothing of theirs was changed; choose another folder"
             ) from error
-        _point_to(root, generation)
+        _write_pointer(root, generation)
     except DatasetConflict:
         if parts:
-            remove_unnamed(place.parent, parts)
+            remove_unreferenced(place.parent, parts)
         raise
     except BaseException:
         with contextlib.suppress(OSError):  # somebody's generation is there, or the disk refuses
-            if _pointed_to(root) != number:
+            if _published_number(root) != number:
                 with contextlib.suppress(FileNotFoundError):
                     if place.read_bytes() == content:
                         unlink(place)
                 if parts:
-                    remove_unnamed(place.parent, parts)
+                    remove_unreferenced(place.parent, parts)
                 remove_folder(place.parent)
         raise
 
@@ -315,14 +320,14 @@ def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
         ours = load_generation(root, 1)
     if ours is not None and ours.lineage == lineage:
         unlink(root / GENERATIONS / "000001.json")
-        remove_unnamed(root / GENERATIONS, [part.path.name for part in ours.parts])
+        remove_unreferenced(root / GENERATIONS, [part.path.name for part in ours.parts])
     with contextlib.suppress(FileNotFoundError), _locked(root / GENERATIONS) as is_alone:
         if is_alone:
-            remove_unnamed(root / GENERATIONS)
+            remove_unreferenced(root / GENERATIONS)
     remove_folder(root / GENERATIONS)  # unless it is somebody's
 
 
-def _pointed_to(root: Path) -> int:
+def _published_number(root: Path) -> int:
     """The number of the published generation; 0 if there is none."""
     with contextlib.suppress(DatasetNotFound):
         return read_pointer(root)[0]
@@ -390,7 +395,7 @@ def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
     if not place.exists():
         raise DatasetCorrupt(f"{place}: generation {number} is missing")
     refuse_links_outside(Path(folder), place.parent, place)
-    generation = parse(read_checksummed_json(place), place)
+    generation = parse_generation(read_checksummed_json(place), place)
     if generation.number != number:
         raise DatasetCorrupt(f"{place}: says that it is generation {generation.number}")
     return generation

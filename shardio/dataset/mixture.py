@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 import numpy as np
 
 from shardio.dataset.dataset import Dataset, ShardDataset, groups_of, starts_of
-from shardio.dataset.files import DatasetFiles, Group, ShardFiles
-from shardio.dataset.generation import ROWS, Generation, Side
+from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles
+from shardio.dataset.generation import ROWS, ColumnGroup, Generation
 from shardio.dataset.selection import MixtureSelection
-from shardio.dataset.shard_storage import Place
+from shardio.dataset.shard_storage import ShardStorage
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Field
@@ -66,21 +66,21 @@ def check_agreement(
         one, other = paths[0], paths[i]
         raise InvalidArgument(
             f"a mixture has the fields that all of its sources have alike; field {name!r} is "
-            f"{_named(has[0])} in {one} (source 0), and {_named(has[i])} in {other} (source "
-            f"{i}): pass fields= without it; all have {', '.join(common) or 'none'}"
+            f"{_field_text(has[0])} in {one} (source 0), and {_field_text(has[i])} in {other} "
+            f"(source {i}): pass fields= without it; all have {', '.join(common) or 'none'}"
         )
     return fields
 
 
-def _named(field: Field | None) -> str:
+def _field_text(field: Field | None) -> str:
     return "absent" if field is None else repr(field)
 
 
-_NAMED: Final = 3
+_MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ingredient:
+class MixtureSource:
     """A source of a mixture, by its place; `n_selected` counts the rows of a selection, else None.
 
     `remote` is how it is read if it is in an object store.
@@ -93,10 +93,10 @@ class Ingredient:
     remote: RemoteOptions
 
 
-class Mixed(NamedTuple):
+class MixtureSpec(NamedTuple):
     """The sources of a mixture and their shares, for another process to open it as well."""
 
-    ingredients: tuple[Ingredient, ...]
+    ingredients: tuple[MixtureSource, ...]
     mixing: Mixing
 
     @property
@@ -118,7 +118,7 @@ class MixtureFiles(DatasetFiles):
     def __init__(
         self,
         sources: Sequence[ShardFiles],
-        groups: Sequence[Group],
+        groups: Sequence[FileGroup],
         *,
         access: Access,
         path: str,
@@ -147,7 +147,7 @@ class MixtureFiles(DatasetFiles):
         return source.glance(local, name)
 
     @property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[ShardStorage]:
         """The places that the sources' files lie in."""
         return [place for source in self._sources for place in source.places]
 
@@ -155,12 +155,12 @@ class MixtureFiles(DatasetFiles):
         """Return the path of a file, which the groups name it by."""
         return summary.name
 
-    def located(self, shard: int, names: Iterable[str]) -> list[tuple[Place, ShardSummary]]:
+    def located(self, shard: int, names: Iterable[str]) -> list[tuple[ShardStorage, ShardSummary]]:
         """Return the files that some fields of a shard's samples lie in, with their places."""
         source, local = self._locate(shard)
         return source.located(local, names)
 
-    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[Place, Rows]]:
+    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
         """Return, for each source, the bytes of the files that some fields lie in."""
         wanted = list(names)
         return [each for source in self._sources for each in source.sizes_by_place(wanted)]
@@ -200,8 +200,8 @@ class Mixture(Dataset):
         self.mixing: Final = mixing
         self.has_one_view: Final = all(source.view == sources[0].view for source in sources)
         """True if the samples of a loader are by default the same of each source."""
-        paths = [source.path for source in sources[:_NAMED]]
-        more = f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else ""
+        paths = [source.path for source in sources[:_MAX_NAMED]]
+        more = f" and {len(sources) - _MAX_NAMED} more" if len(sources) > _MAX_NAMED else ""
         path = f"a mixture of {', '.join(paths)}{more}"
         is_mapped = all(source.access == "mmap" for source in sources)
         access: Access = "mmap" if is_mapped else "pread"  # a column is read in one way
@@ -219,7 +219,7 @@ class Mixture(Dataset):
         )
 
     @classmethod
-    def reopened(cls, mixed: Mixed, verify: Verify, access: Access) -> Self:
+    def reopened(cls, mixed: MixtureSpec, verify: Verify, access: Access) -> Self:
         """Open the same sources; the rows of those that are selections are shown to it later."""
         sources = []
         for each in mixed.ingredients:
@@ -237,10 +237,10 @@ class Mixture(Dataset):
         return cls(sources, mixed.mixing, verify)
 
     @property
-    def mixed(self) -> Mixed:
+    def mixed(self) -> MixtureSpec:
         """The argument of `reopened`."""
         ingredients = (
-            Ingredient(
+            MixtureSource(
                 each.root,
                 each.generation,
                 each.subset,
@@ -249,7 +249,7 @@ class Mixture(Dataset):
             )
             for each in self.sources
         )
-        return Mixed(tuple(ingredients), self.mixing)
+        return MixtureSpec(tuple(ingredients), self.mixing)
 
     @property
     def blend(self) -> Blend:
@@ -304,7 +304,7 @@ def _generation_of(sources: Sequence[ShardDataset], view: Mapping[str, Any]) -> 
         view=view,
         classes=classes.pop() if len(classes) == 1 else (),
         sides=tuple(
-            Side(Schema({name: schema[name]}), _summaries(sources, name)) for name in sided
+            ColumnGroup(Schema({name: schema[name]}), _summaries(sources, name)) for name in sided
         ),
     )
 

@@ -18,17 +18,17 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.storage.mmap import disable_readahead, max_maps
 
-ALL_FILES: Final = 1024
+ALL_OPEN_LIMIT: Final = 1024
 """A dataset of so many files has all of them open at a time."""
-MOST_FILES: Final = 16384
+MAX_OPEN_FILES: Final = 16384
 """No more are open of one that has more, in each process that reads it: 6.5 KiB of memory each."""
-_FEWEST_FILES: Final = 16
+_MIN_OPEN_FILES: Final = 16
 """So many may be open in any case, unless their place keeps fewer."""
-_SHARE: Final = 8
+_EVICTED_SHARE: Final = 8
 """One in so many makes room at a time: to find those used longest ago takes a look at all."""
 
 
-def most_open(n_files: int, most_held: int | None = None) -> int | None:
+def open_limit(n_files: int, most_held: int | None = None) -> int | None:
     """How many files of a dataset may be open at a time; None if all may.
 
     Args:
@@ -37,7 +37,7 @@ def most_open(n_files: int, most_held: int | None = None) -> int | None:
     """
     if most_held is not None:
         return max(1, most_held)
-    return None if n_files <= ALL_FILES else MOST_FILES
+    return None if n_files <= ALL_OPEN_LIMIT else MAX_OPEN_FILES
 
 
 class OpenFiles:
@@ -126,7 +126,7 @@ class OpenFiles:
         others = (each() for each in tuple(_users))
         n = 1 + sum(bool(each is not None and each is not self and len(each)) for each in others)
         most = max_maps() * 3 // 4 // (n * self._maps_of_each)
-        self.most = min(self.most, max(_FEWEST_FILES, most))
+        self.most = min(self.most, max(_MIN_OPEN_FILES, most))
 
     def use(self, files: Rows) -> None:
         """Have these files make room after all that were used before, where files make room."""
@@ -138,7 +138,9 @@ class OpenFiles:
         if self.most is not None:
             self._share_maps()
             if len(self._readers) >= self.most:
-                self._make_room(max(1, self.most // _SHARE) + len(self._readers) - self.most)
+                self._make_room(
+                    max(1, self.most // _EVICTED_SHARE) + len(self._readers) - self.most
+                )
             self._turn += 1
             self._used[file] = self._turn
         reader = self._readers[file] = self._open_anyhow(file)
@@ -169,9 +171,9 @@ class OpenFiles:
 
     def halve(self) -> bool:
         """From now on have half as many open at a time; False where they are few, or all may be."""
-        if self.most is None or self.most <= _FEWEST_FILES:
+        if self.most is None or self.most <= _MIN_OPEN_FILES:
             return False
-        self.most = max(_FEWEST_FILES, self.most // 2)
+        self.most = max(_MIN_OPEN_FILES, self.most // 2)
         self._make_room(len(self._readers) - self.most)
         return True
 

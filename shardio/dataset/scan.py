@@ -19,12 +19,12 @@ from shardio.storage.remote.object_store import map_ordered
 
 T = TypeVar("T")
 
-_AT_ONCE: Final = 1 << 20
+_SAMPLES_AT_ONCE: Final = 1 << 20
 _N_THREADS: Final = 16
 """So many requests are under way, of which each brings 64 KiB or a table."""
 
 
-class Part(NamedTuple):
+class ShardSamples(NamedTuple):
     """Samples that lie in one shard.
 
     `numbers` are theirs, `rows` where they are in the shard; `reader` gives the reader of the file
@@ -39,11 +39,11 @@ class Part(NamedTuple):
 
 def scan(
     dataset: Dataset,
-    find: Callable[[Part], T],
+    find: Callable[[ShardSamples], T],
     *,
     n: int | None = None,
     rows_of: Callable[[Rows], Rows] | None = None,
-) -> Iterator[tuple[Part, T]]:
+) -> Iterator[tuple[ShardSamples, T]]:
     """What a function finds in each shard, one after another, of samples in their order.
 
     Shards come again where more than a million samples are looked at.
@@ -65,16 +65,16 @@ def scan(
             yield part, find(part)
 
 
-def _parts(dataset: Dataset, n: int, rows_of: Callable[[Rows], Rows]) -> Iterator[Part]:
-    for start in range(0, n, _AT_ONCE):
-        rows = rows_of(np.arange(start, min(start + _AT_ONCE, n)))
+def _parts(dataset: Dataset, n: int, rows_of: Callable[[Rows], Rows]) -> Iterator[ShardSamples]:
+    for start in range(0, n, _SAMPLES_AT_ONCE):
+        rows = rows_of(np.arange(start, min(start + _SAMPLES_AT_ONCE, n)))
         shards = dataset.locate(rows)
         in_turn = np.argsort(shards, kind="stable")
         firsts = np.flatnonzero(np.diff(shards[in_turn], prepend=-1))
         for at in np.split(in_turn, firsts[1:]):
             shard = int(shards[at[0]])
             local = rows[at] - dataset.starts[shard]
-            yield Part(shard, start + at, local, _readers(dataset, shard))
+            yield ShardSamples(shard, start + at, local, _readers(dataset, shard))
 
 
 def _readers(dataset: Dataset, shard: int) -> Callable[[str], ShardReader]:

@@ -17,7 +17,7 @@ from shardio.storage.fs import refuse_links_outside
 from shardio.storage.pread import PreadFile
 
 
-class Place(Protocol):
+class ShardStorage(Protocol):
     """Files of a dataset, by their entries in its generation. For any thread."""
 
     @property
@@ -76,7 +76,7 @@ class Place(Protocol):
         """Bring no more files. Those that are held stay until they are released. Idempotent."""
 
 
-class Folder:
+class LocalStorage:
     """The files in a folder of this machine: nothing has to be brought, or kept.
 
     Args:
@@ -131,7 +131,7 @@ class Folder:
         """Do nothing."""
 
 
-class Paths(Sequence[str]):
+class ShardPaths(Sequence[str]):
     """Where shards lie in a folder as it was named, made up one by one: there may be very many.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from shardio._workers.ray.cluster import LOCAL, Engine, EngineName
 from shardio.dataset.dataset import ShardDataset
-from shardio.dataset.generation import Generation, Side, whole_schema
+from shardio.dataset.generation import ColumnGroup, Generation, whole_schema
 from shardio.dataset.manifest import load_generation
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.fields import Field
@@ -99,7 +99,7 @@ def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Fi
         schema = Schema({name: field})
         if isinstance(field, Mapping):
             raise SchemaError(f"{name!r} is a nested record; add its fields one by one")
-        whole_schema(previous.schema, (*previous.sides, Side(schema, ())))
+        whole_schema(previous.schema, (*previous.sides, ColumnGroup(schema, ())))
     except SchemaError as error:
         raise SchemaError(f"{dataset.path}: {error}") from error
     return schema

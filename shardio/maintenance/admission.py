@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardio.dataset.generation import Generation, parse
+from shardio.dataset.generation import Generation, parse_generation
 from shardio.dataset.manifest import GENERATIONS, POINTER, load, load_generation
 from shardio.errors import DataError, DatasetCorrupt, DatasetNotFound
 from shardio.format.schema import Schema
@@ -91,7 +91,7 @@ def _without_shards(root: Path) -> Generation | None:
             said = read_checksummed_json(place)
             for key in ("required", "column_groups", "subsets"):
                 said.pop(key, None)
-            return parse({**said, "shards": [], "inputs": []}, place)
+            return parse_generation({**said, "shards": [], "inputs": []}, place)
     return None
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from shardio.dataset.generation import Generation, Side
+from shardio.dataset.generation import ColumnGroup, Generation
 from shardio.dataset.manifest import check_folder_name, load, publish, publish_next, refuse_existing
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, ShardioError
 from shardio.format.schema import Schema
@@ -189,7 +189,7 @@ class Rewriting:
         if self._previous is None:
             raise AssertionError("a new dataset has nothing that shards could lie beside")
         with self._placed() as shards:
-            sides = (*self._previous.sides, Side(self.schema, shards))
+            sides = (*self._previous.sides, ColumnGroup(self.schema, shards))
             found = publish_next(self.root, self._previous, sides=sides, **details)
         return MaintenanceReport.of(self._folder, found, len(self._staged))
 

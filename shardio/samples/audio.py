@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.scan import Part, scan
+from shardio.dataset.scan import ShardSamples, scan
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Audio, Field
 from shardio.format.schema import Schema
@@ -210,7 +210,7 @@ def _common(dataset: Dataset, name: str, column: str, option: str, what: str) ->
 def _lines(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
     """What the index has of the streams of a field, of all rows shown that have some sound."""
 
-    def look(part: Part) -> Streams:
+    def look(part: ShardSamples) -> Streams:
         own = part.rows[part.reader(sound).records.present(sound, part.rows)]
         records = part.reader(name).records
         found: Streams = records.streams.lines(name, own, records.entries(name, own))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.scan import Part, scan
+from shardio.dataset.scan import ShardSamples, scan
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Field, Video
 from shardio.format.schema import Schema
@@ -128,7 +128,7 @@ def cut(dataset: Dataset, clip: Clip, name: str) -> Cut:
     sizes: set[tuple[int, int]] = set()
     around = _Around(dataset, clip.around) if clip.around is not None else None
 
-    def look(part: Part) -> tuple[Footage, Happened | None]:
+    def look(part: ShardSamples) -> tuple[Footage, Happened | None]:
         videos = Footage(part.reader(name), name, part.rows, clip)
         return videos, None if around is None else around.look(part, videos)
 
@@ -166,7 +166,7 @@ class _Around:
         self._videos: list[Rows] = []
         self._values = [np.zeros(0, self._kind)]
 
-    def look(self, part: Part, videos: Footage) -> Happened:
+    def look(self, part: ShardSamples, videos: Footage) -> Happened:
         """The events of some videos of a shard."""
         return videos.events(part.reader(self._name), self._name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.scan import Part, scan
+from shardio.dataset.scan import ShardSamples, scan
 from shardio.format.fields import Array, Field, Image
 from shardio.format.schema import Schema
 from shardio.shard.reader import ShardReader
@@ -52,7 +52,7 @@ def common_sizes(dataset: Dataset, names: Iterable[str]) -> Sizes:
 
 
 def _common_size(dataset: Dataset, name: str) -> tuple[int, int] | None:
-    def look(part: Part) -> list[tuple[int, int]]:
+    def look(part: ShardSamples) -> list[tuple[int, int]]:
         return _sizes_in(part.reader(name), name, part.rows)
 
     common: tuple[int, int] | None = None

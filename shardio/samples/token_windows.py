@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.scan import Part, scan
+from shardio.dataset.scan import ShardSamples, scan
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Field
 from shardio.format.schema import Schema
@@ -98,7 +98,7 @@ def _lengths(dataset: Dataset, pack: Pack) -> Rows:
         return np.full(n, field.shape[0], np.int64)
     lengths, itemsize = np.zeros(n, np.int64), field.numpy.itemsize
 
-    def look(part: Part) -> Rows:
+    def look(part: ShardSamples) -> Rows:
         n_bytes: Rows = part.reader(name).records.entries(name, part.rows)["n_bytes"]
         return n_bytes.astype(np.int64) // itemsize
 

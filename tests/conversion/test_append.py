@@ -426,7 +426,7 @@ def leave(lines: Path, out: Path, place: object, name: str) -> None:
     ("place", "name"),
     [
         pytest.param(execution, "publish_next", id="shards moved"),
-        pytest.param(manifest, "_point_to", id="no pointer"),
+        pytest.param(manifest, "_write_pointer", id="no pointer"),
         pytest.param(Staging, "finish", id="published"),
     ],
 )
@@ -438,7 +438,7 @@ def test_one_that_was_killed_while_it_published_is_resumed_to_the_same_bytes(
     place: object,
     name: str,
 ) -> None:
-    monkeypatch.setattr(manifest, "_pointed_to", lambda _: 2)  # nobody cleans up
+    monkeypatch.setattr(manifest, "_published_number", lambda _: 2)  # nobody cleans up
     leave(lines, out, place, name)
     monkeypatch.undo()
     monkeypatch.syspath_prepend(str(lines.parent / "site"))
@@ -560,8 +560,8 @@ def test_what_a_killed_writer_had_begun_comes_first(
     lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(manifest, "_point_to", killed)
-        patch.setattr(manifest, "_pointed_to", lambda _: 2)  # nobody cleans up
+        patch.setattr(manifest, "_write_pointer", killed)
+        patch.setattr(manifest, "_published_number", lambda _: 2)  # nobody cleans up
         with pytest.raises(KeyboardInterrupt):
             split(out, {"train": 0.5, "val": 0.5})
     (out / "generations" / ".000003.json.0.tmp").touch()

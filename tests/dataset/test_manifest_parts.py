@@ -15,8 +15,8 @@ import pytest
 from shardio.dataset import external_lists, manifest
 from shardio.dataset.dataset import open_dataset
 from shardio.dataset.external_lists import InputList, ShardList
-from shardio.dataset.generation import Generation, Side
-from shardio.dataset.manifest import load, load_generation, publish, publish_next, settle, withdraw
+from shardio.dataset.generation import ColumnGroup, Generation
+from shardio.dataset.manifest import load, load_generation, publish, publish_next, recover, withdraw
 from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
@@ -70,7 +70,7 @@ def forge_part(folder: Path, kind: str, content: bytes) -> None:
     forge(
         folder,
         lambda g: g.update(
-            {kind: external_lists.put_aside(named, kind, content, g[kind]["count"])}
+            {kind: external_lists.add_external_list(named, kind, content, g[kind]["count"])}
         ),
     )
     ((name, _),) = named.items()
@@ -151,7 +151,7 @@ def test_side_shards_lie_in_a_part_of_their_own(tmp_path: Path) -> None:
         ShardSummary(f"s{i}.shard", shard.n_samples, 1, f"{i + 99:032x}")
         for i, shard in enumerate(SHARDS)
     )
-    side = Side(Schema({"x": Text()}), beside)
+    side = ColumnGroup(Schema({"x": Text()}), beside)
     found = publish_next(tmp_path, publish_in(tmp_path), sides=(side,))
     assert load(tmp_path) == found
     assert len(load(tmp_path).files) == 14 and load(tmp_path).files[8][0] == beside[1]
@@ -401,7 +401,7 @@ def test_a_writer_that_is_killed_at_any_call_leaves_the_older_generation_or_the_
             except Died:
                 pass
         assert load(folder).number in (1, 2)
-        found = settle(folder)
+        found = recover(folder)
         outcomes.add(found.number)
         if found.number == 1:
             assert found == first and parts_in(folder) == had
@@ -445,7 +445,7 @@ def test_who_writes_the_parts_of_a_first_generation_is_alone(
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:
             os.close(fd)
-        external_lists.write_part(path, content)
+        external_lists.write_external_list(path, content)
 
     monkeypatch.setattr(manifest, "write_part", write)
     assert publish_in(tmp_path) == load(tmp_path)
@@ -471,7 +471,7 @@ def test_parts_stay_where_a_generation_cannot_be_read(published: Path) -> None:
     (published / "generations" / "000001.json").write_text("{}")
     (published / "generations" / f"{'0' * 32}.shards").touch()
     before = parts_in(published)
-    settle(published)
+    recover(published)
     assert parts_in(published) == before
 
 
@@ -482,7 +482,7 @@ def test_of_parts_that_no_generation_names_only_those_that_are_asked_for_go(
     ours, theirs = (f"{digit * 32}.shards" for digit in "01")
     for name in (ours, theirs):
         (generations / name).touch()
-    external_lists.remove_unnamed(generations, [ours, *before])
+    external_lists.remove_unreferenced(generations, [ours, *before])
     assert parts_in(published) == sorted([*before, theirs])
 
 
@@ -535,7 +535,7 @@ def test_an_audit_lists_a_part_that_no_generation_names(folder: Path) -> None:
     name = f"{'0' * 32}.shards"
     (folder / "generations" / name).touch()
     assert audit_dataset(folder, workers=0).unknown == (f"generations/{name}",)
-    settle(folder)
+    recover(folder)
     assert name not in parts_in(folder)
     (folder / "generations" / name).touch()
     publish_next(folder, load(folder), classes=("ant",))

@@ -21,8 +21,8 @@ from shardio._workers.processes.shared_memory import marks_file
 from shardio.dataset import column_rows, files, open_files
 from shardio.dataset import dataset as dataset_module
 from shardio.dataset.dataset import Dataset, ShardDataset
-from shardio.dataset.files import check_marks, most_marks
-from shardio.dataset.shard_storage import Folder, Paths
+from shardio.dataset.files import check_marks, max_marks
+from shardio.dataset.shard_storage import LocalStorage, ShardPaths
 from shardio.errors import (
     ChecksumMismatch,
     InsufficientMemory,
@@ -70,9 +70,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six files may be open at a time."""
-    monkeypatch.setattr(open_files, "ALL_FILES", MOST)
-    monkeypatch.setattr(open_files, "MOST_FILES", MOST)
-    monkeypatch.setattr(open_files, "_FEWEST_FILES", 1)
+    monkeypatch.setattr(open_files, "ALL_OPEN_LIMIT", MOST)
+    monkeypatch.setattr(open_files, "MAX_OPEN_FILES", MOST)
+    monkeypatch.setattr(open_files, "_MIN_OPEN_FILES", 1)
 
 
 def loader(folder: str | Dataset, **options: Any) -> ShardLoader:
@@ -330,7 +330,7 @@ def test_a_shard_with_more_hashes_than_its_bytes_can_need_is_refused(folder: str
 def test_its_marks_never_reach_into_those_of_the_next_shard(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "most_marks", lambda *given: most_marks(*given) - 1)
+    monkeypatch.setattr(files, "max_marks", lambda *given: max_marks(*given) - 1)
     with ShardDataset(folder) as dataset:
         with pytest.raises(ShardCorrupt, match="more hashes than its bytes can need"):
             dataset.reader(0)
@@ -429,13 +429,13 @@ def test_the_number_of_marks_is_known_of_a_shard_without_streams(tmp_path: Path,
     write_dataset(tmp_path / "set", n, 1, schema, samples)
     with ShardReader(path_of(str(tmp_path / "set"), 0)) as reader:
         n_bytes = np.array([reader.header.file_size])
-        found = most_marks(schema, np.array([n]), n_bytes)
+        found = max_marks(schema, np.array([n]), n_bytes)
         assert found.tolist() == [reader.units.n_marks]
 
 
 def test_marks_of_every_kind_of_field_are_counted(tmp_path: Path) -> None:
     with ShardReader(write_shard(tmp_path / "a.shard", 7)) as reader:
-        found = most_marks(EVERY_FIELD, np.array([7]), np.array([reader.header.file_size]))
+        found = max_marks(EVERY_FIELD, np.array([7]), np.array([reader.header.file_size]))
         assert found.tolist() == [reader.units.n_marks]
 
 
@@ -444,7 +444,7 @@ def test_there_is_room_for_the_marks_of_streams(tmp_path: Path, mean_bytes: int)
     write_media(tmp_path / "a.shard", 9, mean_bytes=mean_bytes)
     with ShardReader(tmp_path / "a.shard") as reader:
         n_bytes = np.array([reader.header.file_size])
-        most = int(most_marks(MEDIA_FIELDS, np.array([9]), n_bytes)[0])
+        most = int(max_marks(MEDIA_FIELDS, np.array([9]), n_bytes)[0])
         assert reader.units.n_marks <= most <= reader.units.n_marks + n_bytes[0] // 1024
 
 
@@ -472,12 +472,12 @@ def test_a_long_table_of_marks_takes_memory_as_it_is_used() -> None:
 
 def test_paths_are_those_of_all_shards(folder: str) -> None:
     with ShardDataset(folder) as dataset:
-        paths = Paths(folder, dataset.shards)
+        paths = ShardPaths(folder, dataset.shards)
         assert list(paths) == [path_of(folder, k) for k in range(N_SHARDS)]
         assert paths[-2:] == [path_of(folder, N_SHARDS - 2), path_of(folder, N_SHARDS - 1)]
 
 
-class _Counting(Folder):
+class _Counting(LocalStorage):
     """A place that keeps so many files, and counts them."""
 
     def __init__(self, root: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardio.dataset import external_lists, generation, manifest
-from shardio.dataset.generation import Generation, Side, describe
+from shardio.dataset.generation import ColumnGroup, Generation, describe_generation
 from shardio.dataset.manifest import publish
 from shardio.errors import DatasetCorrupt
 from shardio.format import checksum, codec, fields, index, layout, schema, streams, values
@@ -247,20 +247,20 @@ def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
         "subsets": {"train": RowRuns([], [])},
         "stats": {"whole": {}},
         "operation": {"name": "split"},
-        "sides": (Side(schema.Schema({"x": fields.Text()}), ()),),
+        "sides": (ColumnGroup(schema.Schema({"x": fields.Text()}), ()),),
     }
     generation = Generation(1, "", _every_kind(), (), **extras)
     keys = {row[0] for row in table("| key of a generation |")}
-    assert keys == {*describe(generation, {}), "digest"}
+    assert keys == {*describe_generation(generation, {}), "digest"}
     left_out = {row[0] for row in table("| key of a generation |") if "left out if none" in row[1]}
     plain = Generation(1, "", _every_kind(), ())
-    assert keys - left_out == {*describe(plain, {}), "digest"}
-    (side,) = describe(generation, {})["column_groups"]
+    assert keys - left_out == {*describe_generation(plain, {}), "digest"}
+    (side,) = describe_generation(generation, {})["column_groups"]
     assert {row[0] for row in table("| key of an external list |")} == {
-        *external_lists.put_aside({}, "x", b"", 1)
+        *external_lists.add_external_list({}, "x", b"", 1)
     }
     assert {row[0] for row in table("| key of a column group |")} == set(side)
-    assert f"`{describe(generation, {})['required']}`".replace("'", '"') in PAGE_TEXT
+    assert f"`{describe_generation(generation, {})['required']}`".replace("'", '"') in PAGE_TEXT
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.dataset.external_lists import pack_inputs, pack_shards
-from shardio.dataset.generation import Side, describe_side
+from shardio.dataset.generation import ColumnGroup, describe_column_group
 from shardio.format.fields import Array, Bytes, Json, List, Text
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary, ShardWriter
@@ -108,7 +108,7 @@ def beside(folder: Path, n_samples: Iterable[int]) -> dict[str, Any]:
                 writer.append({"deep.er": None if i % 2 else f"{i}" * 90})
             shards.append(writer.close())
     return {
-        "column_groups": [describe_side(Side(side, tuple(shards)), {})],
+        "column_groups": [describe_column_group(ColumnGroup(side, tuple(shards)), {})],
         "required": ["column_groups"],
     }
 

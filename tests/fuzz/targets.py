@@ -33,8 +33,8 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.external_lists import (
     INPUTS,
     SHARDS,
+    ExternalList,
     InputList,
-    Part,
     ShardList,
     pack_inputs,
     pack_shards,
@@ -382,7 +382,7 @@ class PartFile:
         if len(content) < 2:
             return "too short"
         kind, count, stored = (SHARDS, INPUTS)[content[0] % 2], content[1], content[2:]
-        part = Part(self._place.with_suffix(f".{kind}"), "", len(stored), max(1, count))
+        part = ExternalList(self._place.with_suffix(f".{kind}"), "", len(stored), max(1, count))
         try:
             known = self._inputs(part, stored) if kind == INPUTS else self._shards(part, stored)
         except ShardioError as error:
@@ -391,14 +391,14 @@ class PartFile:
             raise PromiseBroken(f"a part of {kind} in another than its one form was accepted")
         return "sound"
 
-    def _shards(self, part: Part, stored: bytes) -> bytes:
+    def _shards(self, part: ExternalList, stored: bytes) -> bytes:
         found = ShardList(part, stored)
         entries = [found[k] for k in range(len(found))]
         if parse_shards(describe_shards(entries, {}), self._place) != tuple(found):
             raise PromiseBroken("shards of a part are others than a generation could list")
         return pack_shards(entries)
 
-    def _inputs(self, part: Part, stored: bytes) -> bytes:
+    def _inputs(self, part: ExternalList, stored: bytes) -> bytes:
         part.path.write_bytes(stored)
         named = replace(part, id=content_id(stored).hex())
         return pack_inputs(list(InputList(named)))

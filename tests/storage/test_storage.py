@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio.dataset.column_rows import ColumnPlace, ColumnRange
+from shardio.dataset.column_rows import ColumnLocation, ColumnRange
 from shardio.errors import (
     InsufficientMemory,
     ShardCorrupt,
@@ -28,14 +28,14 @@ def n_maps(path: Path) -> int:
     return Path("/proc/self/maps").read_text().count(str(path))
 
 
-def column_file(path: Path, n_rows: int, stride: int, first: int) -> ColumnPlace:
+def column_file(path: Path, n_rows: int, stride: int, first: int) -> ColumnLocation:
     """A file with a page in front and n_rows rows that hold first, first + 1 and so on."""
     rows = np.arange(first, first + n_rows).astype(np.uint8)
     path.write_bytes(bytes(4096) + np.repeat(rows, stride).tobytes() + b"\xee" * 100)
-    return ColumnPlace(str(path), 4096, n_rows)
+    return ColumnLocation(str(path), 4096, n_rows)
 
 
-def mapped(stride: int, places: list[ColumnPlace]) -> ColumnRange:
+def mapped(stride: int, places: list[ColumnLocation]) -> ColumnRange:
     """A range with all of these."""
     column = ColumnRange(stride, [place.n_rows for place in places])
     for part, place in enumerate(places):
@@ -81,7 +81,7 @@ def test_a_range_that_is_collected_is_unmapped(tmp_path: Path) -> None:
 
 def test_a_range_of_a_missing_file_names_it_and_leaves_no_map(tmp_path: Path) -> None:
     places = [column_file(tmp_path / "a.shard", 3, 64, 0)]
-    places.append(ColumnPlace(str(tmp_path / "gone.shard"), 4096, 2))
+    places.append(ColumnLocation(str(tmp_path / "gone.shard"), 4096, 2))
     with pytest.raises(ShardNotFound, match=r"gone\.shard: there is no such shard"):
         mapped(64, places)
     gc.collect()
@@ -160,7 +160,7 @@ def test_a_column_of_a_file_that_became_shorter_is_refused_before_it_is_mapped(
     path = tmp_path / "a.shard"
     path.write_bytes(bytes(4096 + 63))
     with pytest.raises(ShardCorrupt, match="cut short"):
-        mapped(64, [ColumnPlace(str(path), 4096, 1)])
+        mapped(64, [ColumnLocation(str(path), 4096, 1)])
 
 
 @pytest.mark.parametrize("system_can", [True, False])

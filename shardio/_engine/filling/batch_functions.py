@@ -39,7 +39,7 @@ from shardio.batch.batch import Batch
 from shardio.batch.layout import CLAIMED, NO_FIELD, BlockLayout, lay_out, lay_out_whole, pack_state
 from shardio.batch.schema_inference import check_batch, infer_batch
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.shard_storage import Paths
+from shardio.dataset.shard_storage import ShardPaths
 from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
 from shardio.order.permutation import OF_BATCHES, OF_COLLATION, SampleGenerators
@@ -92,8 +92,10 @@ class Batches:
         self._generators = SampleGenerators(recipe.seed, OF_BATCHES)
         self._collation_keys = SampleGenerators(recipe.seed, OF_COLLATION)
         self._scratches: list[Scratch] = []
-        self._paths = Paths(recipe.path, dataset.shards)
-        self._beside = {name: Paths(recipe.path, found) for name, found in dataset.sides.items()}
+        self._paths = ShardPaths(recipe.path, dataset.shards)
+        self._beside = {
+            name: ShardPaths(recipe.path, found) for name, found in dataset.sides.items()
+        }
 
     def fill(
         self,

@@ -17,7 +17,7 @@ from shardio._workers.processes.shared_memory import SharedArray
 from shardio.batch.collation import STACKED, Collation
 from shardio.batch.layout import BlockLayout, lay_out, lay_out_whole
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.mixture import Mixed
+from shardio.dataset.mixture import MixtureSpec
 from shardio.format.schema import Schema
 from shardio.order.block_shuffle import Window
 from shardio.order.mixture_order import Blend
@@ -66,7 +66,7 @@ class Recipe:
     collation: Collation = STACKED
     batch_transform: Callable[..., Any] | None = None
     batch_takes_rng: bool = False
-    mixed: Mixed | None = None
+    mixed: MixtureSpec | None = None
     pictures: tuple[str, ...] = ()
     dct: Dct = "accurate"
     cut: Cut | None = None

@@ -49,14 +49,14 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
-from shardio.storage.remote.cache_eviction import Room, byte_of, remove_cached
-from shardio.storage.remote.locks import ByteLocks, exclusive
+from shardio.storage.remote.cache_eviction import CacheEvictor, lock_byte, remove_cached
+from shardio.storage.remote.locks import ByteLocks, try_exclusive
 from shardio.storage.remote.object_store import ObjectStore, no_cancel
 
 _ROWS_AT_ONCE: Final = 1 << 14
 
 
-def check_arrived(path: str, shard: ShardSummary) -> None:
+def verify_download(path: str, shard: ShardSummary) -> None:
     """Make sure that a file is the shard that a generation names, whole and as it was written.
 
     Raises:
@@ -112,13 +112,13 @@ README: Final = """\
 Shards that shardio has downloaded from object stores. All of it may be deleted while nothing reads
 it: what is needed is downloaded again.
 """
-_TIMES: Final = 3
+_MAX_DOWNLOADS: Final = 3
 """So often a shard is downloaded of which the bytes that come are not those that were written."""
 _POLL_S: Final = 0.02
-_IN_USE_S: Final = 10.0
+_MAX_WAIT_S: Final = 10.0
 """A shard that others only use is here; if it is not for so long, somebody removed it."""
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_DAMAGED: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
+_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_DAMAGED_ERRORS: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
 """What a shard raises of which any byte may have changed: also those that say its version."""
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class ShardCache:
 
     def __init__(self, folder: str, most_bytes: int | None, objects: ObjectStore) -> None:
         self.folder, self._objects = folder, objects
-        self.root = os.path.join(folder, _name_of(objects))
+        self.root = os.path.join(folder, _folder_name(objects))
         self._lock_path = os.path.join(self.root, "locks")
         try:
             self._prepare()
@@ -150,7 +150,7 @@ class ShardCache:
                 "or by the environment variable SHARDIO_CACHE"
             ) from error
         self._locks = ByteLocks(self._lock_path)
-        self._room = Room(folder, most_bytes)
+        self._room = CacheEvictor(folder, most_bytes)
 
     def _prepare(self) -> None:
         """Make the folders, and the files in them that say what they are."""
@@ -177,14 +177,14 @@ class ShardCache:
 
     def hold_if_here(self, shard: ShardSummary) -> str | None:
         """The path of a shard if it is here and verified, held until `release`; else None."""
-        byte = byte_of(_file_name(shard))
+        byte = lock_byte(_file_name(shard))
         try:
             if not self._locks.share(byte):
                 return None
         except FileNotFoundError:  # the cache was removed
             return None
         path = self.path_of(shard)
-        if _is_good(path, shard):
+        if _is_verified(path, shard):
             with contextlib.suppress(OSError):
                 os.utime(f"{path}.ok")
             return path
@@ -218,12 +218,12 @@ class ShardCache:
             ) from error
 
     def _hold(self, shard: ShardSummary, check: Callable[[], None]) -> str:
-        byte, waits_from_s = byte_of(_file_name(shard)), time.monotonic()
+        byte, waits_from_s = lock_byte(_file_name(shard)), time.monotonic()
         while True:
             if (path := self.hold_if_here(shard)) is not None:
                 return path
-            with exclusive(self._lock_path, byte) as is_alone:
-                if is_alone and not _is_good(self.path_of(shard), shard):
+            with try_exclusive(self._lock_path, byte) as is_alone:
+                if is_alone and not _is_verified(self.path_of(shard), shard):
                     self._fetch(shard, check)
             if is_alone:
                 continue
@@ -231,7 +231,7 @@ class ShardCache:
                 waits_from_s = time.monotonic()
             else:
                 self._locks.give_back(byte)
-                if time.monotonic() - waits_from_s > _IN_USE_S:
+                if time.monotonic() - waits_from_s > _MAX_WAIT_S:
                     raise UnsupportedEnvironment(
                         f"{self.path_of(shard)}: was removed or changed while it is in use: end "
                         "what uses it, or choose another cache"
@@ -243,7 +243,7 @@ class ShardCache:
         """Undo one `hold`; the shard counts as used until now."""
         with contextlib.suppress(OSError):
             os.utime(f"{self.path_of(shard)}.ok")
-        self._locks.give_back(byte_of(_file_name(shard)))
+        self._locks.give_back(lock_byte(_file_name(shard)))
 
     def close(self) -> None:
         """Let go of all that is held, and of what is too much. Idempotent."""
@@ -254,24 +254,24 @@ class ShardCache:
         """Download and verify a shard that nobody else has anything to do with now."""
         path = self.path_of(shard)
         if os.path.exists(path):  # since before the machine started anew, or damaged on its disk
-            with contextlib.suppress(*_DAMAGED):
-                check_arrived(path, shard)
-                self._with_room(shard, lambda: _record(path, shard))
+            with contextlib.suppress(*_DAMAGED_ERRORS):
+                verify_download(path, shard)
+                self._with_room(shard, lambda: _record_verified(path, shard))
                 return
             remove_cached(path)
         half = os.path.join(self.root, f".{os.path.basename(path)}.{shard.n_bytes}.part")
-        for n_left in reversed(range(_TIMES)):
+        for n_left in reversed(range(_MAX_DOWNLOADS)):
             self._with_room(shard, lambda: self._room.reserve(half, shard.n_bytes))
             self._with_room(shard, lambda: self._download(shard, half, check))
             try:
-                check_arrived(half, shard)
-            except _DAMAGED as error:
+                verify_download(half, shard)
+            except _DAMAGED_ERRORS as error:
                 fs.unlink(half)
                 if not n_left:
                     raise self._damaged(shard, half, error) from error
                 continue
             self._room.settle(half, path)
-            self._with_room(shard, lambda: _record(path, shard))
+            self._with_room(shard, lambda: _record_verified(path, shard))
             return
 
     def _download(self, shard: ShardSummary, half: str, check: Callable[[], None]) -> None:
@@ -280,7 +280,7 @@ class ShardCache:
             if file.tell() > shard.n_bytes:
                 file.truncate(0)
                 file.seek(0)
-            watched: Any = _Watched(file, half)
+            watched: Any = _PerformedFile(file, half)
             try:
                 self._objects.download(shard.name, watched, shard.n_bytes, check=check)
             except OSError as error:
@@ -293,7 +293,7 @@ class ShardCache:
             try:
                 return call()
             except OSError as error:
-                if error.errno not in _FULL:
+                if error.errno not in _DISK_FULL:
                     raise
                 if not self._room.free(shard.n_bytes):
                     raise self._full(shard) from error
@@ -305,9 +305,9 @@ class ShardCache:
         if isinstance(error, ShardUnsupported):
             return ShardUnsupported(str(error).replace(half, place))
         found = ShardCorrupt(
-            f"the object in the store is damaged: it was downloaded {_TIMES} times, and each time "
-            f"other than it was written ({error}); publish it anew, or open the dataset anew if "
-            "another has taken its place",
+            f"the object in the store is damaged: downloaded {_MAX_DOWNLOADS} times, it never matched "
+            f"its hashes ({error}); publish it again, or reopen the dataset if another object has "
+            "taken its place",
             code=getattr(error, "code", "incomplete"),
             path=place,
         )
@@ -324,7 +324,7 @@ class ShardCache:
         )
 
 
-class _Watched:
+class _PerformedFile:
     """A file of which every write goes by `disk.perform`."""
 
     def __init__(self, file: IO[bytes], path: str) -> None:
@@ -341,17 +341,17 @@ def _file_name(shard: ShardSummary) -> str:
     return f"{stem.decode(errors='ignore')}.{shard.id}.shard"
 
 
-def _name_of(objects: ObjectStore) -> str:
+def _folder_name(objects: ObjectStore) -> str:
     return f"{hash_bytes(f'{objects.endpoint} {objects.url}'.encode()):016x}"
 
 
 def _verified_line(path: str, shard: ShardSummary) -> str:
     found = os.stat(path)
-    facts = (shard.id, found.st_size, found.st_ino, found.st_mtime_ns, _boot())
+    facts = (shard.id, found.st_size, found.st_ino, found.st_mtime_ns, _boot_id())
     return " ".join(map(str, facts)) + "\n"
 
 
-def _is_good(path: str, shard: ShardSummary) -> bool:
+def _is_verified(path: str, shard: ShardSummary) -> bool:
     """Whether a shard is there, and was verified since the machine started."""
     try:
         with open(f"{path}.ok", encoding="ascii") as file:
@@ -363,7 +363,7 @@ def _is_good(path: str, shard: ShardSummary) -> bool:
         return False
 
 
-def _record(path: str, shard: ShardSummary) -> None:
+def _record_verified(path: str, shard: ShardSummary) -> None:
     """Note that a shard was verified."""
     place = f"{path}.ok"
     fs.unlink(place)
@@ -371,7 +371,7 @@ def _record(path: str, shard: ShardSummary) -> None:
         file.write(_verified_line(path, shard).encode())
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     with contextlib.suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

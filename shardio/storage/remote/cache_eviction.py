@@ -17,15 +17,15 @@ from typing import Final, NamedTuple
 from shardio._base.stack_level import level_of_caller
 from shardio.format.checksum import hash_bytes
 from shardio.storage import fs
-from shardio.storage.remote.locks import alone_in, exclusive, is_alone_in_any
+from shardio.storage.remote.locks import folder_lock, holds_folder_lock, try_exclusive
 
-_MANY: Final = 1000
+_MANY_FILES: Final = 1000
 """Where so many files are there, more is removed at a time: looking at all of them takes long."""
 _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
 """NAME.ID.shard: other files are not of the cache."""
 
 
-class Cached(NamedTuple):
+class CachedFile(NamedTuple):
     """A file in the cache that may be removed if nobody uses it."""
 
     used_s: float
@@ -34,7 +34,7 @@ class Cached(NamedTuple):
     byte: int
 
 
-class Room:
+class CacheEvictor:
     """What may lie in a cache, for several threads and processes at a time.
 
     Args:
@@ -61,14 +61,14 @@ class Room:
         Where all is in use there is none: a warning says so, and there will be more than may be.
         """
         self._is_told = True
-        with alone_in(self._folder):
+        with folder_lock(self._folder):
             if os.path.exists(half):
                 return
             used = _read_count(self._place)
             if used is None or used + n_bytes > self.most_bytes:
                 files = list(self._files())
                 used = sum(each.n_bytes for each in files)
-                spare = self.most_bytes // 20 if len(files) > _MANY else 0
+                spare = self.most_bytes // 20 if len(files) > _MANY_FILES else 0
                 used -= self._remove_unused(used + n_bytes + spare - self.most_bytes)
                 if used + n_bytes > self.most_bytes and not self._warned:
                     self._warned = True
@@ -83,12 +83,12 @@ class Room:
 
     def settle(self, half: str, path: str) -> None:
         """Rename what has come whole; not while somebody counts, who could miss it under both."""
-        with alone_in(self._folder):
+        with folder_lock(self._folder):
             fs.rename(half, path)
 
     def free(self, n_bytes: int) -> bool:
         """Remove as much as a download is short of, as the disk is full; False if nothing went."""
-        with alone_in(self._folder):
+        with folder_lock(self._folder):
             return self._remove_unused(n_bytes) > 0
 
     def trim(self) -> None:
@@ -98,9 +98,9 @@ class Room:
         What cannot be removed now makes room for what is downloaded next. Who only had a look, and
         said nothing of how much may lie there, removes nothing.
         """
-        if is_alone_in_any() or not self._is_told:
+        if holds_folder_lock() or not self._is_told:
             return
-        with contextlib.suppress(OSError), alone_in(self._folder):
+        with contextlib.suppress(OSError), folder_lock(self._folder):
             used = _read_count(self._place)
             if used is None or used > self.most_bytes:
                 used = self.count()
@@ -116,14 +116,14 @@ class Room:
             locks = os.path.join(os.path.dirname(each.path), "locks")
             with (
                 contextlib.suppress(FileNotFoundError),  # the dataset's folder was removed
-                exclusive(locks, each.byte) as is_alone,
+                try_exclusive(locks, each.byte) as is_alone,
             ):
                 if is_alone:
                     remove_cached(each.path)
                     freed += each.n_bytes
         return freed
 
-    def _files(self) -> Iterator[Cached]:
+    def _files(self) -> Iterator[CachedFile]:
         """All shards in the cache, and what came of them, of all datasets."""
         with os.scandir(self._folder) as datasets:
             folders = [each.path for each in datasets if each.is_dir(follow_symlinks=False)]
@@ -131,11 +131,11 @@ class Room:
             with contextlib.suppress(OSError), os.scandir(folder) as found:
                 for entry in found:
                     with contextlib.suppress(OSError, ValueError):  # gone meanwhile, not ours
-                        if cached := _cached(entry):
+                        if cached := _cached_file(entry):
                             yield cached
 
 
-def byte_of(file_name: str) -> int:
+def lock_byte(file_name: str) -> int:
     """Return the byte that is locked for a shard, by the name of its file in the cache.
 
     A hash of 60 bits, so that the end of the byte is an offset of a file as well: of a million
@@ -151,18 +151,18 @@ def remove_cached(path: str) -> None:
     fs.unlink(path)
 
 
-def _cached(entry: os.DirEntry[str]) -> Cached | None:
+def _cached_file(entry: os.DirEntry[str]) -> CachedFile | None:
     if entry.name.endswith(".part"):
         whole, n_bytes, _ = entry.name.removeprefix(".").rsplit(".", 2)
         if not _SHARD.fullmatch(whole):
             return None
-        return Cached(entry.stat().st_mtime, entry.path, int(n_bytes), byte_of(whole))
+        return CachedFile(entry.stat().st_mtime, entry.path, int(n_bytes), lock_byte(whole))
     if not _SHARD.fullmatch(entry.name):
         return None
     used_s = 0.0
     with contextlib.suppress(OSError):
         used_s = os.stat(f"{entry.path}.ok").st_mtime
-    return Cached(used_s, entry.path, entry.stat().st_size, byte_of(entry.name))
+    return CachedFile(used_s, entry.path, entry.stat().st_size, lock_byte(entry.name))
 
 
 def _make_empty(path: str) -> None:

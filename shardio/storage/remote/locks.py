@@ -21,11 +21,11 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 """l_type, l_whence, l_start, l_len, l_pid, which must be 0."""
 
 
-class _Alone(threading.local):
+class _HeldByThread(threading.local):
     is_inside = False
 
 
-_alone: Final = _Alone()
+_held: Final = _HeldByThread()
 
 
 class ByteLocks:
@@ -101,7 +101,7 @@ class ByteLocks:
 
 
 @contextlib.contextmanager
-def exclusive(path: str, byte: int) -> Iterator[bool]:
+def try_exclusive(path: str, byte: int) -> Iterator[bool]:
     """Whether nobody has a byte of a file, here or elsewhere; if so, nobody gets it meanwhile.
 
     A process that is forked meanwhile gets the same lock, which closing leaves it: so it is undone.
@@ -116,10 +116,10 @@ def exclusive(path: str, byte: int) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def alone_in(folder: str) -> Iterator[None]:
+def folder_lock(folder: str) -> Iterator[None]:
     """Wait until nobody else is inside of the same `with`; the kernel lets go of who dies."""
     fd, pid = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), os.getpid()
-    _alone.is_inside = True
+    _held.is_inside = True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -127,12 +127,12 @@ def alone_in(folder: str) -> Iterator[None]:
         if pid == os.getpid():
             fcntl.flock(fd, fcntl.LOCK_UN)  # as in `exclusive`
         os.close(fd)
-        _alone.is_inside = False
+        _held.is_inside = False
 
 
-def is_alone_in_any() -> bool:
+def holds_folder_lock() -> bool:
     """Whether this thread is inside of `alone_in`, and would wait for itself."""
-    return _alone.is_inside
+    return _held.is_inside
 
 
 def _open(path: str) -> int:

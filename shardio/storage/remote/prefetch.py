@@ -16,26 +16,26 @@ from typing import Final, NamedTuple
 
 from shardio.errors import ShardioError
 from shardio.shard.writer import ShardSummary
-from shardio.storage.remote.storage import Bucket
+from shardio.storage.remote.storage import RemoteStorage
 
 N_THREADS: Final = 4
 _POLL_S: Final = 0.05
-_END_S: Final = 1.0
+_JOIN_TIMEOUT_S: Final = 1.0
 """How long the end waits for requests that are under way."""
 
 
-class Wanted(NamedTuple):
+class PrefetchRequest(NamedTuple):
     """A file that the pass needs from one step on."""
 
     step: int
-    bucket: Bucket
+    bucket: RemoteStorage
     summary: ShardSummary
 
 
-class _Coming:
+class _Prefetched:
     """A file that is being downloaded, or here and kept until the loop comes to it."""
 
-    def __init__(self, file: Wanted) -> None:
+    def __init__(self, file: PrefetchRequest) -> None:
         self.file = file
         self._mutex = threading.Lock()
         self._is_kept = self._is_reached = False
@@ -59,7 +59,7 @@ class _Cancelled(Exception):
     """The pass is over: what is being downloaded stays as far as it came."""
 
 
-class Ahead:
+class Prefetcher:
     """Owns the threads that download for one pass, until `close`.
 
     A downloaded file stays pinned in the cache until the loop reaches its step, or the pass has no
@@ -75,7 +75,7 @@ class Ahead:
 
     def __init__(
         self,
-        wanted: Iterator[Wanted],
+        wanted: Iterator[PrefetchRequest],
         reached: Callable[[], int | None],
         most_bytes: int,
         here: set[str],
@@ -83,7 +83,7 @@ class Ahead:
         self._wanted, self._reached, self._most_bytes = wanted, reached, most_bytes
         self._here = here
         self._mutex = threading.Lock()
-        self._coming: deque[_Coming] = deque()
+        self._coming: deque[_Prefetched] = deque()
         """Files whose download has begun and whose step the loop has not reached, in order."""
         self._is_over = False
         self._threads = [
@@ -100,7 +100,7 @@ class Ahead:
     def close(self) -> None:
         """End the threads; one that waits for a server may be left behind. Idempotent."""
         self.cancel()
-        end_s = time.monotonic() + _END_S
+        end_s = time.monotonic() + _JOIN_TIMEOUT_S
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0, end_s - time.monotonic()))
@@ -121,7 +121,7 @@ class Ahead:
             for coming in kept:
                 coming.release()
 
-    def _next(self) -> _Coming | None:
+    def _next(self) -> _Prefetched | None:
         """The next file, once there is room for it; None at the end."""
         with self._mutex:
             file = next(self._wanted, None)
@@ -132,7 +132,7 @@ class Ahead:
                     self._coming.popleft().release()
                 n_ahead = sum(coming.file.summary.n_bytes for coming in self._coming)
                 if not self._coming or n_ahead + file.summary.n_bytes <= self._most_bytes:
-                    self._coming.append(_Coming(file))
+                    self._coming.append(_Prefetched(file))
                     return self._coming[-1]
                 time.sleep(_POLL_S)
             return None

@@ -40,7 +40,7 @@ from shardio.storage import fs
 from shardio.storage.file_access import Access, FileState, choose_access
 from shardio.storage.pread import PreadFile
 from shardio.storage.remote.cache import ShardCache
-from shardio.storage.remote.locks import alone_in
+from shardio.storage.remote.locks import folder_lock
 from shardio.storage.remote.object_store import ObjectStore, no_cancel
 from shardio.storage.remote.options import RemoteOptions, validate_url
 
@@ -48,13 +48,13 @@ ListFiles = Callable[[Mapping[str, Any]], Collection[str]]
 
 POINTER: Final = "dataset.json"
 GENERATIONS: Final = "generations"
-_PATIENCE_S: Final = 5.0
+_REFRESH_DEADLINE_S: Final = 5.0
 """How long a store is tried that need not be asked."""
-_DAMAGED: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+_DAMAGED_ERRORS: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
 """What `dataset.json` raises that is not one: whoever reads it says what is wrong."""
 
 
-class Mirror:
+class ManifestCache:
     """Copies of the small files of a dataset; those of all processes, in the same folder.
 
     Args:
@@ -78,7 +78,7 @@ class Mirror:
         if number is None or not os.path.exists(self._path(POINTER)):
             self._bring_pointer()
         if number is None:
-            with contextlib.suppress(*_DAMAGED):
+            with contextlib.suppress(*_DAMAGED_ERRORS):
                 number = int(json.loads(Path(self._path(POINTER)).read_bytes())["generation"])
         if number is not None:  # else reading it says what is wrong
             name = f"{GENERATIONS}/{number:06d}.json"
@@ -101,7 +101,9 @@ class Mirror:
     def _bring_pointer(self) -> None:
         old = self._pointer()
         try:
-            new = self._objects.read(POINTER, deadline_s=None if old is None else _PATIENCE_S)
+            new = self._objects.read(
+                POINTER, deadline_s=None if old is None else _REFRESH_DEADLINE_S
+            )
         except ShardNotFound as error:
             raise DatasetNotFound(
                 f"{self._objects.url}: holds no {POINTER}: not a dataset, or never finished"
@@ -115,7 +117,7 @@ class Mirror:
                 stacklevel=level_of_caller(),
             )
             return
-        with alone_in(self.folder):
+        with folder_lock(self.folder):
             # Read again: of processes that begin at a time, the first may have brought states.
             old = self._pointer()
             if new != old:
@@ -156,7 +158,7 @@ class Mirror:
 
 
 def _lineage(pointer: bytes) -> Any:
-    with contextlib.suppress(*_DAMAGED):
+    with contextlib.suppress(*_DAMAGED_ERRORS):
         return json.loads(pointer)["lineage"]
     return None
 
@@ -238,7 +240,7 @@ class RangeFile(PreadFile):
         return found
 
 
-class Bucket:
+class RemoteStorage:
     """Whole shards are brought into a cache and mapped there; or parts of them are read by ranges.
 
     Which of both `remote.whole` says. For any thread, in any process but a fork.
@@ -253,7 +255,7 @@ class Bucket:
         self.root = validate_url(url)
         self._remote, self._objects = remote, ObjectStore(url, remote.options)
         self._cache = ShardCache(remote.folder, remote.cache_bytes, self._objects)
-        self._mirror = Mirror(self._cache.root, self._objects, list_files)
+        self._mirror = ManifestCache(self._cache.root, self._objects, list_files)
 
     def access(self, asked: Access) -> Access:
         """How its files are read: by offset where they are not brought whole."""

@@ -23,9 +23,9 @@ from shardio.errors import CacheFull, ShardCorrupt, ShardUnsupported, Unsupporte
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
-from shardio.storage.remote.cache import ShardCache, check_arrived
-from shardio.storage.remote.cache_eviction import Room
-from shardio.storage.remote.locks import exclusive, is_alone_in_any
+from shardio.storage.remote.cache import ShardCache, verify_download
+from shardio.storage.remote.cache_eviction import CacheEvictor
+from shardio.storage.remote.locks import holds_folder_lock, try_exclusive
 from shardio.storage.remote.object_store import ObjectStore
 from tests.limits import files_of_at_most
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -109,7 +109,7 @@ def test_a_shard_that_is_removed_while_it_is_held_is_an_error_and_not_waited_for
     monkeypatch: pytest.MonkeyPatch,
     shards: tuple[ShardSummary, ...],
 ) -> None:
-    monkeypatch.setattr("shardio.storage.remote.cache._IN_USE_S", 0.1)
+    monkeypatch.setattr("shardio.storage.remote.cache._MAX_WAIT_S", 0.1)
     with _cache(store, url, tmp_path) as cache:
         os.unlink(cache.hold(shards[0]))
         with pytest.raises(UnsupportedEnvironment, match="was removed or changed while"):
@@ -164,7 +164,7 @@ def test_a_shard_of_the_longest_name_has_a_file_in_the_cache(
     store.put(f"long/{quote(shard.name)}", content)
     with _cache(store, store.url("long"), tmp_path) as cache:
         assert Path(cache.hold(shard)).read_bytes() == content
-    assert Room(str(tmp_path / "cache"), None).count() == shard.n_bytes
+    assert CacheEvictor(str(tmp_path / "cache"), None).count() == shard.n_bytes
 
 
 def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(tmp_path: Path)
     (tmp_path / "set").mkdir()
     for path in foreign:
         path.write_bytes(bytes(30))
-    room = Room(str(tmp_path), 1)
+    room = CacheEvictor(str(tmp_path), 1)
     assert (room.count(), room.free(99)) == (0, False)
     room.reserve(str(tmp_path / "set" / f".a.{'12' * 16}.shard.1.part"), 1)
     assert all(path.exists() for path in foreign)
@@ -390,10 +390,10 @@ def test_a_dataset_that_is_removed_while_room_is_made_hinders_no_other(
 
     def remove(path: str, byte: int) -> Any:
         shutil.rmtree(tmp_path / "gone", ignore_errors=True)
-        return exclusive(path, byte)
+        return try_exclusive(path, byte)
 
     monkeypatch.setattr("shardio.storage.remote.cache_eviction.exclusive", remove)
-    assert Room(str(tmp_path), 40).free(60)
+    assert CacheEvictor(str(tmp_path), 40).free(60)
     assert list(tmp_path.rglob("*.shard")) == []
 
 
@@ -520,12 +520,15 @@ def test_a_full_disk_gets_room_from_what_nobody_uses(
 def test_room_for_a_full_disk_is_made_while_nobody_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Room, "_remove_unused", lambda *_: int(is_alone_in_any()))
-    assert Room(str(tmp_path), None).free(5)
+    monkeypatch.setattr(CacheEvictor, "_remove_unused", lambda *_: int(holds_folder_lock()))
+    assert CacheEvictor(str(tmp_path), None).free(5)
 
 
 def test_what_is_gone_on_with_is_counted_once(tmp_path: Path) -> None:
-    room, half = Room(str(tmp_path), 100), tmp_path / "set" / f".a.{'12' * 16}.shard.30.part"
+    room, half = (
+        CacheEvictor(str(tmp_path), 100),
+        tmp_path / "set" / f".a.{'12' * 16}.shard.30.part",
+    )
     half.parent.mkdir()
     for _ in range(2):
         room.reserve(str(half), 30)
@@ -546,7 +549,7 @@ def test_where_many_shards_are_there_more_is_removed_at_a_time(
             cache.hold(shard)
             cache.release(shard)
         assert len(_names(tmp_path)) == 3
-        monkeypatch.setattr("shardio.storage.remote.cache_eviction._MANY", 2)
+        monkeypatch.setattr("shardio.storage.remote.cache_eviction._MANY_FILES", 2)
         cache.hold(shards[4])
         assert len(_names(tmp_path)) == 2
 
@@ -592,7 +595,7 @@ def test_after_the_machine_has_started_anew_what_is_there_is_verified_once_more(
     with open(torn, "r+b") as file:
         file.seek(5000)
         file.write(b"torn")
-    monkeypatch.setattr("shardio.storage.remote.cache._boot", lambda: "another")
+    monkeypatch.setattr("shardio.storage.remote.cache._boot_id", lambda: "another")
     store.proxy.forget()
     with _cache(store, url, tmp_path) as cache:
         assert [cache.hold(shard) for shard in shards[:2]] == [sound, torn]
@@ -609,14 +612,14 @@ def test_a_byte_that_changed_on_its_way_is_noticed_wherever_it_lies(
     with ShardReader(path) as reader:
         sections = [s for s in reader.sections if s.size]
         shard = ShardSummary("a.shard", len(reader), len(whole), reader.id)
-    check_arrived(str(path), shard)
+    verify_download(str(path), shard)
     # Not the last bytes: behind the last row of a column may be padding, which nobody reads.
     places = [s.offset + at for s in sections for at in {0, s.size // 2, max(0, s.size - 99)}]
     missed = []
     for at in (100, *places, len(whole) - 4000):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         try:
-            check_arrived(str(path), shard)
+            verify_download(str(path), shard)
         except ShardCorrupt:
             continue
         missed.append(next((s.name for s in sections if s.offset <= at < s.end), at))

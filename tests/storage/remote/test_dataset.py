@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio.dataset.external_lists import names_of_parts
+from shardio.dataset.external_lists import external_list_names
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, StoreUnavailable
 from shardio.storage import fs
 from shardio.storage.remote.object_store import ObjectStore
 from shardio.storage.remote.options import RemoteOptions
-from shardio.storage.remote.storage import Mirror
+from shardio.storage.remote.storage import ManifestCache
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.shards import MEDIA_FIELDS, media_sample
 from tests.storage.remote.scene import Fault, Scene
@@ -121,7 +121,7 @@ def test_without_its_store_it_is_what_it_was_last_with_a_warning(
     with _open(store, url, tmp_path):
         pass
     store.proxy.is_down = True
-    monkeypatch.setattr("shardio.storage.remote.storage._PATIENCE_S", 0.2)
+    monkeypatch.setattr("shardio.storage.remote.storage._REFRESH_DEADLINE_S", 0.2)
     with (
         pytest.warns(UserWarning, match="goes by what the store said last"),
         _open(store, url, tmp_path) as remote,
@@ -255,8 +255,8 @@ def test_a_state_that_is_being_written_is_not_removed_by_another_process(
     assert state == (folder / "generations" / "000001.json").read_bytes()
 
 
-def _mirror(folder: Path, objects: ObjectStore) -> Mirror:
-    return Mirror(str(folder), objects, names_of_parts)
+def _mirror(folder: Path, objects: ObjectStore) -> ManifestCache:
+    return ManifestCache(str(folder), objects, external_list_names)
 
 
 class _Overtaken(ObjectStore):

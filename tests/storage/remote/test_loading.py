@@ -119,7 +119,7 @@ def test_what_is_cached_needs_no_store(
     with _loader(store, url, tmp_path) as loader:
         _epoch(loader)
     store.proxy.is_down = True
-    monkeypatch.setattr("shardio.storage.remote.storage._PATIENCE_S", 0.2)
+    monkeypatch.setattr("shardio.storage.remote.storage._REFRESH_DEADLINE_S", 0.2)
     with (
         pytest.warns(UserWarning, match="goes by what the store said last"),
         _loader(store, url, tmp_path) as loader,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardio.storage.remote import locks
-from shardio.storage.remote.locks import ByteLocks, alone_in, exclusive
+from shardio.storage.remote.locks import ByteLocks, folder_lock, try_exclusive
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* use of fork:DeprecationWarning")
 
@@ -41,13 +41,13 @@ def _fork(act: Callable[[], object] = lambda: None) -> Iterator[None]:
 
 
 def _is_free(path: str) -> bool:
-    with exclusive(path, SHARD) as is_alone:
+    with try_exclusive(path, SHARD) as is_alone:
         return is_alone
 
 
 def test_a_fork_does_not_keep_a_lock_that_its_parent_has_undone(tmp_path: Path) -> None:
     path = str(tmp_path / "locks")
-    lock = exclusive(path, SHARD)
+    lock = try_exclusive(path, SHARD)
     lock.__enter__()
     with _fork():
         lock.__exit__(None, None, None)
@@ -56,7 +56,7 @@ def test_a_fork_does_not_keep_a_lock_that_its_parent_has_undone(tmp_path: Path) 
 
 def test_a_fork_does_not_undo_what_its_parent_has_locked(tmp_path: Path) -> None:
     path = str(tmp_path / "locks")
-    lock = exclusive(path, SHARD)
+    lock = try_exclusive(path, SHARD)
     lock.__enter__()
     with _fork(lambda: lock.__exit__(None, None, None)):
         assert not _is_free(path)
@@ -67,13 +67,13 @@ def test_a_fork_does_not_undo_what_its_parent_has_locked(tmp_path: Path) -> None
 def test_who_was_alone_leaves_no_fork_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = alone_in(str(tmp_path))
+    lock = folder_lock(str(tmp_path))
     lock.__enter__()
     with _fork():
         lock.__exit__(None, None, None)
         flock = fcntl.flock
         monkeypatch.setattr(fcntl, "flock", lambda fd, kind: flock(fd, kind | fcntl.LOCK_NB))
-        with alone_in(str(tmp_path)):
+        with folder_lock(str(tmp_path)):
             pass
 
 

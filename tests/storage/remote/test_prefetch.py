@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from shardio.shard.writer import ShardSummary
-from shardio.storage.remote.prefetch import Ahead, Wanted
+from shardio.storage.remote.prefetch import Prefetcher, PrefetchRequest
 
 N_BYTES = 100
 
@@ -53,13 +53,13 @@ class Loop:
         return self.step
 
 
-def _ahead(bucket: Bucket, loop: Loop, **steps: int) -> Ahead:
+def _ahead(bucket: Bucket, loop: Loop, **steps: int) -> Prefetcher:
     """Two files at a time, each needed from its step on."""
     files = [
-        Wanted(step, cast("Any", bucket), ShardSummary(name, 1, N_BYTES, f"{0:032x}"))
+        PrefetchRequest(step, cast("Any", bucket), ShardSummary(name, 1, N_BYTES, f"{0:032x}"))
         for name, step in steps.items()
     ]
-    return Ahead(iter(files), loop.reached, 2 * N_BYTES, set())
+    return Prefetcher(iter(files), loop.reached, 2 * N_BYTES, set())
 
 
 def test_a_file_is_kept_until_the_loop_comes_to_its_step() -> None:

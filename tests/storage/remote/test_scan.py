@@ -13,15 +13,15 @@ import pytest
 import shardio
 from shardio import Array, Clip, Schema, Video
 from shardio.dataset.dataset import Dataset, ShardDataset
-from shardio.dataset.external_lists import names_of_parts
+from shardio.dataset.external_lists import external_list_names
 from shardio.dataset.manifest import load
-from shardio.dataset.scan import Part, scan
+from shardio.dataset.scan import ShardSamples, scan
 from shardio.samples.clip_draws import cut
 from shardio.shard.writer import ShardSummary
-from shardio.storage.remote.cache_eviction import byte_of
-from shardio.storage.remote.locks import exclusive
+from shardio.storage.remote.cache_eviction import lock_byte
+from shardio.storage.remote.locks import try_exclusive
 from shardio.storage.remote.options import RemoteOptions
-from shardio.storage.remote.storage import Bucket
+from shardio.storage.remote.storage import RemoteStorage
 from tests.loading import PATIENCE_S, write_dataset
 from tests.shards import made_stream
 from tests.storage.remote.scene import Scene
@@ -74,7 +74,7 @@ def test_many_samples_are_looked_at_a_part_at_a_time(
     numbers = np.random.default_rng(4).integers(0, N, 3 * N)
     with shardio.open(folder) as local, local.select(numbers) as expected:
         cut(expected, CLIP, "video")
-        monkeypatch.setattr("shardio.dataset.scan._AT_ONCE", 7)
+        monkeypatch.setattr("shardio.dataset.scan._SAMPLES_AT_ONCE", 7)
         with local.select(numbers) as here, remote.select(numbers) as there:
             for found in (here, there):
                 cut(found, CLIP, "video")
@@ -88,7 +88,7 @@ def test_shards_in_a_store_are_looked_into_several_at_a_time(
 ) -> None:
     all_are_at_it = threading.Barrier(N_SHARDS)
 
-    def look(part: Part) -> int:
+    def look(part: ShardSamples) -> int:
         all_are_at_it.wait(PATIENCE_S)
         assert part.reader("video") is part.reader("at")  # as they are in one file
         return len(part.reader("video"))
@@ -107,15 +107,15 @@ def test_a_look_by_ranges_does_not_let_go_of_what_another_holds(
     far = remote.files.glance(0, "video")
     (bucket,) = remote.buckets
     options = RemoteOptions.of(tmp_path / "cache", None, store.options, whole=True)
-    other = Bucket(url, options, names_of_parts)
+    other = RemoteStorage(url, options, external_list_names)
     other.bring(shard)
     assert bucket.hold(shard) == other.path_of(shard)
     del far
     path = Path(other.path_of(shard))
-    locks, byte = str(path.parent / "locks"), byte_of(path.name)
-    with exclusive(locks, byte) as is_free:
+    locks, byte = str(path.parent / "locks"), lock_byte(path.name)
+    with try_exclusive(locks, byte) as is_free:
         assert not is_free
     bucket.release(shard)
-    with exclusive(locks, byte) as is_free:
+    with try_exclusive(locks, byte) as is_free:
         assert is_free
     other.close()
