@@ -447,7 +447,7 @@ def test_who_writes_the_parts_of_a_first_generation_is_alone(
             os.close(fd)
         external_lists.write_external_list(path, content)
 
-    monkeypatch.setattr(manifest, "write_part", write)
+    monkeypatch.setattr(manifest, "write_external_list", write)
     assert publish_in(tmp_path) == load(tmp_path)
 
 
@@ -491,7 +491,7 @@ def test_where_no_part_is_no_older_generation_is_read(
 ) -> None:
     first = publish_in(tmp_path, shards=SHARDS[:1], inputs=())
     monkeypatch.setattr(
-        external_lists, "read_sealed", lambda place: pytest.fail(f"{place} is read")
+        external_lists, "read_checksummed_json", lambda place: pytest.fail(f"{place} is read")
     )
     assert publish_next(tmp_path, first, classes=("ant",)).number == 2
 

@@ -370,7 +370,7 @@ def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
         given(address, n_bytes, fd, offset, path)
 
     given = mmap.map_fixed
-    monkeypatch.setattr(column_rows, "map_part", map_part)
+    monkeypatch.setattr(column_rows, "map_fixed", map_part)
     assert epoch(folder, shuffle=True) == expected[True]
     assert refused
 
@@ -379,7 +379,7 @@ def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
 def test_columns_take_their_share_of_the_maps_of_a_process(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_files, "most_maps", lambda: 28)
+    monkeypatch.setattr(open_files, "max_maps", lambda: 28)
     with loader(folder, fields=COLUMNS, shuffle=True) as batches:
         for _ in batches:
             assert sum(files_mapped(folder).values()) <= 21
@@ -389,7 +389,7 @@ def test_columns_take_their_share_of_the_maps_of_a_process(
 def test_datasets_of_one_process_share_its_maps(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_files, "most_maps", lambda: 8)
+    monkeypatch.setattr(open_files, "max_maps", lambda: 8)
     with ShardDataset(folder) as one, ShardDataset(folder) as other:
         for shard in range(20):
             one.reader(shard)
@@ -411,7 +411,7 @@ def test_a_file_that_cannot_be_mapped_at_all_says_why(
     def refuse(*_: Any) -> None:
         raise UnsupportedEnvironment("no more maps")
 
-    monkeypatch.setattr(column_rows, "map_part", refuse)
+    monkeypatch.setattr(column_rows, "map_fixed", refuse)
     with loader(folder) as batches, pytest.raises(UnsupportedEnvironment, match="no more maps"):
         list(batches)
 

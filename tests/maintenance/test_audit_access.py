@@ -96,7 +96,7 @@ def test_nothing_is_mapped_unless_it_is_asked_for(
         return real(path)
 
     for module in (content, mmap):
-        monkeypatch.setattr(module, "map_known_file", spy)
+        monkeypatch.setattr(module, "map_with_state", spy)
     for chosen in (access, "mmap"):
         assert audit_shard(first, access=chosen) == []
         assert audit_dataset(dataset, workers=0, access=chosen).findings == ()

@@ -36,10 +36,10 @@ N = 5
 HOLDER = """
 import json, sys
 from shardio.storage.remote.cache import ShardCache
-from shardio.storage.remote.object_store import Objects
+from shardio.storage.remote.object_store import ObjectStore
 from shardio.shard.writer import ShardSummary
 folder, url, options, *shards = json.loads(sys.argv[1])
-cache = ShardCache(folder, None, Objects(url, options))
+cache = ShardCache(folder, None, ObjectStore(url, options))
 for shard in shards:
     cache.hold(ShardSummary(*shard))
 print("held", flush=True)
@@ -392,7 +392,7 @@ def test_a_dataset_that_is_removed_while_room_is_made_hinders_no_other(
         shutil.rmtree(tmp_path / "gone", ignore_errors=True)
         return try_exclusive(path, byte)
 
-    monkeypatch.setattr("shardio.storage.remote.cache_eviction.exclusive", remove)
+    monkeypatch.setattr("shardio.storage.remote.cache_eviction.try_exclusive", remove)
     assert CacheEvictor(str(tmp_path), 40).free(60)
     assert list(tmp_path.rglob("*.shard")) == []
 
