@@ -306,8 +306,8 @@ class ShardCache:
             return ShardUnsupported(str(error).replace(half, place))
         found = ShardCorrupt(
             f"the object in the store is damaged: downloaded {_MAX_DOWNLOADS} times, and each "
-            f"copy differs from the data written ({error}); publish it again, or reopen the dataset "
-            "if another object has taken its place",
+            f"copy differs from the data written ({error}); publish it again, or reopen the "
+            "dataset if another object has taken its place",
             code=getattr(error, "code", "incomplete"),
             path=place,
         )
