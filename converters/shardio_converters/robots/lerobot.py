@@ -1,36 +1,195 @@
-"""LeRobot data sets: a sample of each episode, with a video of each camera."""
+"""The videos of a LeRobot data set, of which each episode gets its own frames.
+
+The frames of a LeRobot data set: rows of a table, gathered into episodes.
+
+LeRobot data sets: a sample of each episode, with a video of each camera.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from shardio import Array, Input, InvalidArgument, MediaError, Outcome
-from shardio.media import library_versions
-from shardio_converters.field_specs import fits, make_field
-from shardio_converters.robots.lerobot_frames import (
-    NUMBER,
-    Frames,
-    read_frames,
-    refuse_other_frames,
-)
+from shardio import Array, EncodedStream, Input, InvalidArgument, MediaError, Outcome, Text
+from shardio.media import SpanReader, library_versions, times_of
+from shardio_converters.arrow.fields import refuse_other_type
+from shardio_converters.arrow.files import open_table
+from shardio_converters.arrow.types import Column, columns_of
+from shardio_converters.arrow.values import values_of
+from shardio_converters.field_specs import Field, fits, make_field
 from shardio_converters.robots.lerobot_sets import (
     INFO,
     META,
     PICTURES,
     VIDEO,
     Episode,
+    Footage,
+    Numbers,
     RobotSet,
     open_set,
     root_of,
 )
-from shardio_converters.robots.lerobot_videos import Cameras
 from shardio_converters.told_fields import ToldFields
+
+_HALF: Final = 0.5  # of the time from one frame to the next
+
+
+class Cameras:
+    """Owns the files of videos that are open, one of each camera, as episodes lie in order."""
+
+    def __init__(self, paths: Mapping[str, str], fps: Fraction, *, check: bool | None) -> None:
+        self._paths, self._fps, self._check = paths, fps, check
+        self._open: dict[str, tuple[str, SpanReader]] = {}
+
+    def cut(self, camera: str, footage: Footage, times: Numbers) -> EncodedStream:
+        """Cut out a camera's view of an episode, whose frames are shown at `times`, in seconds.
+
+        Raises:
+            MediaError: the file is missing or damaged, or has other frames then.
+        """
+        if footage.name not in self._paths:
+            raise MediaError(f"{footage.name} is missing")
+        if not np.isfinite(times).all():
+            raise MediaError("a timestamp is no number")
+        half = 1 / (2 * self._fps)
+        begin = footage.begin + Fraction(float(times[0])) - half
+        end = None
+        if footage.end is not None:
+            last = footage.begin + Fraction(float(times[-1]))
+            end = max(last + half, footage.end - half)
+        stream = self._reader(camera, footage.name).cut(begin, end, footage.begin)
+        self._refuse_other_times(stream, footage, times)
+        return stream
+
+    def _refuse_other_times(self, stream: EncodedStream, footage: Footage, times: Numbers) -> None:
+        path, shown = self._paths[footage.name], times_of(stream)
+        if len(shown) != len(times):
+            raise MediaError(
+                f"{path}: expected {len(times):,} frames from second {float(footage.begin):g} on, "
+                f"found {len(shown):,}"
+            )
+        seconds = shown * float(stream.time_base)
+        wrong = np.flatnonzero(np.abs(seconds - times) * float(self._fps) >= _HALF)
+        if len(wrong):
+            n = int(wrong[0])
+            raise MediaError(
+                f"{path}: expected frame {n:,} at second {times[n]:g} of the episode, found it at "
+                f"{seconds[n]:g}"
+            )
+
+    def _reader(self, camera: str, name: str) -> SpanReader:
+        known = self._open.get(camera)
+        if known is not None and known[0] == name:
+            return known[1]
+        if known is not None:
+            self._open.pop(camera)[1].close()
+        reader = SpanReader(self._paths[name], check=self._check)
+        self._open[camera] = name, reader
+        return reader
+
+    def close(self) -> None:
+        """Close the files."""
+        for _, reader in self._open.values():
+            reader.close()
+        self._open.clear()
+
+
+NUMBER: Final = "episode_index"
+_TEXTS: Final = "json"
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The rows of an episode: the first one's position in the file, values by column."""
+
+    number: int
+    first_row: int
+    values: Mapping[str, Any]
+
+
+def read_frames(
+    path: str, name: str, specs: Mapping[str, str], *, all_of: bool = True
+) -> Iterator[Frames]:
+    """Read a file of data, episode by episode; `specs` say what becomes of its columns.
+
+    Args:
+        all_of: whether it may have no other columns.
+
+    Raises:
+        MediaError: it is damaged, or a column is not what it should be, or is missing.
+    """
+    with open_table(path, name) as table:
+        if all_of and (others := [one for one in table.schema.names if one not in specs]):
+            raise MediaError(f"column {others[0]!r}: expected no such column, which is no feature")
+        columns = {one.name: one for one in columns_of(table.schema, [*specs])}
+        fields = {key: _field_of(columns[key], spec) for key, spec in specs.items()}
+        row, first_row, number = 0, 0, -1
+        parts: dict[str, list[Any]] = {}
+        for batch in table.batches([*specs]):
+            numbers = np.asarray(values_of(batch, columns[NUMBER], fields[NUMBER], row))
+            cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+            for begin, end in pairwise([0, *cuts, len(numbers)]):
+                if begin == end:
+                    continue
+                if parts and numbers[begin] != number:
+                    yield Frames(number, first_row, _gathered(parts, specs))
+                    parts = {}
+                if not parts:
+                    number, first_row = int(numbers[begin]), row + begin
+                    parts = {key: [] for key in specs}
+                piece = batch.slice(begin, end - begin)
+                for key, field in fields.items():
+                    parts[key] += values_of(piece, columns[key], field, row + begin)
+            row += batch.num_rows
+        if parts:
+            yield Frames(number, first_row, _gathered(parts, specs))
+
+
+def _field_of(column: Column, spec: str) -> Field:
+    """What a row has in a column.
+
+    Raises:
+        MediaError: the column is another one.
+    """
+    if spec == _TEXTS:
+        if column.word != "text":
+            raise MediaError(f"column {column.name!r}: expected text, found {column.word}")
+        return Text()
+    word = spec.replace("[*,", "[").replace("[*]", "")
+    field = make_field(column.name, word)
+    refuse_other_type(column, field, word)
+    return field
+
+
+def _gathered(parts: Mapping[str, list[Any]], specs: Mapping[str, str]) -> dict[str, Any]:
+    return {key: one if specs[key] == _TEXTS else np.array(one) for key, one in parts.items()}
+
+
+def refuse_other_frames(frames: Frames, length: int, tasks: Mapping[int, str]) -> None:
+    """Make sure that an episode has all its frames, and that its tasks are known.
+
+    Raises:
+        MediaError: it has not, or they are not.
+    """
+    numbers = frames.values["frame_index"]
+    if len(numbers) != length:
+        raise MediaError(f"expected {length:,} frames, found {len(numbers):,}")
+    wrong = np.flatnonzero(numbers != np.arange(length))
+    if len(wrong):
+        n = int(wrong[0])
+        raise MediaError(f"row {frames.first_row + n:,}: expected frame {n:,}, found {numbers[n]}")
+    if unknown := sorted({*frames.values["task_index"].tolist()} - tasks.keys()):
+        raise MediaError(
+            f"task {unknown[0]} is not among the tasks, of which there are {len(tasks)}"
+        )
+
 
 _OF_ALL: Final = ("timestamp", "frame_index", NUMBER, "index", "task_index")
 """Features that every data set has, and that tell which frames are those of an episode."""
