@@ -260,8 +260,8 @@ def test_the_map_of_the_library_names_files_that_exist() -> None:
         ("shardio_tools.cli", "shardio_converters.media.videos", True),
         ("shardio_converters.media.videos", "shardio._workers.processes.worker_pool", True),
         ("shardio_converters.media.videos", "shardio_converters.field_specs", False),
-        ("shardio_converters.media.videos", "shardio_converters.arrays.blocks", True),
-        ("shardio_converters.field_specs", "shardio_converters.arrays.blocks", True),
+        ("shardio_converters.media.videos", "shardio_converters.arrays.array_samples", True),
+        ("shardio_converters.field_specs", "shardio_converters.arrays.array_samples", True),
         ("shardio_converters.records.tar_members", "shardio_converters.arrays.array_files", False),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 import shardio
 from shardio import Array, Text
-from shardio_converters.arrays.blocks import BlockArray
+from shardio_converters.arrays.array_samples import BlockArray
 from shardio_converters.arrays.hdf5 import Hdf5
 from shardio_tools.cli import main
 

@@ -83,7 +83,7 @@ class ConverterFiles:
                 (self._folders[which] / each).unlink(missing_ok=True)
             for each, data in files.items():
                 (self._folders[which] / each).write_bytes(data)
-            with mock.patch.multiple("shardio_converters.arrays.blocks", **_MOST):
+            with mock.patch.multiple("shardio_converters.arrays.array_samples", **_MOST):
                 return f"{name} {self._convert(form.kind, options, self._folders[which])}"
         except ShardioError as error:
             return f"{name} {type(error).__name__}"

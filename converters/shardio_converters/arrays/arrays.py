@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from shardio import Input
 from shardio_converters.arrays.array_files import open_arrays
-from shardio_converters.arrays.samples import ArraySamples
+from shardio_converters.arrays.array_samples import ArraySamples
 from shardio_converters.arrays.stored_array import StoredArray
 
 

@@ -9,9 +9,8 @@ from importlib import import_module
 from typing import ClassVar
 
 from shardio import Input
-from shardio_converters.arrays.blocks import BlockArray
+from shardio_converters.arrays.array_samples import ArraySamples, BlockArray
 from shardio_converters.arrays.hdf5_files import open_datasets
-from shardio_converters.arrays.samples import ArraySamples
 from shardio_converters.told_fields import STEP_S
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import MediaError
-from shardio_converters.arrays.blocks import BlockArray, refuse_bomb
+from shardio_converters.arrays.array_samples import BlockArray, refuse_bomb
 from shardio_converters.arrays.stored_array import TEXT
 from shardio_converters.field_specs import DTYPES
 

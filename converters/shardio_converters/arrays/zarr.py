@@ -10,8 +10,7 @@ from importlib import import_module
 from typing import ClassVar
 
 from shardio import Input
-from shardio_converters.arrays.blocks import BlockArray
-from shardio_converters.arrays.samples import ArraySamples
+from shardio_converters.arrays.array_samples import ArraySamples, BlockArray
 from shardio_converters.arrays.zarr_stores import ZIP, open_store, stores_in
 
 
