@@ -9,7 +9,7 @@ from typing import Any
 from shardio import EncodedStream, MediaError, Outcome
 from shardio.media import part_of, sound_of
 
-_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_streams": "streams"}
+_AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_streams": "streams"}
 
 
 class Sound:
@@ -48,7 +48,7 @@ class Sound:
 def facts_of(stream: EncodedStream) -> dict[str, Any]:
     """What is worth recording of a sound; `streams` where a file has several."""
     told = stream.parameters
-    return {name: told[key] for key, name in _FACTS.items() if key in told}
+    return {name: told[key] for key, name in _AUDIO_FACTS.items() if key in told}
 
 
 def with_sound(

@@ -73,7 +73,7 @@ def pixels_of(store: str) -> str:
     return "rgb" if store == "jpeg" else "yuv420"
 
 
-def encoder(options: Any, time_base: Fraction) -> StreamEncoder | JpegEncoder:
+def encoder_for(options: Any, time_base: Fraction) -> StreamEncoder | JpegEncoder:
     """Make what encodes the frames of one video."""
     size = options.size
     if options.store == "jpeg":

@@ -145,7 +145,7 @@ class Videos:
                 pictures = video.pictures(self.size, pixels=pixels)
                 if self.fps is not None:
                     pictures = picked(pictures, video.time_base, Fraction(self.fps))
-                encoder = video_stores.encoder(self, video.time_base)
+                encoder = video_stores.encoder_for(self, video.time_base)
                 stream, n_retimed, failure = video_stores.encoded(encoder, pictures, source.path)
                 facts = video.facts()
             if n_retimed:

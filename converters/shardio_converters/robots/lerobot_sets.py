@@ -18,7 +18,6 @@ from shardio_converters.field_specs import make_field
 from shardio_converters.file_names import named_path
 from shardio_converters.robots import lerobot_meta
 
-INFO: Final = lerobot_meta.INFO
 META: Final = "meta/"
 VIDEO: Final = "video"
 PICTURES: Final = "image"
@@ -126,7 +125,7 @@ def root_of(source: Input) -> tuple[str, str] | None:
     path, name = source.path, source.name
     for _ in range(source.name.count("/") + 1):
         path, name = os.path.dirname(path), name.rpartition("/")[0]
-        if os.path.isfile(os.path.join(path, INFO)):
+        if os.path.isfile(os.path.join(path, lerobot_meta.INFO)):
             return path, name
     return None
 
@@ -138,14 +137,14 @@ def open_set(root: str) -> RobotSet:
         MediaError: it is damaged, or of a version that is not known; it names the file.
         OSError: a file cannot be read.
     """
-    stat = os.stat(os.path.join(root, INFO))
+    stat = os.stat(os.path.join(root, lerobot_meta.INFO))
     return _open_set(root, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=4)  # the inputs of a data set come one after the other
 def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
     info = lerobot_meta.read_info(root)
-    with lerobot_meta.naming(INFO):
+    with lerobot_meta.naming(lerobot_meta.INFO):
         version = _version(str(info["codebase_version"]))
         fps = _rate(info["fps"])
         specs = {str(name): _spec(str(name), one) for name, one in info["features"].items()}
@@ -159,7 +158,7 @@ def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
         tables, columns = lerobot_meta.read_episode_tables(root, cameras)
         places = {key: columns[f"data/{key}"] for key in ("chunk_index", "file_index")}
     tasks = lerobot_meta.read_tasks(root, version)
-    with lerobot_meta.naming(INFO):
+    with lerobot_meta.naming(lerobot_meta.INFO):
         rows = _rows_of(data_path, places)
         for camera in cameras:
             _filled(video_path, dict.fromkeys(places, 0), camera)
