@@ -24,8 +24,8 @@ from shardio_converters.arrow.files import open_table
 from shardio_converters.arrow.types import Column, columns_of
 from shardio_converters.arrow.values import values_of
 from shardio_converters.field_specs import Field, fits, make_field
-from shardio_converters.robots.lerobot_meta import INFO
-from shardio_converters.robots.lerobot_sets import (
+from shardio_converters.robots.lerobot_metadata import (
+    INFO,
     META,
     PICTURES,
     VIDEO,
