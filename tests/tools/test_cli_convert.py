@@ -15,8 +15,7 @@ from shardio.measuring import estimate
 from shardio.media import encode_jpeg
 from shardio_converters.arrays.arrays import Arrays
 from shardio_converters.arrow.arrow import Arrow
-from shardio_converters.media.video_options import LIMITS
-from shardio_converters.media.videos import Videos
+from shardio_converters.media.videos import LIMITS, Videos
 from shardio_converters.records.tfrecord import TFRecords
 from shardio_converters.records.tokens import TokenFiles
 from shardio_converters.tables.tables import Tables

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from shardio import Array, Audio, Input, Outcome, Schema, Text
 from shardio.media import library_versions, sound_of
-from shardio_converters.media.inputs import is_media
-from shardio_converters.media.video_sound import facts_of
+from shardio_converters.media.videos import facts_of, is_media
 
 _NO_SOUND = "no sound"
 

@@ -1,25 +1,333 @@
-"""Videos to videos that any clip is decoded from, or to clips of decoded frames."""
+"""Which files a converter of videos or of sound takes for its own.
+
+Which options go with which store of videos, and what they are where they are not given.
+
+The sound beside a video: its packets untouched, with times on the clock of the video's.
+
+How whole videos are stored: their own packets, or frames of one size that are encoded anew.
+
+Videos to videos that any clip is decoded from, or to clips of decoded frames.
+"""
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from importlib.metadata import version
+from itertools import islice
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from shardio import Array, Audio, Input, MediaError, Outcome, Schema, Text, Video
+from shardio import (
+    Array,
+    Audio,
+    EncodedStream,
+    Input,
+    InvalidArgument,
+    MediaError,
+    Outcome,
+    Schema,
+    Text,
+    Video,
+)
+from shardio.errors import UnsupportedEnvironment
 from shardio.media import (
+    HEAD_BYTES,
+    MAX_SIDE,
+    ClipDecoder,
+    JpegEncoder,
     Picture,
     Rising,
+    StreamEncoder,
     VideoFile,
+    demux,
+    has_media_signature,
+    has_media_suffix,
     library_versions,
+    part_of,
+    sound_of,
 )
-from shardio_converters.media import video_options, video_stores
-from shardio_converters.media.inputs import is_media
-from shardio_converters.media.video_sound import Sound, with_sound
+
+
+def is_media(source: Input) -> bool:
+    """Whether the file is one that should hold video or sound, by its bytes or its suffix.
+
+    Raises:
+        MediaError: it cannot be read, so nobody knows.
+    """
+    try:
+        with open(source.path, "rb") as file:
+            return has_media_signature(file.read(HEAD_BYTES)) or has_media_suffix(source.name)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP) and not has_media_suffix(source.name):
+            return False  # a link to nowhere: there is nothing to be read
+        raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
+
+
+STORES: Final = ("raw", "jpeg", "h264", "packets")
+CODECS: Final = {"h264": (19, 51), "hevc": (20, 51), "av1": (30, 63)}
+"""By codec, the crf that is taken and the largest."""
+JPEG_QUALITY: Final = 90
+GOP: Final = 16
+
+LIMITS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62, "size": MAX_SIDE}
+"""The largest value of each number: a clip's span, their product, is counted in 64 bits."""
+_STORES_OF: Final = {
+    "codec": ("h264",),
+    "gop": ("h264",),
+    "quality": ("h264", "jpeg"),
+    "check": ("packets",),
+    "fps": ("raw", "jpeg", "h264"),
+}
+_MIN_CODED: Final = 16  # pixels: encoders refuse smaller pictures
+_MAX_CODED: Final = 8192  # and those of 16384
+
+
+def settled(options: Any) -> Mapping[str, Any]:
+    """The options that were left open and what they are; those that say the same in one form.
+
+    Raises:
+        InvalidArgument: one is not acceptable, or not for the store.
+    """
+    found = {"step": options.step}
+    if options.step is None:
+        found["step"] = options.frames * options.stride
+    for name, most in LIMITS.items():
+        _check_number(name, found.get(name, getattr(options, name)), 1, most)
+    store = options.store
+    if store not in STORES:
+        raise InvalidArgument(f"store is {store!r}; it must be one of {', '.join(STORES)}")
+    for name, stores in _STORES_OF.items():
+        if getattr(options, name) is not None and store not in stores:
+            raise InvalidArgument(
+                f"{name} is for store {' or '.join(map(repr, stores))}; found store {store!r}"
+            )
+    if options.fps is not None:
+        found["fps"] = str(_rate(options.fps))
+    for name in ("check", "audio"):
+        if (value := getattr(options, name)) is not None and type(value) is not bool:
+            raise InvalidArgument(f"{name} is {value!r}; it must be True or False")
+    if options.audio is False:
+        found["audio"] = None  # as if nothing had been said of it
+    if store == "h264":
+        found |= _coded(options)
+    if store == "jpeg":
+        found["quality"] = JPEG_QUALITY if options.quality is None else options.quality
+        _check_number("quality", found["quality"], 1, 100)
+    return found
+
+
+def _coded(options: Any) -> dict[str, Any]:
+    """The options of an encoder."""
+    codec = options.codec or "h264"
+    if codec not in CODECS:
+        raise InvalidArgument(f"codec is {codec!r}; it must be one of {', '.join(CODECS)}")
+    usual, most = CODECS[codec]
+    gop = GOP if options.gop is None else options.gop
+    quality = usual if options.quality is None else options.quality
+    _check_number("gop", gop, 1, 1 << 16)
+    _check_number("quality", quality, 0, most)
+    if options.size % 2 or not _MIN_CODED <= options.size <= _MAX_CODED:
+        raise InvalidArgument(
+            f"size is {options.size}; for store 'h264' it must be even, from {_MIN_CODED} to "
+            f"{_MAX_CODED}; store 'raw' (--store raw) takes any"
+        )
+    return {"codec": codec, "gop": gop, "quality": quality}
+
+
+def _rate(fps: Any) -> Fraction:
+    try:
+        rate = Fraction(str(fps))
+    except (ValueError, ZeroDivisionError):
+        rate = Fraction(0)
+    if not 0 < rate <= 1000 or isinstance(fps, bool):
+        raise InvalidArgument(
+            f"fps is {fps!r}; it must be a number of frames per second, up to 1000, such as 10, "
+            "12.5 or '30000/1001'"
+        )
+    return rate
+
+
+def _check_number(name: str, value: Any, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidArgument(
+            f"{name} is {value!r}; it must be a whole number from {least} up to {most:,}"
+        )
+
+
+_AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_streams": "streams"}
+
+
+class Sound:
+    """The sound of a video file, if it is wanted and there is any; the first stream of several.
+
+    One that is damaged is none: what is kept of the file, if anything is, is then its pictures.
+    """
+
+    def __init__(self, path: str, *, is_wanted: bool) -> None:
+        self.path, self._is_wanted = path, is_wanted
+        self.stream: EncodedStream | None = None
+        self.failure: MediaError | None = None
+        try:
+            self.stream = sound_of(path) if is_wanted else None
+        except MediaError as error:
+            self.failure = error
+
+    def whole(self) -> dict[str, EncodedStream | None]:
+        """What a sample has that is a video."""
+        return {"audio": self.stream} if self._is_wanted else {}
+
+    def part(self, begin: Fraction, seconds: Fraction) -> dict[str, EncodedStream | None]:
+        """What a sample has that is a clip, from a time on the video's clock."""
+        if not self._is_wanted:
+            return {}
+        stream = self.stream
+        return {"audio": None if stream is None else part_of(stream, begin, seconds)}
+
+    def facts(self) -> dict[str, Any]:
+        """What is worth recording of it; None where the file has none."""
+        if not self._is_wanted:
+            return {}
+        return {"sound": None if self.stream is None else facts_of(self.stream)}
+
+
+def facts_of(stream: EncodedStream) -> dict[str, Any]:
+    """What is worth recording of a sound; `streams` where a file has several."""
+    told = stream.parameters
+    return {name: told[key] for key, name in _AUDIO_FACTS.items() if key in told}
+
+
+def with_sound(
+    samples: Generator[Mapping[str, Any], None, Outcome], sound: Sound
+) -> Generator[Mapping[str, Any], None, Outcome]:
+    """Yield the samples of a file, and say of its sound what there is to be said.
+
+    Raises:
+        MediaError: the file is damaged.
+    """
+    outcome = yield from samples
+    if sound.failure is not None:
+        # The pictures that there are may be kept, so that what is known of them is told.
+        if outcome.kind == "broken":
+            return outcome
+        reason = str(sound.failure).removeprefix(f"{sound.path}: ")
+        return Outcome("broken", reason, outcome.detail)
+    return Outcome(outcome.kind, outcome.reason, {**outcome.detail, **sound.facts()})
+
+
+_COMPARED: Final = 32  # frames
+_FACTS: Final = {
+    "codec": "codec",
+    "stream": "stream",
+    "video_streams": "video_streams",
+    "width": "width",
+    "height": "height",
+    "pixel_format": "pixel_format",
+    "range": "range",
+    "matrix": "matrix",
+    "rotation": "rotation",
+    "sample_aspect": "pixel_aspect",
+}
+"""What is recorded of a stream that stays as it is, by its name among the parameters."""
+
+
+def libraries(store: str, codec: str | None) -> Mapping[str, str]:
+    """Versions of what encodes, beside PyAV and FFmpeg.
+
+    Raises:
+        UnsupportedEnvironment: FFmpeg has no such encoder here; says what needs none.
+        ModuleNotFoundError: a package is not installed.
+    """
+    if store == "h264":
+        try:
+            StreamEncoder(16, 16, Fraction(1), codec=codec or "h264")
+        except UnsupportedEnvironment as error:
+            raise UnsupportedEnvironment(
+                f"{error}; --store raw needs none (bit-exact frames, many times the bytes), nor "
+                "does --store packets"
+            ) from error
+    return {"simplejpeg": version("simplejpeg")} if store == "jpeg" else {}
+
+
+def packets(path: str, size: int, *, check: bool | None) -> tuple[EncodedStream, dict[str, Any]]:
+    """Cut a file into packets: they, and what is worth recording.
+
+    Raises:
+        MediaError: it is damaged, packets alone do not carry it, or no clip of `size` can be made
+            of it, as with the other stores.
+    """
+    stream = demux(path, check=check)
+    short, long = sorted((stream.width, stream.height))
+    if 2 * long * size >= short * (2 * MAX_SIDE + 1):
+        raise MediaError(
+            f"{path}: frames of {stream.width}x{stream.height} pixels as shown would be too "
+            f"wide or high after scaling for {size}x{size}; at most {MAX_SIDE} are supported"
+        )
+    found = {
+        name: stream.parameters[key] for key, name in _FACTS.items() if key in stream.parameters
+    }
+    return stream, found
+
+
+def pixels_of(store: str) -> str:
+    """What pictures an encoder takes."""
+    return "rgb" if store == "jpeg" else "yuv420"
+
+
+def encoder_for(options: Any, time_base: Fraction) -> StreamEncoder | JpegEncoder:
+    """Make what encodes the frames of one video."""
+    size = options.size
+    if options.store == "jpeg":
+        return JpegEncoder(size, size, time_base, quality=options.quality)
+    return StreamEncoder(
+        size, size, time_base, gop=options.gop, crf=options.quality, codec=options.codec
+    )
+
+
+def encoded(
+    encoder: StreamEncoder | JpegEncoder,
+    pictures: Iterable[tuple[int, Picture | None]],
+    name: str,
+) -> tuple[EncodedStream, int, MediaError | None]:
+    """Encode pictures until they end or break.
+
+    The stream, how many had a time that did not rise and got another, and what they broke with.
+
+    Raises:
+        MediaError: there is no picture before the break.
+    """
+    rising, failure = Rising(), None
+    try:
+        for time, picture in pictures:
+            if picture is not None:
+                encoder.add(rising(time), picture)
+    except MediaError as error:
+        failure = error
+    try:
+        return encoder.finish(), rising.n_changed, failure
+    except MediaError as error:
+        raise failure or MediaError(f"{name}: {error}") from error
+
+
+def error(
+    stream: EncodedStream, pictures: Iterator[tuple[int, Picture | None]]
+) -> tuple[float, int]:
+    """Compare the first frames of a stream with what they were made of.
+
+    The sum of squared differences, and of how many values.
+    """
+    n_frames = min(_COMPARED, stream.n_frames)
+    wanted = np.stack([picture for _, picture in islice(pictures, n_frames) if picture is not None])
+    found = np.empty(wanted.shape, np.uint8)
+    with ClipDecoder() as decoder:
+        decoder.decode(stream, list(range(len(found))), found)
+    difference = found.astype(np.int64) - wanted
+    return float((difference**2).sum()), found.size
+
 
 VIEW_KEYS: Final = ("frames", "stride", "step")
 
@@ -68,7 +376,7 @@ class Videos:
 
     def __post_init__(self) -> None:
         # Said or not, the same values are recorded: the options that give the same bytes are.
-        for name, value in video_options.settled(self).items():
+        for name, value in settled(self).items():
             object.__setattr__(self, name, value)
 
     def schema(self) -> Schema:
@@ -96,7 +404,7 @@ class Videos:
 
     def libraries(self) -> Mapping[str, str]:
         """Give the versions of PyAV and FFmpeg, which decide over the pixels."""
-        return {**library_versions(), **video_stores.libraries(self.store, self.codec)}
+        return {**library_versions(), **libraries(self.store, self.codec)}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of one file."""
@@ -138,15 +446,15 @@ class Videos:
         """Yield one file as one video; of one that breaks midway, what comes before the break."""
         failure: MediaError | None = None
         if self.store == "packets":
-            stream, facts = video_stores.packets(source.path, self.size, check=self.check)
+            stream, facts = packets(source.path, self.size, check=self.check)
         else:
             with VideoFile(source.path) as video:
-                pixels = video_stores.pixels_of(self.store)
+                pixels = pixels_of(self.store)
                 pictures = video.pictures(self.size, pixels=pixels)
                 if self.fps is not None:
                     pictures = picked(pictures, video.time_base, Fraction(self.fps))
-                encoder = video_stores.encoder_for(self, video.time_base)
-                stream, n_retimed, failure = video_stores.encoded(encoder, pictures, source.path)
+                encoder = encoder_for(self, video.time_base)
+                stream, n_retimed, failure = encoded(encoder, pictures, source.path)
                 facts = video.facts()
             if n_retimed:
                 facts["retimed"] = n_retimed
@@ -174,7 +482,7 @@ class Videos:
             found = video.pictures(self.size)
             if self.fps is not None:
                 found = picked(found, video.time_base, Fraction(self.fps))
-            return video_stores.error(sample["frames"], found)
+            return error(sample["frames"], found)
 
     def _too_short(self, n_frames: int, detail: Mapping[str, Any]) -> Outcome:
         reason = f"{n_frames} frames; one clip spans {self._span}"
