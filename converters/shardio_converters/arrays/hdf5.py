@@ -1,17 +1,181 @@
-"""Datasets of HDF5 files: a sample of each row, or of each file."""
+"""The datasets of an HDF5 file as arrays: none is read that lies outside of the file.
+
+Datasets of HDF5 files: a sample of each row, or of each file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
-from shardio import Input
-from shardio_converters.arrays.array_samples import ArraySamples, BlockArray
-from shardio_converters.arrays.hdf5_files import open_datasets
+import numpy as np
+import numpy.typing as npt
+
+from shardio import Input, MediaError
+from shardio_converters.arrays.array_samples import ArraySamples, BlockArray, refuse_bomb
+from shardio_converters.arrays.stored_array import TEXT
+from shardio_converters.field_specs import DTYPES
 from shardio_converters.told_fields import STEP_S
+
+SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")
+DAMAGE: Final = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError)
+"""What h5py raises of files that are damaged: it has no errors of its own."""
+
+_REFUSED: Final = {
+    "O": "a reference, or variable length of what is no number",
+    "V": "compound or opaque: store each of its fields as a dataset",
+    "c": "complex: store real and imaginary part",
+}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a dataset holds: `dtype` in shardio's words; whether each element is an array."""
+
+    dtype: str
+    is_ragged: bool = False
+
+
+def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | None:
+    """The datasets of a file by their paths; None where it is no HDF5.
+
+    Raises:
+        MediaError: it is damaged, or holds what no dataset of ours can.
+        OSError: it cannot be read.
+    """
+    h5py = importlib.import_module("h5py")
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("hdf5plugin")  # more filters, where it is installed
+    with open(path, "rb"):
+        pass  # what cannot be read is told by the system
+    if not h5py.is_hdf5(path):
+        if name.lower().endswith(SUFFIXES):
+            raise MediaError("no HDF5: its signature was not found")
+        return None
+    try:
+        # Without locks: nothing is written, and a file that changes is noticed.
+        file = files.enter_context(h5py.File(path, "r", locking=False))
+        return [_open(h5py, one, where, path) for where, one in _walk(h5py, file)]
+    except MediaError:
+        raise
+    except DAMAGE as error:
+        raise MediaError(f"damaged: {error}") from error
+
+
+def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every dataset once, with its path, sorted; soft links are other names of some.
+
+    Raises:
+        MediaError: a link leads to another file, or a name is no text.
+    """
+    seen: set[int] = set()
+    waiting: list[tuple[str, Any]] = [("", file)]
+    while waiting:
+        path, one = waiting.pop()
+        address = h5py.h5o.get_info(one.id).addr
+        if address in seen:  # by another hard link
+            continue
+        seen.add(address)
+        if isinstance(one, h5py.Dataset):
+            yield path, one
+            continue
+        if not isinstance(one, h5py.Group):
+            continue  # a named datatype, which holds no data
+        below = []
+        names = list(one)
+        if unnamed := [name for name in names if not isinstance(name, str)]:
+            raise MediaError(f"{unnamed[0]!r} in group {path!r}: names must be text in UTF-8")
+        for name in sorted(names):
+            where = f"{path}/{name}" if path else name
+            kind = one.id.links.get_info(name.encode()).type
+            if kind == h5py.h5l.TYPE_HARD:
+                below.append((where, one[name]))
+            elif kind != h5py.h5l.TYPE_SOFT:
+                raise MediaError(f"{where}: a link to another file, which is not followed")
+        waiting += reversed(below)
+
+
+def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
+    """Look at a dataset, before anything of it is read."""
+    name = path.replace("/", ".")
+    plist = dataset.id.get_create_plist()
+    if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
+        raise MediaError(f"dataset {path!r}: lies in other files, which are not opened")
+    for number in range(plist.get_nfilters()):
+        code, _, _, label = plist.get_filter(number)
+        if not h5py.h5z.filter_avail(code):
+            raise MediaError(
+                f"dataset {path!r}: its filter {code} ({label.decode(errors='replace')}) is not "
+                "installed: pip install hdf5plugin has the common ones"
+            )
+    shape = dataset.shape
+    if shape is None:
+        raise MediaError(f"dataset {path!r}: has no value, not even a shape (a null dataspace)")
+    kind = _kind_of(h5py, dataset, path)
+    if kind.is_ragged and len(shape) != 1:
+        raise MediaError(
+            f"dataset {path!r}: found arrays of any length in {len(shape)} dimensions; expected 1"
+        )
+    row_bytes = int(np.prod(shape[1:], dtype=object)) * dataset.dtype.itemsize
+    refuse_bomb(f"dataset {path!r}", (shape[0] if shape else 1) * row_bytes, os.path.getsize(place))
+    return BlockArray(
+        name,
+        kind.dtype,
+        (*shape, None) if kind.is_ragged else shape,
+        partial(_read, dataset, path, kind),
+        row_bytes,
+        dataset.chunks[0] if dataset.chunks else 1,
+    )
+
+
+def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
+    try:
+        dtype = dataset.dtype
+    except TypeError as error:  # such as times, and whole numbers of 3 bytes
+        raise MediaError(f"dataset {path!r}: found a type that NumPy has not: {error}") from error
+    if h5py.check_string_dtype(dtype) is not None:
+        return _Kind(TEXT)
+    element = h5py.check_vlen_dtype(dtype)
+    if element is not None and element.name in DTYPES and element.kind != "O":
+        if element != element.newbyteorder("<"):
+            raise MediaError(
+                f"dataset {path!r}: found {element.name} of variable length in big-endian, which "
+                "h5py reads with their bytes swapped; expected little-endian"
+            )
+        return _Kind(element.name, is_ragged=True)
+    if dtype.name in DTYPES and isinstance(dataset.id.get_type(), _numbers(h5py)):
+        return _Kind(dtype.name)
+    why = _REFUSED.get(dtype.kind, f"expected one of {', '.join(sorted(DTYPES))}, or strings")
+    raise MediaError(f"dataset {path!r}: found {dtype}: {why}")
+
+
+def _numbers(h5py: Any) -> tuple[type, ...]:
+    """Types of HDF5 that are numbers: bits and times are read as numbers, and are none."""
+    return h5py.h5t.TypeIntegerID, h5py.h5t.TypeFloatID, h5py.h5t.TypeEnumID
+
+
+def _read(dataset: Any, path: str, kind: _Kind, which: Any) -> Any:
+    """Read rows, or with `()` all; numbers are little-endian then."""
+    try:
+        if kind.dtype == TEXT:
+            return dataset.asstr()[which]
+        found = dataset[which]
+    except DAMAGE as error:
+        raise MediaError(f"dataset {path!r}: damaged: {error}") from error
+    if kind.is_ragged:
+        return [_plain(each, kind.dtype) for each in found]
+    return _plain(np.asarray(found), kind.dtype)
+
+
+def _plain(found: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    return found.astype(np.dtype(dtype), copy=False)
 
 
 @dataclass(frozen=True, kw_only=True)
