@@ -1,17 +1,283 @@
-"""Arrays of Zarr stores: a sample of each row, or of each store."""
+"""The arrays of Zarr stores, version 2 or 3: folders, or a .zarr.zip.
+
+Arrays of Zarr stores: a sample of each row, or of each store.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import lzma
 import os
-from collections.abc import Mapping, Sequence
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache, partial
 from importlib import import_module
-from typing import ClassVar
+from math import prod
+from typing import Any, ClassVar, Final
 
-from shardio import Input
-from shardio_converters.arrays.array_samples import ArraySamples, BlockArray
-from shardio_converters.arrays.zarr_stores import ZIP, open_store, stores_in
+import numpy as np
+import numpy.typing as npt
+
+from shardio import Input, MediaError
+from shardio_converters.arrays.array_files import ONLY
+from shardio_converters.arrays.array_samples import ArraySamples, BlockArray, refuse_bomb
+from shardio_converters.arrays.stored_array import TEXT, check_text
+from shardio_converters.field_specs import DTYPES
+from shardio_converters.file_names import named_path
+
+ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
+"""What describes a store, a group or an array; the first that is there."""
+ZIP: Final = ".zarr.zip"
+
+_REFUSED: Final = {
+    "O": "objects",
+    "V": "a structured dtype, or plain bytes: store each of its fields as an array",
+    "M": "dates: store them as int64",
+    "m": "spans of time: store them as int64",
+    "S": "bytes that end where a zero begins: store uint8, or strings",
+    "c": "complex: store real and imaginary part",
+}
+_MAX_TEXT: Final = 16 << 20  # bytes of a description
+_DAMAGE: Final = (
+    *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, MemoryError),
+    *(AttributeError, AssertionError, ArithmeticError, BufferError),
+    *(zlib.error, lzma.LZMAError, struct.error, zipfile.BadZipFile),
+)
+"""What zarr and its codecs raise of chunks and descriptions that are damaged."""
+
+
+@dataclass(frozen=True)
+class _Store:
+    """A store that is open: what reads it, its files by their paths in it, its bytes.
+
+    `path_of` maps the folder of an array to the path under which zarr finds it.
+    """
+
+    zarr: Any
+    store: Any
+    read: Callable[[str, int], bytes]  # of a file, so many bytes at most
+    size: Callable[[str], int]
+    names: Sequence[str]
+    n_bytes: int
+    path_of: Callable[[str], str] = str
+
+
+def stores_in(inputs: Iterable[Input]) -> dict[str, list[str]]:
+    """The inputs at the roots of folders that are stores, each with the others in its folder."""
+    names = sorted(one.name for one in inputs)
+    roots: dict[str, str] = {}
+    at_root = [name for name in names if _tail(name) in ROOTS]
+    for name in sorted(at_root, key=lambda name: (name.count("/"), ROOTS.index(_tail(name)))):
+        if _store_of(name, roots) is None:
+            roots[os.path.dirname(name)] = name
+    found: dict[str, list[str]] = {root: [] for root in roots.values()}
+    for name in names:
+        root = _store_of(name, roots)
+        if root is not None and root != name:
+            found[root].append(name)
+    return found
+
+
+def _tail(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
+    """What describes the store in whose folder a file lies, at any depth."""
+    parts = name.split("/")[:-1]
+    folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
+    return next((roots[folder] for folder in folders if folder in roots), None)
+
+
+def open_store(source: Input, files: ExitStack) -> list[BlockArray] | None:
+    """The arrays of a store by their paths in it; None where it is none.
+
+    Raises:
+        MediaError: it is damaged, or holds what no dataset of ours can.
+        OSError: it cannot be read.
+    """
+    zarr = import_module("zarr")
+    try:
+        if source.name.lower().endswith(ZIP):
+            found = _open_zip(zarr, source, files)
+        elif _tail(source.name) in ROOTS:
+            found = _open_folder(zarr, source)
+        else:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what other versions of zarr may not read
+            arrays = _arrays_of(found)
+            return [_open_array(found, *each) for each in arrays.items()]
+    except MediaError:
+        raise
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise MediaError(f"damaged: {error}") from error
+    except _DAMAGE as error:
+        raise MediaError(f"damaged: {error}") from error
+
+
+def _open_folder(zarr: Any, source: Input) -> _Store:
+    folder = os.path.dirname(source.path)
+    every = [source, *source.parts]
+    n_root = len(source.name) - len(_tail(source.name))
+    paths = {one.name[n_root:]: one.path for one in every}
+
+    def read(name: str, n_bytes: int) -> bytes:
+        with open(paths[name], "rb") as file:
+            return file.read(n_bytes)
+
+    def size(name: str) -> int:
+        return os.path.getsize(paths[name])
+
+    store = zarr.storage.LocalStore(folder, read_only=True)
+    n_bytes = sum(one.n_bytes for one in every)
+    return _Store(zarr, store, read, size, sorted(paths), n_bytes, partial(named_path, ""))
+
+
+def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
+    archive = files.enter_context(zipfile.ZipFile(source.path))
+    names = archive.namelist()
+    if len({*names}) < len(names):
+        raise MediaError("damaged: two members of the archive have one name")
+    for member in archive.infolist():  # a chunk with another name than it had would be a lost one
+        archive.open(member).close()
+
+    def read(name: str, n_bytes: int) -> bytes:
+        with archive.open(name) as file:
+            return file.read(n_bytes)
+
+    def size(name: str) -> int:
+        return archive.getinfo(name).file_size
+
+    store = zarr.storage.ZipStore(source.path, mode="r", read_only=True)
+    files.callback(_close, store)
+    return _Store(zarr, store, read, size, sorted(names), source.n_bytes)
+
+
+def _close(store: Any) -> None:
+    with contextlib.suppress(AttributeError):  # zarr cannot close one that it has not read yet
+        store.close()
+
+
+def _arrays_of(found: _Store) -> dict[str, dict[str, Any]]:
+    """The folder of each array, with what describes it.
+
+    What is said of arrays in other places, as in consolidated metadata, is not asked.
+
+    Raises:
+        MediaError: a description is damaged, or a file lies there that belongs to no array.
+    """
+    arrays: dict[str, dict[str, Any]] = {}
+    for name in found.names:
+        if _tail(name) not in ROOTS:
+            continue
+        about = _description(found, name)
+        if _tail(name) == ".zgroup" or about.get("node_type") == "group":
+            continue
+        folder = os.path.dirname(name)
+        if folder in arrays:
+            raise MediaError(f"{name}: there is another description of an array beside it")
+        arrays[folder] = about
+        _refuse_pickle({**about, "attributes": None}, name)
+    folders = {folder: folder or ONLY for folder in arrays}
+    for name in found.names:
+        is_known = _tail(name) in ROOTS or _tail(name).startswith(".") or name.endswith("/")
+        if not is_known and _store_of(name, folders) is None:
+            raise MediaError(f"{name}: belongs to no array, so it would be lost")
+    return arrays
+
+
+def _description(found: _Store, name: str) -> dict[str, Any]:
+    text = found.read(name, _MAX_TEXT + 1)
+    if len(text) > _MAX_TEXT:
+        raise MediaError(f"{name}: expected at most {_MAX_TEXT:,} bytes, found more")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MediaError(f"{name}: not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise MediaError(f"{name}: expected an object, found {text[:80]!r}")
+    return content
+
+
+def _refuse_pickle(content: Any, name: str) -> None:
+    """Make sure that no codec runs what a chunk says: numcodecs has one that does."""
+    if isinstance(content, dict):
+        for key in ("id", "name"):
+            if "pickle" in str(content.get(key, "")):
+                raise MediaError(f"{name}: codec {content[key]!r}: a pickle can run any code")
+    for each in content.values() if isinstance(content, dict) else content:
+        if isinstance(each, dict | list):
+            _refuse_pickle(each, name)
+
+
+def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray:
+    """Look at an array, before anything of it is read."""
+    what = f"array {folder or ONLY!r}"
+    version = about.get("zarr_format")
+    array = found.zarr.open_array(
+        found.store, path=found.path_of(folder), mode="r", zarr_format=version
+    )
+    checks = partial(_check_blosc, found, folder, {"codecs": [about.get("compressor")], **about})
+    dtype, shape = array.dtype, array.shape
+    is_text = dtype.kind in "UT"
+    if not is_text and dtype.name not in DTYPES:
+        why = _REFUSED.get(dtype.kind, f"expected one of {', '.join(sorted(DTYPES))}, or strings")
+        raise MediaError(f"{what}: found dtype {dtype}: {why}")
+    pieces = array.shards or array.chunks  # what is read and decoded at once
+    n_bytes = max(prod(shape), prod(pieces)) * dtype.itemsize
+    refuse_bomb(what, n_bytes, found.n_bytes)
+    return BlockArray(
+        folder.replace("/", ".") or ONLY,
+        TEXT if is_text else dtype.name,
+        shape,
+        partial(_read, array, what, is_text, cache(checks)),
+        prod(shape[1:]) * dtype.itemsize,
+        max(1, pieces[0]) if pieces else 1,
+    )
+
+
+def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
+    """Make sure that chunks of Blosc are as long as they say: its decoder reads on behind them.
+
+    Raises:
+        MediaError: one is not.
+    """
+    last = (about.get("codecs") or [None])[-1] or {}
+    if "blosc" not in (last.get("id"), last.get("name")):
+        return
+    below = f"{folder}/" if folder else ""
+    for name in found.names:
+        if not name.startswith(below) or _tail(name) in ROOTS or _tail(name).startswith("."):
+            continue
+        head, n_bytes = found.read(name, 16), found.size(name)
+        if len(head) < 16 or int.from_bytes(head[12:], "little") != n_bytes:
+            raise MediaError(f"{name}: damaged: {n_bytes:,} bytes, where Blosc says another number")
+
+
+def _read(
+    array: Any,
+    what: str,
+    is_text: bool,  # noqa: FBT001
+    check: Callable[[], None],
+    which: Any,
+) -> npt.NDArray[Any]:
+    """Read rows, or with `()` all; numbers are little-endian then."""
+    check()
+    try:
+        found = np.asarray(array[which])
+    except _DAMAGE as error:
+        raise MediaError(f"{what}: damaged: {error}") from error
+    check_text(found, what)
+    return found if is_text else found.astype(found.dtype.newbyteorder("<"), copy=False)
 
 
 @dataclass(frozen=True, kw_only=True)
