@@ -27,7 +27,7 @@ ENTRY_POINT_GROUP: Final = "shardio.converters"
 
 _BUILT_IN: Final = {
     "arrayrecord": "shardio_converters.records.arrayrecord:ArrayRecords",
-    "arrays": "shardio_converters.arrays.arrays:Arrays",
+    "arrays": "shardio_converters.arrays.npy:Arrays",
     "arrow": "shardio_converters.arrow.arrow:Arrow",
     "audio": "shardio_converters.media.audio:Sounds",
     "hdf5": "shardio_converters.arrays.hdf5:Hdf5",

@@ -13,7 +13,7 @@ import pytest
 import shardio
 from shardio.measuring import estimate
 from shardio.media import encode_jpeg
-from shardio_converters.arrays.arrays import Arrays
+from shardio_converters.arrays.npy import Arrays
 from shardio_converters.arrow.arrow import Arrow
 from shardio_converters.media.videos import LIMITS, Videos
 from shardio_converters.records.tfrecord import TFRecords

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
-from shardio_converters.arrays.stored_array import TEXT
+from shardio_converters.arrays.npy import TEXT
 from shardio_converters.field_specs import Field, check_names, fits, go_together, spec_of
 from shardio_converters.told_fields import Looks, ToldFields
 from shardio_converters.widening import widened, wider

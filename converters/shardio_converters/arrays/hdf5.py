@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from shardio import Input, MediaError
 from shardio_converters.arrays.array_samples import ArraySamples, BlockArray, refuse_bomb
-from shardio_converters.arrays.stored_array import TEXT
+from shardio_converters.arrays.npy import TEXT
 from shardio_converters.field_specs import DTYPES
 from shardio_converters.told_fields import STEP_S
 

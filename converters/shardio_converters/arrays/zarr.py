@@ -25,9 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Input, MediaError
-from shardio_converters.arrays.array_files import ONLY
 from shardio_converters.arrays.array_samples import ArraySamples, BlockArray, refuse_bomb
-from shardio_converters.arrays.stored_array import TEXT, check_text
+from shardio_converters.arrays.npy import ONLY, TEXT, check_text
 from shardio_converters.field_specs import DTYPES
 from shardio_converters.file_names import named_path
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from shardio import Array, Audio, Bytes, Image, InvalidArgument, Json, MediaError, Text, Video
 from shardio.media import demux, probe, sound_of
-from shardio_converters.arrays.array_files import array_in
-from shardio_converters.arrays.stored_array import TEXT, StoredArray
+from shardio_converters.arrays.npy import TEXT, StoredArray, array_in
 from shardio_converters.field_specs import fits, spec_of
 from shardio_converters.json_values import read_json
 from shardio_converters.records.found_fields import Facts
