@@ -262,7 +262,7 @@ def test_the_map_of_the_library_names_files_that_exist() -> None:
         ("shardio_converters.media.videos", "shardio_converters.field_specs", False),
         ("shardio_converters.media.videos", "shardio_converters.arrays.array_samples", True),
         ("shardio_converters.field_specs", "shardio_converters.arrays.array_samples", True),
-        ("shardio_converters.records.tar_members", "shardio_converters.arrays.npy", False),
+        ("shardio_converters.records.webdataset", "shardio_converters.arrays.npy", False),
     ],
 )
 def test_the_ranks_tell_a_good_import_from_a_bad_one(

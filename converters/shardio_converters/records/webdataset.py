@@ -1,23 +1,206 @@
-"""WebDataset tars: members of one key are a sample."""
+"""What the members of a tar are, by the ends of their names, and their values.
+
+WebDataset tars: members of one key are a sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from shardio import Input, MediaError, Outcome
-from shardio_converters.field_specs import Field
-from shardio_converters.records.found_fields import FoundFields, tell_fields
-from shardio_converters.records.tar_files import Member, is_tar, open_tar
-from shardio_converters.records.tar_members import (
-    Samples,
-    check_field,
-    facts_of,
-    value_of,
+import numpy as np
+
+from shardio import (
+    Array,
+    Audio,
+    Bytes,
+    Image,
+    Input,
+    InvalidArgument,
+    Json,
+    MediaError,
+    Outcome,
+    Text,
+    Video,
 )
+from shardio.media import demux, probe, sound_of
+from shardio_converters.arrays.npy import TEXT, StoredArray, array_in
+from shardio_converters.field_specs import Field, fits, spec_of
+from shardio_converters.json_values import read_json
+from shardio_converters.records.found_fields import Facts, FoundFields, tell_fields
+from shardio_converters.records.tar_files import Member, is_tar, open_tar
 from shardio_converters.told_fields import ToldFields
+
+_PARTS: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
+_ASIDE: Final = re.compile(r"__[^/]*__(?:$|/)")
+_NUMBERS: Final = "cls cls2 id index inx"
+_WORDS: Final = {
+    _NUMBERS: "int64",
+    "text transcript txt": "text",
+    "jsn json": "json",
+    "avif bmp dib gif jfif jpe jpeg jpg pbm pgm png pnm ppm qoi tif tiff webp": "image",
+    "avi flv m4v mkv mov mp4 mpeg mpg ogv webm wmv": "video",
+    "aac aiff flac m4a mp3 ogg opus wav wma": "audio",
+}
+_WORD_OF: Final = {ending: word for some, word in _WORDS.items() for ending in some.split()}
+_PICKLES: Final = frozenset("pickle pkl pt pth pyd".split())
+_NPY_HEAD: Final = (64 << 10) + 12
+"""Bytes that are enough for the header of any .npy that can be stored."""
+
+
+def split(name: str) -> tuple[str, str] | None:
+    """Key and field of a member's name: cut at the first dot behind the last slash.
+
+    None of what is no part of a sample: hidden files, those without a dot, and `__names__`.
+    """
+    found = _PARTS.fullmatch(name)
+    if found is None or _ASIDE.match(name):
+        return None
+    return found[1], found[2].lower()
+
+
+class Samples:
+    """The samples of a tar: members of one key that follow one another.
+
+    Each is its key, and what `take` makes of its members, by field. `n_aside` counts members that
+    are no part of a sample.
+
+    Raises:
+        MediaError: a key comes again after another one, or a field twice in a sample.
+    """
+
+    def __init__(self, members: Iterable[Member], take: Callable[[str, Member], Any]) -> None:
+        self._members, self._take = members, take
+        self.n_aside = 0
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        seen: set[str] = set()
+        key, sample = "", dict[str, Any]()
+        for member in self._members:
+            parts = split(member.name)
+            if parts is None:
+                self.n_aside += 1
+                continue
+            if parts[0] != key:
+                if sample:
+                    yield key, sample
+                key, sample = parts[0], {}
+                if key in seen:
+                    raise MediaError(
+                        f"member {member.name!r}: expected behind the others of {key!r}, found "
+                        "behind those of other samples: they must follow one another"
+                    )
+                seen.add(key)
+            if parts[1] in sample:
+                raise MediaError(f"member {member.name!r} is there twice in a sample")
+            try:
+                sample[parts[1]] = self._take(parts[1], member)
+            except MediaError as error:
+                raise MediaError(
+                    f"member {member.name!r}: {str(error).removeprefix(f'{member.name}: ')}"
+                ) from error
+        if sample:
+            yield key, sample
+
+
+def facts_of(field: str, member: Member) -> Facts:
+    """What a member will be in a sample, told from its name, and of an array from its header.
+
+    Raises:
+        MediaError: no dataset can hold it.
+    """
+    ending = field.rpartition(".")[2]
+    if ending == "npy":
+        array = array_in(member.read(_NPY_HEAD), field, member.n_bytes)
+        return _checked(array)
+    if ending in _PICKLES:
+        raise MediaError(f".{ending} is a pickle, which can run any code: {_way_out(field)}")
+    if ending == "npz":
+        raise MediaError(f"a .npz is several arrays: save each as .npy, or {_way_out(field)}")
+    return _WORD_OF.get(ending, "bytes"), ()
+
+
+def check_field(name: str, field: object) -> None:
+    """Make sure that members of this name can be what a schema says.
+
+    Raises:
+        InvalidArgument: they cannot.
+    """
+    ending = name.rpartition(".")[2]
+    if not isinstance(field, Array) or ending == "npy":
+        return
+    if ending not in _NUMBERS.split() or (field.dtype, field.shape) != ("int64", ()):
+        raise InvalidArgument(
+            f"field {name!r}: found {spec_of(field.dtype, field.shape)}; arrays are members in "
+            f".npy, and int64 those in .{', .'.join(_NUMBERS.split())}"
+        )
+
+
+def value_of(name: str, field: object, member: Member) -> Any:
+    """The value that a member has in a sample.
+
+    Raises:
+        MediaError: it is damaged, or of another kind than the field.
+    """
+    data = member.read()
+    if isinstance(field, Image):
+        probe(data)
+        return data
+    if isinstance(field, Bytes):
+        return data
+    if isinstance(field, Json):
+        return read_json(data)
+    if isinstance(field, Video):
+        return demux(data, name=member.name)
+    if isinstance(field, Audio):
+        if (sound := sound_of(data, member.name)) is None:
+            raise MediaError("holds no sound")
+        return sound
+    if name.rpartition(".")[2] == "npy":
+        return _array(name, field if isinstance(field, Array) else None, data)
+    return _text(data) if isinstance(field, Text) else _number(data, name)
+
+
+def _array(name: str, field: Array | None, data: bytes) -> Any:
+    array = array_in(data, name, len(data))
+    dtype, shape = _checked(array)
+    known = (field.dtype, field.shape) if field else (TEXT, ())
+    if dtype != known[0] or not fits(shape, known[1]):
+        raise MediaError(f"expected {spec_of(*known)}, found {spec_of(dtype, shape)}")
+    value = array.whole()
+    return str(value) if dtype == TEXT else np.asarray(value, order="C")
+
+
+def _checked(array: StoredArray) -> Facts:
+    if array.dtype == TEXT and array.shape:
+        raise MediaError(f"expected one string, found {spec_of(TEXT, array.shape)}")
+    if len(array.shape) > 16:
+        raise MediaError(f"found {len(array.shape)} dimensions; 16 at most")
+    return array.dtype, array.shape
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MediaError(f"not UTF-8: {error}") from error
+
+
+def _number(data: bytes, name: str) -> np.int64:
+    try:
+        return np.int64(int(data))
+    except (ValueError, OverflowError) as error:
+        raise MediaError(
+            f"expected a whole number of 64 bits, found {data[:40]!r}; --schema can say that "
+            f"{name!r} is text"
+        ) from error
+
+
+def _way_out(field: str) -> str:
+    return f'keep it as it is by --schema, in which all fields are given: "{field}": "bytes"'
 
 
 @dataclass(frozen=True, kw_only=True)
