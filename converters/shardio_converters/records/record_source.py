@@ -10,8 +10,13 @@ from typing import Any, ClassVar, Final, Self
 
 from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.field_specs import Field, schema_of
-from shardio_converters.records.example_fields import FoundFeatures, fits, makers
-from shardio_converters.records.examples import is_example, read_example
+from shardio_converters.records.examples import (
+    FoundFeatures,
+    fits,
+    is_example,
+    makers,
+    read_example,
+)
 from shardio_converters.told_fields import Looks, ToldFields
 
 RECORDS: Final = ("example", "bytes")
