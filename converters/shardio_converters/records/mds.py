@@ -22,8 +22,7 @@ from shardio import (
 )
 from shardio_converters.field_specs import Field
 from shardio_converters.records.found_fields import FoundFields, tell_fields
-from shardio_converters.records.mds_columns import Column
-from shardio_converters.records.mds_files import INDEX, SUFFIXES, check_index, open_shard
+from shardio_converters.records.mds_files import INDEX, SUFFIXES, Column, check_index, open_shard
 from shardio_converters.told_fields import ToldFields
 
 
