@@ -45,7 +45,7 @@ _LIST: Final = re.compile(r"list\[(.+)\](\?)?")
 _SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,\s*(?:\d+|\*))*)\])?(\?)?")
 
 
-def spec_of(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False) -> str:
+def format_spec(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False) -> str:
     """A field in a word: `dtype` as of an Array, or another type by name: text, json, bytes, image.
 
     In brackets a shape, with `*` for a dimension that varies; behind it `?` if it may be missing.
@@ -54,19 +54,21 @@ def spec_of(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = 
     return f"{dtype}{f'[{dims}]' if shape else ''}{'?' if optional else ''}"
 
 
-def list_spec_of(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False) -> str:
+def format_list_spec(
+    dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False
+) -> str:
     """A list of arrays in a word, as `list[float32[*]]`."""
-    return f"list[{spec_of(dtype, shape)}]{'?' if optional else ''}"
+    return f"list[{format_spec(dtype, shape)}]{'?' if optional else ''}"
 
 
-def make_field(name: str, spec: Any) -> Field:
+def parse_field(name: str, spec: Any) -> Field:
     """The field that a word stands for.
 
     Raises:
         InvalidArgument: it stands for none.
     """
     if isinstance(spec, str) and (of := _LIST.fullmatch(spec.strip())):
-        element = make_field(name, of[1])
+        element = parse_field(name, of[1])
         if not isinstance(element, Array) or element.optional:
             raise InvalidArgument(f"field {name!r}: found {spec!r}; expected a list of arrays")
         return List(element, optional=bool(of[2]))
@@ -87,9 +89,9 @@ def make_field(name: str, spec: Any) -> Field:
         raise InvalidArgument(f"field {name!r}: found {spec!r}; {error}") from error
 
 
-def go_together(names: Iterable[str]) -> bool:
+def are_compatible_names(names: Iterable[str]) -> bool:
     """Whether one sample can have fields of these names: not `x` beside `x.y`."""
-    return not _why_not_fields(tuple(names))
+    return not _names_error(tuple(names))
 
 
 def check_names(names: Iterable[str], what: str, hint: str = "rename it or leave it out") -> None:
@@ -104,12 +106,12 @@ def check_names(names: Iterable[str], what: str, hint: str = "rename it or leave
     if len({*every}) < len(every):
         twice = next(name for name, n in Counter(every).items() if n > 1)
         raise MediaError(f"two {what} would be the field {twice!r}; {hint}")
-    if every and (why_not := _why_not_fields(every)):
+    if every and (why_not := _names_error(every)):
         raise MediaError(f"names of {what} must be names of fields: {why_not}; {hint}")
 
 
 @lru_cache(maxsize=16)  # the files of one conversion mostly have the same names
-def _why_not_fields(names: tuple[str, ...]) -> str:
+def _names_error(names: tuple[str, ...]) -> str:
     """Return why names cannot be those of one sample's fields; "" if they can."""
     try:
         Schema(dict.fromkeys(names, Json()))
@@ -118,7 +120,7 @@ def _why_not_fields(names: tuple[str, ...]) -> str:
     return ""
 
 
-def make_schema(fields: Any) -> Schema:
+def parse_schema(fields: Any) -> Schema:
     """The schema of named words.
 
     Raises:
@@ -127,7 +129,7 @@ def make_schema(fields: Any) -> Schema:
     if not isinstance(fields, Mapping) or not fields:
         raise InvalidArgument(f"fields is {fields!r}; expected names, each with what it is")
     try:
-        return Schema({name: make_field(name, spec) for name, spec in fields.items()})
+        return Schema({name: parse_field(name, spec) for name, spec in fields.items()})
     except InvalidArgument:
         raise
     except ShardioError as error:
@@ -141,7 +143,7 @@ def schema_of(fields: Mapping[str, str]) -> Schema:
 
 @lru_cache(maxsize=16)
 def _schema_of(fields: tuple[tuple[str, str], ...]) -> Schema:
-    return make_schema(dict(fields))
+    return parse_schema(dict(fields))
 
 
 def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:

@@ -12,13 +12,13 @@ import numpy as np
 
 from shardio import Audio, Image, Input, InvalidArgument, MediaError, Schema, Video
 from shardio.media import library_versions
-from shardio_converters.field_specs import Field, make_schema, schema_of
+from shardio_converters.field_specs import Field, parse_schema, schema_of
 
 STEP_S: Final = 120.0
 """What a library in C may take over a step; damaged HDF5 can have its library go in circles."""
 
 
-class ToldFields:
+class InferringConverter:
     """A converter with an option `fields`: what a sample has, each in a word; None: files say it.
 
     Beside them a sample has what `about` says, but for names that fields have.
@@ -30,7 +30,7 @@ class ToldFields:
         """Check the fields, and sort them: an append, which has them as recorded, has them so."""
         if self.fields is None:
             return
-        for name, field in make_schema(self.fields).items():
+        for name, field in parse_schema(self.fields).items():
             self.check_field(name, self.fields[name], field)
         object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
 
@@ -80,7 +80,7 @@ class ToldFields:
         }
 
 
-class Looks:
+class SchemaProbe:
     """Looks at files, to tell fields from them; what cannot be read is passed over."""
 
     def __init__(self, inputs: Sequence[Input]) -> None:

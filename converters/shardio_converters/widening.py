@@ -17,7 +17,7 @@ _WORD: Final = re.compile(r"(list\[)?(\w+)(.*)")
 
 
 @lru_cache(maxsize=256)
-def wider(one: str, other: str) -> str | None:
+def common_dtype(one: str, other: str) -> str | None:
     """The dtype that numbers of both are stored in; None where they stay apart.
 
     As NumPy has it, but for whole numbers, which no two dtypes make floats of. Whole numbers beside
@@ -32,12 +32,12 @@ def wider(one: str, other: str) -> str | None:
     return None if is_whole and found.kind == "f" else found.name
 
 
-def wider_word(one: str, other: str) -> str | None:
+def common_spec(one: str, other: str) -> str | None:
     """The word of a field that has what two words stand for: they differ in dtypes alone."""
     if one == other:
         return one
     (a_list, dtype, a_shape), (b_list, other_dtype, b_shape) = map(_parts, (one, other))
-    found = wider(dtype, other_dtype) if (a_list, a_shape) == (b_list, b_shape) else None
+    found = common_dtype(dtype, other_dtype) if (a_list, a_shape) == (b_list, b_shape) else None
     return None if found is None else f"{a_list}{found}{a_shape}"
 
 
@@ -46,7 +46,7 @@ def _parts(word: str) -> tuple[str, str, str]:
     return (found[1] or "", found[2], found[3]) if found else ("", word, "")
 
 
-def widened(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def widen(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """The same numbers in a dtype that `wider` gave.
 
     Raises:

@@ -29,7 +29,7 @@ _BUILT_IN: Final = {
     "arrayrecord": "shardio_converters.records.arrayrecord:ArrayRecords",
     "arrays": "shardio_converters.arrays.npy:Arrays",
     "arrow": "shardio_converters.arrow.arrow:Arrow",
-    "audio": "shardio_converters.media.audio:Sounds",
+    "audio": "shardio_converters.media.audio:AudioFiles",
     "hdf5": "shardio_converters.arrays.hdf5:Hdf5",
     "images": "shardio_converters.media.images:Images",
     "lerobot": "shardio_converters.robots.lerobot:LeRobot",

@@ -16,7 +16,7 @@ import pytest
 import shardio
 from shardio import Array, List, MediaError, convert
 from shardio_converters.field_specs import DTYPES
-from shardio_converters.widening import widened, wider, wider_word
+from shardio_converters.widening import common_dtype, common_spec, widen
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -38,13 +38,13 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
     ],
 )
 def test_two_dtypes_have_one_in_either_order(one: str, other: str, both: str | None) -> None:
-    assert wider(one, other) == wider(other, one) == both
+    assert common_dtype(one, other) == common_dtype(other, one) == both
 
 
 @pytest.mark.parametrize("one", DTYPES)
 def test_no_number_is_another_in_a_wider_dtype(one: str) -> None:
     for other in DTYPES:
-        if not (both := wider(one, other)):
+        if not (both := common_dtype(one, other)):
             continue
         dtype = np.dtype(one)
         ends: Any = [0, 1]
@@ -53,7 +53,7 @@ def test_no_number_is_another_in_a_wider_dtype(one: str) -> None:
             ends += [limits.min, limits.max]
         values = np.array(ends, dtype)
         try:
-            found = widened(values, both)
+            found = widen(values, both)
         except MediaError:
             assert dtype.itemsize == 8 and dtype.kind in "iu" and both == "float64"
             continue
@@ -62,11 +62,11 @@ def test_no_number_is_another_in_a_wider_dtype(one: str) -> None:
 
 
 def test_words_are_put_together_where_they_differ_in_dtypes_alone() -> None:
-    assert wider_word("list[int8[*]]", "list[float64[*]]") == "list[float64[*]]"
-    assert wider_word("int32[*,3]", "int64[*,3]") == "int64[*,3]"
-    assert wider_word("int32[3]", "int64[*]") is None
-    assert wider_word("list[int8[*]]", "int8[*]") is None
-    assert wider_word("text", "json") is None
+    assert common_spec("list[int8[*]]", "list[float64[*]]") == "list[float64[*]]"
+    assert common_spec("int32[*,3]", "int64[*,3]") == "int64[*,3]"
+    assert common_spec("int32[3]", "int64[*]") is None
+    assert common_spec("list[int8[*]]", "int8[*]") is None
+    assert common_spec("text", "json") is None
 
 
 def read(out: Path) -> list[dict[str, Any]]:

@@ -18,9 +18,15 @@ import numpy.typing as npt
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
 from shardio_converters.arrays.npy import TEXT
-from shardio_converters.field_specs import Field, check_names, fits, go_together, spec_of
-from shardio_converters.told_fields import Looks, ToldFields
-from shardio_converters.widening import widened, wider
+from shardio_converters.field_specs import (
+    Field,
+    are_compatible_names,
+    check_names,
+    fits,
+    format_spec,
+)
+from shardio_converters.told_fields import InferringConverter, SchemaProbe
+from shardio_converters.widening import common_dtype, widen
 
 _BLOCK_BYTES: Final = 4 << 20
 _MAX_BLOCK_BYTES: Final = 256 << 20  # of rows that share chunks: beyond, chunks are read again
@@ -105,7 +111,7 @@ class NamedArray(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArraySamples(ToldFields, ABC):
+class ArraySamples(InferringConverter, ABC):
     """Makes samples of the arrays of a file, which keep their names; what opens files is given.
 
     `fields` come in the order of their names, so that an append has them in the same order.
@@ -147,7 +153,10 @@ class ArraySamples(ToldFields, ABC):
         """
         if self.rows is not None and self.fields is not None:
             return self
-        merged, looks = {by_rows: _Merged(by_rows) for by_rows in (False, True)}, Looks(inputs)
+        merged, looks = (
+            {by_rows: _Merged(by_rows) for by_rows in (False, True)},
+            SchemaProbe(inputs),
+        )
         n_files, agree = 0, True
         for one in looks.files():
             if one.part_of:
@@ -219,13 +228,13 @@ class ArraySamples(ToldFields, ABC):
         """
         schema = self.schema()
         for name, (dtype, shape) in _samples_of(arrays, rows=bool(self.rows)).items():
-            found = spec_of(dtype, shape)
+            found = format_spec(dtype, shape)
             if name not in (self.fields or ()):
                 raise MediaError(f"array {name!r}: found {found}, expected no such array")
             field = schema[name]
             known = (field.dtype, field.shape) if isinstance(field, Array) else (TEXT, ())
-            if wider(dtype, known[0]) != known[0] or not fits(shape, known[1]):
-                raise MediaError(f"array {name!r}: expected {spec_of(*known)}, found {found}")
+            if common_dtype(dtype, known[0]) != known[0] or not fits(shape, known[1]):
+                raise MediaError(f"array {name!r}: expected {format_spec(*known)}, found {found}")
         there = {each.name for each in arrays}
         for name in self.fields or ():
             if name not in there and not schema[name].optional:
@@ -254,9 +263,9 @@ class _Merged:
             return
         for name in new.keys() & self._fields.keys():
             (dtype, shape), (was, known) = new[name], self._fields[name]
-            if wider(dtype, was) is None or len(shape) != len(known):
+            if common_dtype(dtype, was) is None or len(shape) != len(known):
                 return
-        if not new.keys() <= self._fields.keys() and not go_together(self._fields | new):
+        if not new.keys() <= self._fields.keys() and not are_compatible_names(self._fields | new):
             return
         self.n_files += 1
         self._counts.update(new.keys())
@@ -264,12 +273,12 @@ class _Merged:
             was, known = self._fields.get(name, (dtype, shape))
             dims = zip(shape, known, strict=True)
             shape = tuple(n if n == so_far and n else None for n, so_far in dims)
-            self._fields[name] = wider(dtype, was) or was, shape
+            self._fields[name] = common_dtype(dtype, was) or was, shape
 
     def as_specs(self) -> dict[str, str]:
         """The fields in a word each; what some files lack is optional."""
         return {
-            name: spec_of(dtype, shape, optional=self._counts[name] < self.n_files)
+            name: format_spec(dtype, shape, optional=self._counts[name] < self.n_files)
             for name, (dtype, shape) in self._fields.items()
         }
 
@@ -295,7 +304,7 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
             )
         if dtype == TEXT and shape:
             raise MediaError(
-                f"array {name!r}: expected one string in a sample, found {spec_of(dtype, shape)}"
+                f"array {name!r}: expected one string in a sample, found {format_spec(dtype, shape)}"
             )
     return found
 
@@ -309,7 +318,7 @@ def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
 def _widened(array: NamedArray, dtype: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Numbers in the dtype of their field, where that is another than theirs."""
     try:
-        return np.asarray(widened(np.asarray(value), dtype), order="C")
+        return np.asarray(widen(np.asarray(value), dtype), order="C")
     except MediaError as error:
         raise MediaError(f"array {array.name!r}: {error}") from error
 

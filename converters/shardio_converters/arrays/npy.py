@@ -53,7 +53,7 @@ class StoredArray:
     numpy: np.dtype[Any]
     shape: tuple[int, ...]
     is_fortran: bool
-    begin: Callable[[], IO[bytes] | Part]
+    begin: Callable[[], IO[bytes] | FileSlice]
 
     def whole(self) -> npt.NDArray[Any]:
         """Read all of it.
@@ -86,7 +86,7 @@ class StoredArray:
             _check_end(file, self.name)
 
 
-class Part:
+class FileSlice:
     """So many bytes of an open file, from a place on; it is for others to close."""
 
     def __init__(self, file: IO[bytes], start: int, n_bytes: int) -> None:
@@ -104,7 +104,7 @@ class Part:
         self._at += n_bytes
         return n_bytes
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> FileSlice:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,7 +112,7 @@ class Part:
 
 
 def _read(
-    file: IO[bytes] | Part, dtype: np.dtype[Any], shape: tuple[int, ...], name: str
+    file: IO[bytes] | FileSlice, dtype: np.dtype[Any], shape: tuple[int, ...], name: str
 ) -> npt.NDArray[Any]:
     """Read the next numbers, in C order; they are little-endian then."""
     try:
@@ -144,7 +144,7 @@ def check_text(array: npt.NDArray[Any], what: str) -> None:
             raise MediaError(f"{what}: found character {most:#x}; {sys.maxunicode:#x} at most")
 
 
-def _fill(file: IO[bytes] | Part, view: memoryview, name: str) -> None:
+def _fill(file: IO[bytes] | FileSlice, view: memoryview, name: str) -> None:
     n_filled = 0
     while n_filled < len(view):
         n_bytes: int = file.readinto(view[n_filled:])  # type: ignore[union-attr]
@@ -154,7 +154,7 @@ def _fill(file: IO[bytes] | Part, view: memoryview, name: str) -> None:
         n_filled += n_bytes
 
 
-def _check_end(file: IO[bytes] | Part, name: str) -> None:
+def _check_end(file: IO[bytes] | FileSlice, name: str) -> None:
     """Make sure that nothing follows; of a member of a .npz, its checksum is compared now."""
     try:
         is_more = bool(file.read(1))
@@ -221,7 +221,7 @@ def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | N
         file.seek(0)
         header = _read_header(file, ONLY)
         n_bytes = os.fstat(file.fileno()).st_size - file.tell()
-        begin = partial(Part, file, file.tell(), n_bytes)
+        begin = partial(FileSlice, file, file.tell(), n_bytes)
         return [_npy_array(ONLY, header, n_bytes, begin)]
     except MediaError:
         raise
@@ -264,7 +264,7 @@ def _begin_member(archive: zipfile.ZipFile, member: str, start: int) -> IO[bytes
 
 
 def _npy_array(
-    name: str, header: Header, n_bytes: int, begin: Callable[[], IO[bytes] | Part]
+    name: str, header: Header, n_bytes: int, begin: Callable[[], IO[bytes] | FileSlice]
 ) -> StoredArray:
     shape, is_fortran, dtype = header
     if dtype.kind != "U" and dtype.name not in DTYPES:
@@ -345,7 +345,7 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
     numpy = np.dtype("uint16" if dtype == "bfloat16" else dtype).newbyteorder("<")
     if ends - begins != math.prod(shape) * numpy.itemsize:
         raise ValueError(f"tensor {name!r}: {ends - begins} bytes for shape {shape} of {dtype}")
-    begin = partial(Part, file, start + begins, ends - begins)
+    begin = partial(FileSlice, file, start + begins, ends - begins)
     return begins, ends, StoredArray(name, dtype, numpy, shape, False, begin)
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from shardio import Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.arrow.fields import (
-    MergedFields,
+    ArrowInference,
     Nulls,
     is_null_record,
     nulls_of,
@@ -24,18 +24,18 @@ from shardio_converters.arrow.files import (
     open_table,
     refuse_missing_tables,
 )
-from shardio_converters.arrow.types import Column, columns_of
+from shardio_converters.arrow.types import ArrowColumn, columns_of
 from shardio_converters.arrow.values import values_of
 from shardio_converters.field_specs import Field
 from shardio_converters.row_samples import row_samples
-from shardio_converters.told_fields import STEP_S, Looks, ToldFields
+from shardio_converters.told_fields import STEP_S, InferringConverter, SchemaProbe
 
 _DESCRIBE: Final = (STATE, "dataset_info.json", "dataset_dict.json")
 """What Hugging Face's `datasets` saves beside the tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrow(ToldFields):
+class Arrow(InferringConverter):
     """Makes a sample of each row; columns keep their names, those of a struct are a nested record.
 
     `columns` are those that are taken, all by default. `fields` says what they are, as
@@ -74,7 +74,7 @@ class Arrow(ToldFields):
         """
         if self.fields is not None and self.units is not None and self.classes is not None:
             return self
-        found, looks = MergedFields(), Looks(inputs)
+        found, looks = ArrowInference(), SchemaProbe(inputs)
         for one in filter(is_table, looks.files()):
             with looks.at(one), open_table(one.path, one.name) as table:
                 columns = columns_of(table.schema, self.columns, self.fields)
@@ -124,7 +124,7 @@ class Arrow(ToldFields):
                 n_samples += batch.num_rows
         return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
-    def _fields_of(self, columns: Sequence[Column]) -> dict[str, Field]:
+    def _fields_of(self, columns: Sequence[ArrowColumn]) -> dict[str, Field]:
         """The field of each column, in their order.
 
         Raises:

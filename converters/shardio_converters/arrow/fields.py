@@ -11,10 +11,17 @@ import pyarrow.compute as pc
 
 from shardio import Array, Json, List, MediaError
 from shardio_converters.arrow.files import ArrowTable, ParquetTable
-from shardio_converters.arrow.types import UNKNOWN, Column, check_json, dims_of, is_list, is_struct
+from shardio_converters.arrow.types import (
+    UNKNOWN,
+    ArrowColumn,
+    check_json,
+    dims_of,
+    is_list,
+    is_struct,
+)
 from shardio_converters.arrow.values import array_at, has_nulls_inside
-from shardio_converters.field_specs import Field, go_together
-from shardio_converters.widening import wider, wider_word
+from shardio_converters.field_specs import Field, are_compatible_names
+from shardio_converters.widening import common_dtype, common_spec
 
 
 @dataclass
@@ -25,7 +32,7 @@ class Nulls:
     inside: set[str] = field(default_factory=set)
 
 
-def nulls_of(table: ParquetTable | ArrowTable, columns: Sequence[Column]) -> Nulls:
+def nulls_of(table: ParquetTable | ArrowTable, columns: Sequence[ArrowColumn]) -> Nulls:
     """The columns of a table that have nulls.
 
     They are read up to where nothing more is to be learnt. Statistics of Parquet would say it at
@@ -54,19 +61,19 @@ def _lacks_files(array: pa.Array) -> bool:
     return is_struct(array.type) and bool(pc.struct_field(array, "bytes").null_count)
 
 
-class MergedFields:
+class ArrowInference:
     """The fields of several files; the first one that has a column says what it is.
 
     Numbers of other dtypes make it wider.
     """
 
     def __init__(self) -> None:
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, ArrowColumn] = {}
         self._counts: Counter[str] = Counter()
         self._nulls = Nulls()
         self.n_files = 0
 
-    def add(self, columns: Sequence[Column], nulls: Nulls) -> None:
+    def add(self, columns: Sequence[ArrowColumn], nulls: Nulls) -> None:
         """Take the columns of a file in; one that differs from those before it is left out."""
         known = self._columns
         columns = [one for one in columns if not is_null_record(one, known)]
@@ -77,9 +84,9 @@ class MergedFields:
             if UNKNOWN in (was.word, column.word):
                 continue
             same = (was.unit, was.classes) == (column.unit, column.classes)
-            if not same or wider_word(was.word, column.word) is None:
+            if not same or common_spec(was.word, column.word) is None:
                 return
-        if not new <= known.keys() and not go_together(known.keys() | new):
+        if not new <= known.keys() and not are_compatible_names(known.keys() | new):
             return
         self._columns = known
         self.n_files += 1
@@ -88,7 +95,7 @@ class MergedFields:
             was = known.setdefault(column.name, column)
             if was.word == UNKNOWN:
                 known[column.name] = column
-            elif word := wider_word(was.word, column.word):
+            elif word := common_spec(was.word, column.word):
                 known[column.name] = replace(was, word=word)
             if column.word == UNKNOWN:
                 self._nulls.missing.add(column.name)
@@ -116,12 +123,12 @@ class MergedFields:
         return [*self._columns["label"].classes] if "label" in self._columns else []
 
 
-def is_null_record(column: Column, names: Iterable[str]) -> bool:
+def is_null_record(column: ArrowColumn, names: Iterable[str]) -> bool:
     """Whether a column of nothing but nulls is a nested record, by the names of fields."""
     return column.word == UNKNOWN and any(name.startswith(f"{column.name}.") for name in names)
 
 
-def refuse_other_type(column: Column, known: Field, spec: str) -> None:
+def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
     """Make sure that a column can be stored in a field.
 
     Raises:
@@ -148,13 +155,15 @@ def refuse_other_type(column: Column, known: Field, spec: str) -> None:
         raise MediaError(f"column {column.name!r}: expected {spec}, found {column.word}")
 
 
-def _stored_as(column: Column, dtype: str) -> str | None:
+def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
     """The dtype that a column's numbers have beside those of another; times stay as they are."""
     own = column.word.removeprefix("list[").partition("[")[0].rstrip("]")
-    return own if column.unit else wider(own, dtype)
+    return own if column.unit else common_dtype(own, dtype)
 
 
-def refuse_other_meaning(column: Column, units: Mapping[str, str], classes: Sequence[str]) -> None:
+def refuse_other_meaning(
+    column: ArrowColumn, units: Mapping[str, str], classes: Sequence[str]
+) -> None:
     """Make sure that numbers mean in a file what they do in the others.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from shardio import MediaError
-from shardio_converters.field_specs import check_names, list_spec_of, spec_of
+from shardio_converters.field_specs import check_names, format_list_spec, format_spec
 
 MAX_DEPTH: Final = 32
 """Lists and structs in one another; more than any field can have."""
@@ -47,7 +47,7 @@ _TIMES: Final = {
 
 
 @dataclass(frozen=True)
-class Column:
+class ArrowColumn:
     """A column of numbers, text or bytes, or what lies in a struct, as a field takes it.
 
     `top` is the column of the table, `path` the positions in the structs below it; `word` says what
@@ -65,7 +65,7 @@ class Column:
 
 def columns_of(
     schema: pa.Schema, only: Sequence[str] | None = None, whole: Mapping[str, str] | None = None
-) -> list[Column]:
+) -> list[ArrowColumn]:
     """The columns of a table, those of structs under dotted names.
 
     Args:
@@ -82,17 +82,17 @@ def columns_of(
     if missing := [name for name in only or () if name not in names]:
         raise MediaError(f"column {missing[0]!r} is missing, found {', '.join(names)}")
     features = _features_of(schema)
-    found: list[Column] = []
+    found: list[ArrowColumn] = []
     for field in schema:
         if only is None or field.name in only:
-            place = _Place(field.name, field.name, (), features.get(field.name))
+            place = _ColumnPath(field.name, field.name, (), features.get(field.name))
             found += _columns(place, field.type, whole or {})
     check_names((column.name for column in found), "columns", _RENAME)
     return found
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ColumnPath:
     """Where a column lies, and what Hugging Face says of it."""
 
     name: str
@@ -100,12 +100,14 @@ class _Place:
     path: tuple[int, ...]
     feature: Any
 
-    def below(self, position: int, name: str) -> _Place:
+    def below(self, position: int, name: str) -> _ColumnPath:
         inner = self.feature.get(name) if isinstance(self.feature, dict) else None
-        return _Place(f"{self.name}.{name}", self.top, (*self.path, position), inner)
+        return _ColumnPath(f"{self.name}.{name}", self.top, (*self.path, position), inner)
 
 
-def _columns(place: _Place, type_: pa.DataType, whole: Mapping[str, str]) -> Iterator[Column]:
+def _columns(
+    place: _ColumnPath, type_: pa.DataType, whole: Mapping[str, str]
+) -> Iterator[ArrowColumn]:
     feature = place.feature if isinstance(place.feature, dict) else {}
     is_json = getattr(type_, "extension_name", "") == "arrow.json"
     kind = str(feature.get("_type", ""))
@@ -124,21 +126,21 @@ def _columns(place: _Place, type_: pa.DataType, whole: Mapping[str, str]) -> Ite
     elif is_json:
         word = "json"
     else:
-        word = _word(place.name, type_, _shape_of(feature))
+        word = _spec(place.name, type_, _shape_of(feature))
     names = feature.get("names") if kind == "ClassLabel" else None
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
     if len({*classes}) < len(classes):
         raise MediaError(f"column {place.name!r}: two classes have one name: {classes}")
-    yield Column(place.name, place.top, place.path, type_, word, _unit(type_), classes)
+    yield ArrowColumn(place.name, place.top, place.path, type_, word, _unit(type_), classes)
 
 
-def _word(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -> str:
+def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -> str:
     """What a column that is no struct becomes."""
     dims, element = dims_of(name, type_)
     kind = kind_of(element)
     if dtype := _NUMBERS.get(kind) or _TIMES.get(kind):
         dims = shape if shape is not None and len(shape) == len(dims) else dims
-        return list_spec_of(dtype, dims[1:]) if None in dims[1:] else spec_of(dtype, dims)
+        return format_list_spec(dtype, dims[1:]) if None in dims[1:] else format_spec(dtype, dims)
     if not dims:
         if kind in _TEXTS + _DECIMALS:
             return "text"

@@ -14,15 +14,17 @@ import pyarrow.compute as pc
 
 from shardio import Array, Audio, Bytes, Image, Json, List, MediaError, Text, Video
 from shardio.media import demux, probe
-from shardio_converters.arrow.types import Column, is_list, is_struct, is_tensor, is_text
+from shardio_converters.arrow.types import ArrowColumn, is_list, is_struct, is_tensor, is_text
 from shardio_converters.field_specs import Field, fits
 from shardio_converters.json_values import read_json
-from shardio_converters.widening import widened
+from shardio_converters.widening import widen
 
-_MEDIA: Final = (Image, Audio, Video)
+_MEDIA_FIELDS: Final = (Image, Audio, Video)
 
 
-def values_of(batch: pa.RecordBatch, column: Column, field: Field, first_row: int) -> Sequence[Any]:
+def values_of(
+    batch: pa.RecordBatch, column: ArrowColumn, field: Field, first_row: int
+) -> Sequence[Any]:
     """The value of every row of a batch, whose first one is the `first_row` of the file.
 
     Raises:
@@ -31,7 +33,7 @@ def values_of(batch: pa.RecordBatch, column: Column, field: Field, first_row: in
     place = f"column {column.name!r}, rows {first_row:,} to {first_row + batch.num_rows - 1:,}"
     array = array_at(batch, column)
     try:
-        if isinstance(field, _MEDIA):
+        if isinstance(field, _MEDIA_FIELDS):
             found: Sequence[Any] = _files(array, field)
         elif isinstance(field, Json):
             is_written = column.word == "json" and is_text(array.type)
@@ -62,7 +64,7 @@ def values_of(batch: pa.RecordBatch, column: Column, field: Field, first_row: in
     return found
 
 
-def array_at(batch: pa.RecordBatch, column: Column) -> pa.Array:
+def array_at(batch: pa.RecordBatch, column: ArrowColumn) -> pa.Array:
     """What a batch has of a column; where a struct is null, so is what lies in it."""
     array = _unpacked(batch.column(batch.schema.get_field_index(column.top)))
     for position in column.path:
@@ -96,7 +98,7 @@ def _unpacked(array: pa.Array) -> pa.Array:
             return array
 
 
-def _arrays(array: pa.Array, column: Column, field: Array) -> Sequence[Any]:
+def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]:
     """An array of each row, of the field's shape."""
     found = _blocks(array, field.dtype)
     if is_tensor(column.type):  # it lies flat
@@ -180,7 +182,7 @@ def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
     if data is None or not len(array):
         return np.zeros(len(array), wanted)
     found = np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
-    return found.copy() if dtype == wanted else widened(found, wanted)
+    return found.copy() if dtype == wanted else widen(found, wanted)
 
 
 def _parsed(array: pa.Array) -> list[Any]:

@@ -14,7 +14,7 @@ _NO_SOUND = "no sound"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sounds:
+class AudioFiles:
     """Makes a sample of every file with sound, videos included: of the first stream of several.
 
     Every packet is decoded once, so that a damaged file is found.

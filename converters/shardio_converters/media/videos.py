@@ -162,7 +162,7 @@ def _check_number(name: str, value: Any, least: int, most: int) -> None:
 _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_streams": "streams"}
 
 
-class Sound:
+class AudioTrack:
     """The sound of a video file, if it is wanted and there is any; the first stream of several.
 
     One that is damaged is none: what is kept of the file, if anything is, is then its pictures.
@@ -202,7 +202,7 @@ def facts_of(stream: EncodedStream) -> dict[str, Any]:
 
 
 def with_sound(
-    samples: Generator[Mapping[str, Any], None, Outcome], sound: Sound
+    samples: Generator[Mapping[str, Any], None, Outcome], sound: AudioTrack
 ) -> Generator[Mapping[str, Any], None, Outcome]:
     """Yield the samples of a file, and say of its sound what there is to be said.
 
@@ -410,11 +410,13 @@ class Videos:
         """Yield the samples of one file."""
         if not is_media(source):
             return Outcome("unsupported")
-        sound = Sound(source.path, is_wanted=self.audio is True)
+        sound = AudioTrack(source.path, is_wanted=self.audio is True)
         made = self._clips if self.store == "raw" else self._whole
         return (yield from with_sound(made(source, sound), sound))
 
-    def _clips(self, source: Input, sound: Sound) -> Generator[Mapping[str, Any], None, Outcome]:
+    def _clips(
+        self, source: Input, sound: AudioTrack
+    ) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the clips of one file."""
         with VideoFile(source.path) as video:
             time_base = np.array(video.time_base.as_integer_ratio(), np.int64)
@@ -442,7 +444,9 @@ class Videos:
         n_left = clips.n_frames - max(n_clips * self._step, (n_clips - 1) * self._step + self._span)
         return Outcome("converted", detail={**detail, "dropped": max(0, n_left)})
 
-    def _whole(self, source: Input, sound: Sound) -> Generator[Mapping[str, Any], None, Outcome]:
+    def _whole(
+        self, source: Input, sound: AudioTrack
+    ) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield one file as one video; of one that breaks midway, what comes before the break."""
         failure: MediaError | None = None
         if self.store == "packets":

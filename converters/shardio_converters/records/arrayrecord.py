@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any, ClassVar, Final
 
 from shardio import Input, MediaError
-from shardio_converters.records.record_source import Records
+from shardio_converters.records.record_source import RecordConverter
 from shardio_converters.told_fields import STEP_S
 
 _NAME: Final = re.compile(r"\.array_?record(-\d+-of-\d+)?$", re.IGNORECASE)
@@ -20,7 +20,7 @@ _SIGNATURE: Final = bytes.fromhex("83af70d10d884a3f")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayRecords(Records):
+class ArrayRecords(RecordConverter):
     """Makes a sample of each record of a file; options and fields are those of `Records`."""
 
     kind: ClassVar[str] = "arrayrecord"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shardio import Array, Bytes, Image, Json, List, MediaError, Schema, Text
 from shardio.media import probe
-from shardio_converters.field_specs import go_together, spec_of
+from shardio_converters.field_specs import are_compatible_names, format_spec
 
 Values = list[bytes] | npt.NDArray[Any]
 """What a feature holds: strings of bytes, or float32, or int64."""
@@ -269,7 +269,7 @@ class _Seen:
     n_records: int = 1
 
 
-class FoundFeatures:
+class FeatureInference:
     """The features of many records; the first one that has a feature says what it is."""
 
     def __init__(self) -> None:
@@ -294,7 +294,7 @@ class FoundFeatures:
             if n_values != seen.n_values:
                 seen.n_values = None
 
-    def merge(self, others: FoundFeatures) -> None:
+    def merge(self, others: FeatureInference) -> None:
         """Take in those of a file, all or none.
 
         Raises:
@@ -302,9 +302,9 @@ class FoundFeatures:
         """
         for name in others._seen.keys() & self._seen.keys():
             _compare(name, self._seen[name].dtype, others._seen[name].dtype)
-        if self._seen and go_together(map(text_of, self._seen)):
+        if self._seen and are_compatible_names(map(text_of, self._seen)):
             names = sorted(map(text_of, {*self._seen, *others._seen}))
-            if not go_together(names):
+            if not are_compatible_names(names):
                 raise MediaError(f"features {', '.join(names)}: no sample can have them all")
         self.n_records += others.n_records
         for name, other in others._seen.items():
@@ -330,7 +330,7 @@ class FoundFeatures:
             if seen.dtype == "bytes" and shape:
                 spec = STRINGS + "?" * optional
             else:
-                spec = spec_of(seen.dtype, shape, optional=optional)
+                spec = format_spec(seen.dtype, shape, optional=optional)
             found[text_of(name)] = spec
         return dict(sorted(found.items()))
 
@@ -383,7 +383,9 @@ def _array(field: Array, values: Values) -> Any:
         return numbers
     n_fixed = math.prod(n for n in shape if n is not None)
     if len(numbers) % n_fixed or (None not in shape and len(numbers) != n_fixed):
-        raise MediaError(f"expected {spec_of(field.dtype, shape)}, found {len(numbers):,} values")
+        raise MediaError(
+            f"expected {format_spec(field.dtype, shape)}, found {len(numbers):,} values"
+        )
     return numbers.reshape([-1 if n is None else n for n in shape])
 
 

@@ -6,22 +6,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from shardio import Input, MediaError
-from shardio_converters.field_specs import check_names, spec_of
-from shardio_converters.told_fields import Looks
+from shardio_converters.field_specs import check_names, format_spec
+from shardio_converters.told_fields import SchemaProbe
 
-Facts = tuple[str, tuple[int | None, ...]]
+DtypeShape = tuple[str, tuple[int | None, ...]]
 """The word for a field, and its shape."""
 
 
-class FoundFields:
+class SchemaInference:
     """The fields of samples; the first that has an array decides what it is."""
 
     def __init__(self) -> None:
-        self._facts: dict[str, Facts] = {}
+        self._facts: dict[str, DtypeShape] = {}
         self._counts: Counter[str] = Counter()
         self.n_samples = 0
 
-    def add(self, sample: Mapping[str, Facts]) -> None:
+    def add(self, sample: Mapping[str, DtypeShape]) -> None:
         """Take a sample in.
 
         Raises:
@@ -31,7 +31,7 @@ class FoundFields:
         self._counts.update(sample.keys())
         self.n_samples += 1
 
-    def merge(self, other: FoundFields) -> None:
+    def merge(self, other: SchemaInference) -> None:
         """Take the samples of another file in; none of them if one does not fit.
 
         Raises:
@@ -44,12 +44,12 @@ class FoundFields:
     def as_specs(self) -> dict[str, str]:
         """The fields in a word each; what some samples lack is optional."""
         specs = {
-            name: spec_of(*facts, optional=self._counts[name] < self.n_samples)
+            name: format_spec(*facts, optional=self._counts[name] < self.n_samples)
             for name, facts in self._facts.items()
         }
         return dict(sorted(specs.items()))
 
-    def _merge(self, found: Mapping[str, Facts]) -> None:
+    def _merge(self, found: Mapping[str, DtypeShape]) -> None:
         changed = {}
         for name, (dtype, shape) in found.items():
             known = self._facts.get(name)
@@ -58,7 +58,7 @@ class FoundFields:
             was, dims = known or (dtype, shape)
             if was != dtype or len(dims) != len(shape):
                 raise MediaError(
-                    f"{name!r}: expected {spec_of(was, dims)}, found {spec_of(dtype, shape)}"
+                    f"{name!r}: expected {format_spec(was, dims)}, found {format_spec(dtype, shape)}"
                 )
             merged = tuple(n if n == m and n else None for n, m in zip(shape, dims, strict=True))
             changed[name] = (dtype, merged)
@@ -67,15 +67,15 @@ class FoundFields:
         self._facts.update(changed)
 
 
-def tell_fields(
-    inputs: Sequence[Input], fields_of: Callable[[Input], FoundFields], what: str
+def infer_fields(
+    inputs: Sequence[Input], fields_of: Callable[[Input], SchemaInference], what: str
 ) -> dict[str, str]:
     """The fields of the samples of all inputs that can be read, in a word each.
 
     Raises:
         InvalidArgument: none of them is such a file with samples, which `what` names.
     """
-    found, looks = FoundFields(), Looks(inputs)
+    found, looks = SchemaInference(), SchemaProbe(inputs)
     for one in looks.files():
         with looks.at(one):
             found.merge(fields_of(one))

@@ -21,13 +21,13 @@ from shardio import (
     Text,
 )
 from shardio_converters.field_specs import Field
-from shardio_converters.records.found_fields import FoundFields, tell_fields
-from shardio_converters.records.mds_files import INDEX, SUFFIXES, Column, check_index, open_shard
-from shardio_converters.told_fields import ToldFields
+from shardio_converters.records.found_fields import SchemaInference, infer_fields
+from shardio_converters.records.mds_files import INDEX, SUFFIXES, MdsColumn, check_index, open_shard
+from shardio_converters.told_fields import InferringConverter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mds(ToldFields):
+class Mds(InferringConverter):
     """Makes a sample of each one in MDS shards; each shard is an input.
 
     A shard says itself what its columns are. `index.json` beside it is compared with it: size,
@@ -62,7 +62,7 @@ class Mds(ToldFields):
             InvalidArgument: none of them is a shard that can be read.
         """
         what = "MDS shard with samples that can be read"
-        return replace(self, fields=self.fields or tell_fields(inputs, _fields_of, what))
+        return replace(self, fields=self.fields or infer_fields(inputs, _fields_of, what))
 
     def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:
         """All that a sample has: `label` and `source` come first, also where they are columns."""
@@ -105,9 +105,9 @@ class Mds(ToldFields):
         return Outcome("converted") if n_samples else Outcome("empty", "holds no sample")
 
 
-def _fields_of(source: Input) -> FoundFields:
+def _fields_of(source: Input) -> SchemaInference:
     """The columns of a shard; samples are read only if their shapes are with them."""
-    found = FoundFields()
+    found = SchemaInference()
     if not source.name.lower().endswith(SUFFIXES):
         return found
     with ExitStack() as files:
@@ -127,7 +127,7 @@ def _fields_of(source: Input) -> FoundFields:
     return found
 
 
-def _refuse_others(columns: Sequence[Column], schema: Schema, fields: Mapping[str, str]) -> None:
+def _refuse_others(columns: Sequence[MdsColumn], schema: Schema, fields: Mapping[str, str]) -> None:
     names = {one.name for one in columns}
     if others := sorted(names - fields.keys()):
         raise MediaError(f"columns {', '.join(others)}: expected none but {', '.join(fields)}")

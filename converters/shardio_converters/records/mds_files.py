@@ -27,10 +27,10 @@ import zstandard
 
 from shardio import Array, Bytes, Image, Json, MediaError, Text
 from shardio.media import probe
-from shardio_converters.field_specs import DTYPES, fits, spec_of
+from shardio_converters.field_specs import DTYPES, fits, format_spec
 from shardio_converters.file_names import data_name, named_path
 from shardio_converters.json_values import OutOfRange, float_of, read_json
-from shardio_converters.records.found_fields import Facts
+from shardio_converters.records.found_fields import DtypeShape
 from shardio_converters.records.zstd_files import open_zstd
 
 _SCALARS: Final = tuple(name for name in DTYPES if name != "bool")
@@ -63,7 +63,7 @@ Piece = bytes | memoryview
 
 
 @dataclass(frozen=True)
-class Column:
+class MdsColumn:
     """A column of a shard: its name, its encoding, and the bytes of a value if they are fixed.
 
     Raises:
@@ -88,14 +88,14 @@ class Column:
             raise MediaError(f"column {self.name!r}: found encoding {self.encoding!r}")
 
     @property
-    def facts(self) -> Facts | None:
+    def facts(self) -> DtypeShape | None:
         """What it is in a sample; None where the samples say it."""
         if not self.is_array:
             return _WORDS[self.encoding], ()
         dtype, shape = self._stated
         return None if dtype is None or shape is None else (dtype, shape)
 
-    def facts_of(self, data: Piece) -> Facts:
+    def facts_of(self, data: Piece) -> DtypeShape:
         """What an array of a sample is.
 
         Raises:
@@ -149,8 +149,8 @@ class Column:
         value = self._array(data)
         if value.dtype.name != field.dtype or not fits(value.shape, field.shape):
             raise MediaError(
-                f"expected {spec_of(field.dtype, field.shape)}, "
-                f"found {spec_of(value.dtype.name, value.shape)}"
+                f"expected {format_spec(field.dtype, field.shape)}, "
+                f"found {format_spec(value.dtype.name, value.shape)}"
             )
         return value
 
@@ -221,7 +221,7 @@ _U32: Final = np.dtype("<u4")
 
 def open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
-) -> tuple[list[Column], Iterator[list[Piece]]]:
+) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
     """The columns of a shard, and its samples: the bytes of each column.
 
     With `is_checked`, it is compared with the index beside it first.
@@ -343,7 +343,7 @@ def _digest(file: IO[bytes], algorithm: str) -> str | None:
     return digest
 
 
-def _open(file: IO[bytes], n_bytes: int | None) -> tuple[list[Column], Iterator[list[Piece]]]:
+def _open(file: IO[bytes], n_bytes: int | None) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
     n_samples = int.from_bytes(_read(file, 4, n_bytes), "little")
     offsets = np.frombuffer(_read(file, 4 * (n_samples + 1), n_bytes), _U32).astype(np.int64)
     start = 4 + offsets.size * 4
@@ -355,14 +355,14 @@ def _open(file: IO[bytes], n_bytes: int | None) -> tuple[list[Column], Iterator[
     return columns, _rows(file, columns, np.diff(offsets), n_bytes)
 
 
-def _columns(content: bytes) -> list[Column]:
+def _columns(content: bytes) -> list[MdsColumn]:
     try:
         about = json.loads(content)
         names, encodings = about["column_names"], about["column_encodings"]
         sizes = about["column_sizes"]
         if len({*names}) < len(names) or not all(isinstance(n, str) for n in (*names, *encodings)):
             raise ValueError(f"the columns are {names}, in {encodings}")
-        columns = [Column(*each) for each in zip(names, encodings, sizes, strict=True)]
+        columns = [MdsColumn(*each) for each in zip(names, encodings, sizes, strict=True)]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MediaError(f"what it says of its columns is damaged: {error!r}") from error
     if about.get("format") != "mds" or about.get("version") != 2:
@@ -371,7 +371,7 @@ def _columns(content: bytes) -> list[Column]:
 
 
 def _rows(
-    file: IO[bytes], columns: Sequence[Column], sizes: npt.NDArray[np.int64], n_bytes: int | None
+    file: IO[bytes], columns: Sequence[MdsColumn], sizes: npt.NDArray[np.int64], n_bytes: int | None
 ) -> Iterator[list[Piece]]:
     fixed = [column.n_bytes for column in columns]
     arrays = [column.is_array for column in columns]  # of which no copy is made

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Final, Self
 from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.field_specs import Field, schema_of
 from shardio_converters.records.examples import (
-    FoundFeatures,
+    FeatureInference,
     fits,
     is_example,
     makers,
     read_example,
 )
-from shardio_converters.told_fields import Looks, ToldFields
+from shardio_converters.told_fields import InferringConverter, SchemaProbe
 
 RECORDS: Final = ("example", "bytes")
 ONLY: Final = "record"
@@ -25,7 +25,7 @@ ONLY: Final = "record"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records(ToldFields, ABC):
+class RecordConverter(InferringConverter, ABC):
     """Makes a sample of each record of a file.
 
     With `records="example"` a record is a tf.train.Example, and its features are fields; with
@@ -81,9 +81,9 @@ class Records(ToldFields, ABC):
         """
         if self.fields is not None:
             return replace(self, records=self.records or "example")
-        found, records, looks = FoundFeatures(), self.records, Looks(inputs)
+        found, records, looks = FeatureInference(), self.records, SchemaProbe(inputs)
         for one in looks.files():
-            of_file = FoundFeatures()
+            of_file = FeatureInference()
             with looks.at(one):
                 records = records or self._first_of(one)
                 if records == "bytes":
@@ -115,7 +115,7 @@ class Records(ToldFields, ABC):
                     return RECORDS[not found]
         return None
 
-    def _add_all(self, source: Input, found: FoundFeatures) -> None:
+    def _add_all(self, source: Input, found: FeatureInference) -> None:
         records = self.read(source)
         if records is None:
             return

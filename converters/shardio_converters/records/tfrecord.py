@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any, ClassVar, Final, Protocol
 
 from shardio import Input, MediaError
-from shardio_converters.records.record_source import Records
+from shardio_converters.records.record_source import RecordConverter
 
 _NAME: Final = re.compile(r"\.tfrec(ords?)?(-\d+-of-\d+)?(\.gz|\.zlib)?$", re.IGNORECASE)
 _HEAD: Final = struct.Struct("<QI")  # bytes of the record, checksum of that number
@@ -28,7 +28,7 @@ class _Bytes(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TFRecords(Records):
+class TFRecords(RecordConverter):
     """Makes a sample of each record of a file; options and fields are those of `Records`."""
 
     kind: ClassVar[str] = "tfrecord"

@@ -28,11 +28,11 @@ from shardio import (
 )
 from shardio.media import demux, probe, sound_of
 from shardio_converters.arrays.npy import TEXT, StoredArray, array_in
-from shardio_converters.field_specs import Field, fits, spec_of
+from shardio_converters.field_specs import Field, fits, format_spec
 from shardio_converters.json_values import read_json
-from shardio_converters.records.found_fields import Facts, FoundFields, tell_fields
+from shardio_converters.records.found_fields import DtypeShape, SchemaInference, infer_fields
 from shardio_converters.records.tar_files import Member, is_tar, open_tar
-from shardio_converters.told_fields import ToldFields
+from shardio_converters.told_fields import InferringConverter
 
 _PARTS: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 _ASIDE: Final = re.compile(r"__[^/]*__(?:$|/)")
@@ -62,7 +62,7 @@ def split(name: str) -> tuple[str, str] | None:
     return found[1], found[2].lower()
 
 
-class Samples:
+class TarSamples:
     """The samples of a tar: members of one key that follow one another.
 
     Each is its key, and what `take` makes of its members, by field. `n_aside` counts members that
@@ -106,7 +106,7 @@ class Samples:
             yield key, sample
 
 
-def facts_of(field: str, member: Member) -> Facts:
+def facts_of(field: str, member: Member) -> DtypeShape:
     """What a member will be in a sample, told from its name, and of an array from its header.
 
     Raises:
@@ -134,7 +134,7 @@ def check_field(name: str, field: object) -> None:
         return
     if ending not in _NUMBERS.split() or (field.dtype, field.shape) != ("int64", ()):
         raise InvalidArgument(
-            f"field {name!r}: found {spec_of(field.dtype, field.shape)}; arrays are members in "
+            f"field {name!r}: found {format_spec(field.dtype, field.shape)}; arrays are members in "
             f".npy, and int64 those in .{', .'.join(_NUMBERS.split())}"
         )
 
@@ -169,14 +169,14 @@ def _array(name: str, field: Array | None, data: bytes) -> Any:
     dtype, shape = _checked(array)
     known = (field.dtype, field.shape) if field else (TEXT, ())
     if dtype != known[0] or not fits(shape, known[1]):
-        raise MediaError(f"expected {spec_of(*known)}, found {spec_of(dtype, shape)}")
+        raise MediaError(f"expected {format_spec(*known)}, found {format_spec(dtype, shape)}")
     value = array.whole()
     return str(value) if dtype == TEXT else np.asarray(value, order="C")
 
 
-def _checked(array: StoredArray) -> Facts:
+def _checked(array: StoredArray) -> DtypeShape:
     if array.dtype == TEXT and array.shape:
-        raise MediaError(f"expected one string, found {spec_of(TEXT, array.shape)}")
+        raise MediaError(f"expected one string, found {format_spec(TEXT, array.shape)}")
     if len(array.shape) > 16:
         raise MediaError(f"found {len(array.shape)} dimensions; 16 at most")
     return array.dtype, array.shape
@@ -204,7 +204,7 @@ def _way_out(field: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WebDataset(ToldFields):
+class WebDataset(InferringConverter):
     """Makes a sample of the members of a tar that have one key, and follow one another.
 
     The key is a member's name up to the first dot behind the last slash, the field what is behind
@@ -243,7 +243,7 @@ class WebDataset(ToldFields):
             InvalidArgument: none of them is a tar that can be read.
         """
         what = "tar of samples that can be read"
-        return replace(self, fields=self.fields or tell_fields(inputs, _fields_of, what))
+        return replace(self, fields=self.fields or infer_fields(inputs, _fields_of, what))
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a tar."""
@@ -262,7 +262,7 @@ class WebDataset(ToldFields):
 
         n_samples = 0
         with ExitStack() as files:
-            found = Samples(open_tar(source.path, source.name, files), take)
+            found = TarSamples(open_tar(source.path, source.name, files), take)
             for key, sample in found:
                 if missing := required - sample.keys():
                     raise MediaError(f"sample {key!r} lacks {', '.join(sorted(missing))}")
@@ -276,11 +276,11 @@ class WebDataset(ToldFields):
         return Outcome("converted", detail=detail)
 
 
-def _fields_of(source: Input) -> FoundFields:
+def _fields_of(source: Input) -> SchemaInference:
     """The fields of a tar that is not damaged."""
-    found = FoundFields()
+    found = SchemaInference()
     if is_tar(source.name):
         with ExitStack() as files:
-            for _, sample in Samples(open_tar(source.path, source.name, files), facts_of):
+            for _, sample in TarSamples(open_tar(source.path, source.name, files), facts_of):
                 found.add(sample)
     return found

@@ -19,10 +19,10 @@ def open_zstd(file: IO[bytes]) -> IO[bytes]:
     Reading raises `EOFError` where the file ends within a frame, which `zstandard`'s own reader
     takes for the end, and `zstandard.ZstdError` where it is damaged.
     """
-    return io.BufferedReader(_Frames(file), 1 << 20)
+    return io.BufferedReader(_ZstdFrames(file), 1 << 20)
 
 
-class _Frames(io.RawIOBase):
+class _ZstdFrames(io.RawIOBase):
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._decompressor = zstandard.ZstdDecompressor()

@@ -21,22 +21,22 @@ from shardio import Array, EncodedStream, Input, InvalidArgument, MediaError, Ou
 from shardio.media import SpanReader, library_versions, times_of
 from shardio_converters.arrow.fields import refuse_other_type
 from shardio_converters.arrow.files import open_table
-from shardio_converters.arrow.types import Column, columns_of
+from shardio_converters.arrow.types import ArrowColumn, columns_of
 from shardio_converters.arrow.values import values_of
-from shardio_converters.field_specs import Field, fits, make_field
+from shardio_converters.field_specs import Field, fits, parse_field
 from shardio_converters.robots.lerobot_metadata import (
     INFO,
     META,
     PICTURES,
     VIDEO,
+    CameraSpan,
     Episode,
-    Footage,
     Numbers,
     RobotSet,
     open_set,
     root_of,
 )
-from shardio_converters.told_fields import ToldFields
+from shardio_converters.told_fields import InferringConverter
 
 _HALF: Final = 0.5  # of the time from one frame to the next
 
@@ -48,7 +48,7 @@ class Cameras:
         self._paths, self._fps, self._check = paths, fps, check
         self._open: dict[str, tuple[str, SpanReader]] = {}
 
-    def cut(self, camera: str, footage: Footage, times: Numbers) -> EncodedStream:
+    def cut(self, camera: str, footage: CameraSpan, times: Numbers) -> EncodedStream:
         """Cut out a camera's view of an episode, whose frames are shown at `times`, in seconds.
 
         Raises:
@@ -68,7 +68,9 @@ class Cameras:
         self._refuse_other_times(stream, footage, times)
         return stream
 
-    def _refuse_other_times(self, stream: EncodedStream, footage: Footage, times: Numbers) -> None:
+    def _refuse_other_times(
+        self, stream: EncodedStream, footage: CameraSpan, times: Numbers
+    ) -> None:
         path, shown = self._paths[footage.name], times_of(stream)
         if len(shown) != len(times):
             raise MediaError(
@@ -106,7 +108,7 @@ _TEXTS: Final = "json"
 
 
 @dataclass(frozen=True)
-class Frames:
+class EpisodeFrames:
     """The rows of an episode: the first one's position in the file, values by column."""
 
     number: int
@@ -116,7 +118,7 @@ class Frames:
 
 def read_frames(
     path: str, name: str, specs: Mapping[str, str], *, all_of: bool = True
-) -> Iterator[Frames]:
+) -> Iterator[EpisodeFrames]:
     """Read a file of data, episode by episode; `specs` say what becomes of its columns.
 
     Args:
@@ -139,7 +141,7 @@ def read_frames(
                 if begin == end:
                     continue
                 if parts and numbers[begin] != number:
-                    yield Frames(number, first_row, _gathered(parts, specs))
+                    yield EpisodeFrames(number, first_row, _gathered(parts, specs))
                     parts = {}
                 if not parts:
                     number, first_row = int(numbers[begin]), row + begin
@@ -149,10 +151,10 @@ def read_frames(
                     parts[key] += values_of(piece, columns[key], field, row + begin)
             row += batch.num_rows
         if parts:
-            yield Frames(number, first_row, _gathered(parts, specs))
+            yield EpisodeFrames(number, first_row, _gathered(parts, specs))
 
 
-def _field_of(column: Column, spec: str) -> Field:
+def _field_of(column: ArrowColumn, spec: str) -> Field:
     """What a row has in a column.
 
     Raises:
@@ -163,7 +165,7 @@ def _field_of(column: Column, spec: str) -> Field:
             raise MediaError(f"column {column.name!r}: expected text, found {column.word}")
         return Text()
     word = spec.replace("[*,", "[").replace("[*]", "")
-    field = make_field(column.name, word)
+    field = parse_field(column.name, word)
     refuse_other_type(column, field, word)
     return field
 
@@ -172,7 +174,7 @@ def _gathered(parts: Mapping[str, list[Any]], specs: Mapping[str, str]) -> dict[
     return {key: one if specs[key] == _TEXTS else np.array(one) for key, one in parts.items()}
 
 
-def refuse_other_frames(frames: Frames, length: int, tasks: Mapping[int, str]) -> None:
+def refuse_other_frames(frames: EpisodeFrames, length: int, tasks: Mapping[int, str]) -> None:
     """Make sure that an episode has all its frames, and that its tasks are known.
 
     Raises:
@@ -197,7 +199,7 @@ _MAX_NAMED: Final = 5  # broken episodes of a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeRobot(ToldFields):
+class LeRobot(InferringConverter):
     """Makes a sample of each episode of LeRobot data sets; each file of data is an input.
 
     `columns` are the features that are taken, all by default; those that every data set has always
@@ -346,7 +348,7 @@ class LeRobot(ToldFields):
         self,
         source: Input,
         robot_set: RobotSet,
-        frames: Frames,
+        frames: EpisodeFrames,
         episode: Episode,
         cameras: Cameras,
     ) -> dict[str, Any]:
@@ -402,7 +404,7 @@ class LeRobot(ToldFields):
         for name, spec in taken.items():
             if name not in fields:
                 raise MediaError(f"{INFO}: feature {name!r}: found {spec}, expected no such one")
-            if not _fits(make_field(name, spec), schema[name]):
+            if not _fits(parse_field(name, spec), schema[name]):
                 raise MediaError(f"{INFO}: feature {name!r}: expected {fields[name]}, found {spec}")
         for name in fields:
             if name not in taken and not schema[name].optional:

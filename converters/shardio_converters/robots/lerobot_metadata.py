@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from shardio import Input, InvalidArgument, MediaError
 from shardio_converters.arrow.files import open_table
-from shardio_converters.field_specs import make_field
+from shardio_converters.field_specs import parse_field
 from shardio_converters.file_names import data_name, named_path
 
 INFO: Final = "meta/info.json"
@@ -195,7 +195,7 @@ Numbers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Footage:
+class CameraSpan:
     """Where a camera's view of an episode is: a file, and from which second until which."""
 
     name: str
@@ -210,7 +210,7 @@ class Episode:
 
     number: int
     length: int
-    footage: Mapping[str, Footage]
+    footage: Mapping[str, CameraSpan]
 
 
 @dataclass(frozen=True)
@@ -269,15 +269,15 @@ class RobotSet:
             if not os.path.lexists(named_path(root, name)):
                 raise MediaError(f"{name}, which has {len(rows):,} of the episodes, is missing")
 
-    def _footage(self, camera: str, row: int) -> Footage:
+    def _footage(self, camera: str, row: int) -> CameraSpan:
         if self.version == ONE_EACH:
             numbers = {key: int(self.columns[key][row]) for key in PLACE}
-            return Footage(_filled(self.video_path, numbers, camera), Fraction(0), None)
+            return CameraSpan(_filled(self.video_path, numbers, camera), Fraction(0), None)
         keys = VIDEO_PLACE
         chunk, file, begin, end = (self.columns[f"videos/{camera}/{key}"][row] for key in keys)
         numbers = {"chunk_index": int(chunk), "file_index": int(file)}
         name = _filled(self.video_path, numbers, camera)
-        return Footage(name, Fraction(float(begin)), Fraction(float(end)))
+        return CameraSpan(name, Fraction(float(begin)), Fraction(float(end)))
 
 
 def root_of(source: Input) -> tuple[str, str] | None:
@@ -356,7 +356,7 @@ def _spec(name: str, feature: Mapping[str, Any]) -> str:
     dims = [] if shape == [1] else shape  # numbers that stand alone are stored so
     spec = f"{dtype}[{','.join(map(str, ['*', *dims]))}]"
     try:
-        make_field(name, spec)
+        parse_field(name, spec)
     except InvalidArgument as error:
         raise MediaError(f"feature {name!r}: found the dtype {dtype!r}, which is none") from error
     return spec

@@ -37,7 +37,7 @@ def holds_only(kind: str, cells: Sequence[str]) -> bool:
     )
 
 
-def kind_of(cells: Sequence[str], known: str | None) -> str | None:
+def cell_kind(cells: Sequence[str], known: str | None) -> str | None:
     """The narrowest kind of these cells and those that were found to be `known`.
 
     None where all are empty: they are of any kind.

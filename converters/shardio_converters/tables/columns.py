@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 from shardio import InvalidArgument
-from shardio_converters.field_specs import make_schema, spec_of
+from shardio_converters.field_specs import format_spec, parse_schema
 from shardio_converters.json_values import is_out_of_range
-from shardio_converters.tables.cells import BOOL, FLOAT, INT, TEXT, kind_of
-from shardio_converters.tables.files import Block, columns_of
+from shardio_converters.tables.cells import BOOL, FLOAT, INT, TEXT, cell_kind
+from shardio_converters.tables.files import RowBlock, columns_of
 from shardio_converters.tables.numbers import MAX_EXACT, as_numbers
 
 _MAX_NAMES: Final = 256
@@ -24,11 +24,11 @@ _KINDS: Final = {bool: BOOL, int: INT, float: FLOAT, str: TEXT, dict: _RECORD, l
 Dims = tuple[int | None, ...]
 
 
-class Columns:
+class TableInference:
     """The columns of one table, or of several that are put together."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, _ColumnInference] = {}
         self._n_rows = 0
 
     @property
@@ -36,18 +36,18 @@ class Columns:
         """What the columns are called."""
         return [*self._columns]
 
-    def add(self, block: Block, *, is_csv: bool) -> None:
+    def add(self, block: RowBlock, *, is_csv: bool) -> None:
         """Look at the rows of a block."""
         self._n_rows += len(block.lines)
         for name, values in block.columns.items():
-            column = self._columns.setdefault(name, _Column())
+            column = self._columns.setdefault(name, _ColumnInference())
             (column.add_cells if is_csv else column.add_values)(values)
 
-    def merge(self, other: Columns) -> None:
+    def merge(self, other: TableInference) -> None:
         """Put the columns of another table to these."""
         self._n_rows += other._n_rows
         for name, column in other._columns.items():
-            self._columns.setdefault(name, _Column()).merge(column)
+            self._columns.setdefault(name, _ColumnInference()).merge(column)
 
     def as_specs(self) -> dict[str, str]:
         """The fields in a word each; what some rows lack is optional."""
@@ -57,7 +57,7 @@ class Columns:
         return found
 
 
-class _Column:
+class _ColumnInference:
     """What the values of one name are; of a nested record, what those in it are."""
 
     def __init__(self, depth: int = 0) -> None:
@@ -68,7 +68,7 @@ class _Column:
         self._n_given = self._n_empty = 0
         self._least = self._most = 0
         self._lists = _Lists()
-        self._inner: dict[str, _Column] = {}
+        self._inner: dict[str, _ColumnInference] = {}
 
     def add_cells(self, cells: Sequence[str]) -> None:
         """Look at cells of CSV."""
@@ -79,7 +79,7 @@ class _Column:
         self._n_empty += cells.count("")
 
     def _look_at(self, cells: Sequence[str]) -> str | None:
-        kind = kind_of(cells, self._cell_kind)
+        kind = cell_kind(cells, self._cell_kind)
         if kind in (INT, FLOAT):
             numbers = [cell.strip() for cell in cells if cell]
             whole = [int(cell) for cell in numbers if cell.lstrip("+-").isdigit()]
@@ -104,9 +104,9 @@ class _Column:
         if dict in types and len(self._inner) <= _MAX_NAMES and self._depth < _MAX_NESTED:
             records = [each for each in values if type(each) is dict]
             for name, inner in columns_of(records).items():
-                self._inner.setdefault(name, _Column(self._depth + 1)).add_values(inner)
+                self._inner.setdefault(name, _ColumnInference(self._depth + 1)).add_values(inner)
 
-    def merge(self, other: _Column) -> None:
+    def merge(self, other: _ColumnInference) -> None:
         """Take in what another one has seen."""
         self._kinds |= other._kinds
         both = {self._cell_kind, other._cell_kind} - {None}
@@ -120,7 +120,7 @@ class _Column:
         self._add_range((other._least, other._most))
         self._lists.merge(other._lists)
         for name, column in other._inner.items():
-            self._inner.setdefault(name, _Column(self._depth + 1)).merge(column)
+            self._inner.setdefault(name, _ColumnInference(self._depth + 1)).merge(column)
 
     def specs(self, name: str, n_rows: int) -> dict[str, str]:
         """The field that it is, or those of the nested record; `n_rows` are those of the tables."""
@@ -131,7 +131,7 @@ class _Column:
             return found
         word, dims = self._what()
         n_there = self._n_given - (self._n_empty if word != TEXT else 0)
-        return {name: spec_of(word, dims, optional=n_there < n_rows)}
+        return {name: format_spec(word, dims, optional=n_there < n_rows)}
 
     def _is_record(self) -> bool:
         return 0 < len(self._inner) <= _MAX_NAMES and all(map(_is_name, self._inner))
@@ -216,7 +216,7 @@ class _Lists:
 def _is_name(name: str) -> bool:
     """Whether a name in an object can be that of a field in a nested record."""
     try:
-        make_schema({name: "json"})
+        parse_schema({name: "json"})
     except InvalidArgument:
         return False
     return "." not in name

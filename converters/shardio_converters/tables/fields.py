@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardio import Input, InvalidArgument, MediaError
-from shardio_converters.field_specs import check_names, make_schema
-from shardio_converters.tables.columns import Columns
-from shardio_converters.tables.file_references import word_of
-from shardio_converters.tables.files import Block, is_csv, is_table, read_blocks
-from shardio_converters.told_fields import Looks
+from shardio_converters.field_specs import check_names, parse_schema
+from shardio_converters.tables.columns import TableInference
+from shardio_converters.tables.file_references import file_spec
+from shardio_converters.tables.files import RowBlock, is_csv, is_table, read_blocks
+from shardio_converters.told_fields import SchemaProbe
 
 
-def find_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str, str]:
+def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str, str]:
     """What the columns of all tables that can be read are, in a word each.
 
     Raises:
         InvalidArgument: there is none, or no table has a column of `references`.
     """
-    found, named = Columns(), {name: _Named() for name in references}
-    n_files, looks = 0, Looks(inputs)
+    found, named = TableInference(), {name: _Named() for name in references}
+    n_files, looks = 0, SchemaProbe(inputs)
     for one in looks.files():
         if not is_table(one.name):
             continue
@@ -44,12 +44,12 @@ def find_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str,
                 f"references: no table has a column {name!r}; there are {', '.join(sorted(fields))}"
             )
         is_optional = named[name].has_empty or fields[name].endswith("?")
-        fields[name] = word_of(named[name].suffixes) + "?" * is_optional
-    make_schema(fields)
+        fields[name] = file_spec(named[name].suffixes) + "?" * is_optional
+    parse_schema(fields)
     return fields
 
 
-def values_by_name(block: Block, name: str) -> Sequence[Any]:
+def values_by_name(block: RowBlock, name: str) -> Sequence[Any]:
     """A column, or what objects in one have by a dotted name; empty where there is none."""
     if name in block.columns:
         return block.columns[name]
@@ -78,9 +78,9 @@ class _Named:
         self.has_empty |= other.has_empty
 
 
-def _look_at(one: Input, references: Sequence[str]) -> tuple[Columns, dict[str, _Named]]:
+def _look_at(one: Input, references: Sequence[str]) -> tuple[TableInference, dict[str, _Named]]:
     """What a table has, if all of it can be read."""
-    columns, named, n_names = Columns(), {name: _Named() for name in references}, 0
+    columns, named, n_names = TableInference(), {name: _Named() for name in references}, 0
     for block in read_blocks(one.path, one.name):
         columns.add(block, is_csv=is_csv(one.name))
         if len(columns.names) > n_names:
@@ -90,7 +90,7 @@ def _look_at(one: Input, references: Sequence[str]) -> tuple[Columns, dict[str, 
             found.add(values_by_name(block, name))
     try:
         if columns.names:
-            make_schema(columns.as_specs())
+            parse_schema(columns.as_specs())
     except InvalidArgument as error:
         raise MediaError(str(error)) from error
     return columns, named

@@ -16,7 +16,7 @@ from shardio.media import (
 )
 
 FILE: Final = "file"
-Field = Audio | Bytes | Image | Video
+FileField = Audio | Bytes | Image | Video
 
 
 def name_of(table: Input, reference: str) -> str:
@@ -24,7 +24,7 @@ def name_of(table: Input, reference: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(table.name), reference))
 
 
-def word_of(references: Sequence[str] | set[str]) -> str:
+def file_spec(references: Sequence[str] | set[str]) -> str:
     """What fields of files with such names are: all pictures, sound or videos, else any files."""
     if all(map(has_image_suffix, references)):
         return "image"
@@ -38,7 +38,7 @@ def word_of(references: Sequence[str] | set[str]) -> str:
 def read_files(
     table: Input,
     name: str,
-    field: Field,
+    field: FileField,
     column: Sequence[Any],
     lines: Sequence[int],
     parts: Mapping[str, Input],
@@ -55,7 +55,7 @@ def read_files(
             raise MediaError(f"line {line}, column {name!r}: {error}") from error
 
 
-def _read(table: Input, field: Field, reference: Any, parts: Mapping[str, Input]) -> Any:
+def _read(table: Input, field: FileField, reference: Any, parts: Mapping[str, Input]) -> Any:
     if reference in (None, ""):
         if field.optional:
             return None

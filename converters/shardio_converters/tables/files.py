@@ -31,7 +31,7 @@ _SCAN_CHECKED: Final = make_scanner(json.JSONDecoder(parse_float=float_of))  # t
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RowBlock:
     """Rows that follow each other, by columns; `lines` says where in the file each of them ends.
 
     Cells of CSV are text, values of JSON are as Python has them. Where a row lacks a column, or has
@@ -52,7 +52,7 @@ def is_csv(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in DELIMITERS
 
 
-def read_blocks(path: str, name: str) -> Iterator[Block]:
+def read_blocks(path: str, name: str) -> Iterator[RowBlock]:
     """Read a table, in UTF-8; one of CSV without rows gives one block, which has its columns.
 
     Raises:
@@ -89,7 +89,7 @@ class _Lines:
             yield line
 
 
-def _read_csv(lines: _Lines, delimiter: str) -> Iterator[Block]:
+def _read_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
     blocks = _blocks_of_csv(lines, delimiter)
     while True:
         # The limit is the process's own, 131,072 by default: others find it as it was.
@@ -103,7 +103,7 @@ def _read_csv(lines: _Lines, delimiter: str) -> Iterator[Block]:
         yield block
 
 
-def _blocks_of_csv(lines: _Lines, delimiter: str) -> Iterator[Block]:
+def _blocks_of_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
     reader = csv.reader(lines, strict=True, delimiter=delimiter)
     try:
         names = next(filter(None, reader), None)
@@ -113,7 +113,7 @@ def _blocks_of_csv(lines: _Lines, delimiter: str) -> Iterator[Block]:
         rows: list[list[str]] = []
         ends: list[int] = []
         n_read, n_columns = lines.n_chars, len(names)
-        yield Block({name: () for name in names}, [])
+        yield RowBlock({name: () for name in names}, [])
         for row in reader:
             if len(row) != n_columns:
                 if not row:  # a blank line
@@ -125,12 +125,12 @@ def _blocks_of_csv(lines: _Lines, delimiter: str) -> Iterator[Block]:
             rows.append(row)
             ends.append(reader.line_num)
             if len(rows) == _BLOCK_ROWS or lines.n_chars - n_read > _BLOCK_CHARS:
-                yield Block(dict(zip(names, zip(*rows, strict=True), strict=True)), ends)
+                yield RowBlock(dict(zip(names, zip(*rows, strict=True), strict=True)), ends)
                 rows, ends, n_read = [], [], lines.n_chars
     except csv.Error as error:
         raise MediaError(f"line {reader.line_num}: not CSV: {error}") from error
     if rows:
-        yield Block(dict(zip(names, zip(*rows, strict=True), strict=True)), ends)
+        yield RowBlock(dict(zip(names, zip(*rows, strict=True), strict=True)), ends)
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -146,7 +146,7 @@ def _check_names(names: Sequence[str]) -> None:
     check_names(names, "columns")
 
 
-def _read_json(lines: _Lines) -> Iterator[Block]:
+def _read_json(lines: _Lines) -> Iterator[RowBlock]:
     texts: list[str] = []
     n_read = 0
     for line in lines:
@@ -157,7 +157,7 @@ def _read_json(lines: _Lines) -> Iterator[Block]:
     yield from _json_block(texts, lines.n_lines)
 
 
-def _json_block(texts: list[str], n_lines: int) -> Iterator[Block]:
+def _json_block(texts: list[str], n_lines: int) -> Iterator[RowBlock]:
     """The objects in lines of text, of which the last one is line `n_lines`."""
     first = n_lines - len(texts) + 1
     rows = _load_all(texts)
@@ -166,7 +166,7 @@ def _json_block(texts: list[str], n_lines: int) -> Iterator[Block]:
         ends = [number for number, text in enumerate(texts, first) if text]
         rows = [_load_line(texts[number - first], number) for number in ends]
     if rows:
-        yield Block(columns_of(rows), ends)
+        yield RowBlock(columns_of(rows), ends)
 
 
 def _load_line(text: str, number: int) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def load(text: str) -> Any:
     return value if end == len(text) else _DECODER.decode(text)  # which says what is too much
 
 
-def leaves_of(block: Block, schema: Schema) -> dict[str, Sequence[Any]]:
+def leaves_of(block: RowBlock, schema: Schema) -> dict[str, Sequence[Any]]:
     """The columns of a block, with those of nested records under their dotted names.
 
     Raises:

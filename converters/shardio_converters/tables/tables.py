@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outcome, Text
 from shardio_converters.field_specs import REFERENCES, Field, schema_of
 from shardio_converters.row_samples import row_samples
-from shardio_converters.tables.fields import find_fields, values_by_name
+from shardio_converters.tables.fields import infer_table_fields, values_by_name
 from shardio_converters.tables.file_references import name_of, read_files
-from shardio_converters.tables.files import Block, is_csv, is_table, leaves_of, read_blocks
+from shardio_converters.tables.files import RowBlock, is_csv, is_table, leaves_of, read_blocks
 from shardio_converters.tables.values import values_of
-from shardio_converters.told_fields import ToldFields
+from shardio_converters.told_fields import InferringConverter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables(ToldFields):
+class Tables(InferringConverter):
     """Makes a sample of every row; columns keep their names.
 
     `fields` says what the columns are, as `{"x": "float32[3,*]", "y": "int64?"}`; by default they
@@ -74,7 +74,7 @@ class Tables(ToldFields):
         """
         if self.fields is not None:
             return self
-        return replace(self, fields=find_fields(inputs, self.references or ()))
+        return replace(self, fields=infer_table_fields(inputs, self.references or ()))
 
     def parts(self, inputs: Sequence[Input]) -> dict[str, list[str]]:
         """Give the inputs that tables name, by the names of the tables."""
@@ -106,7 +106,7 @@ class Tables(ToldFields):
         return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
     def _values(
-        self, source: Input, block: Block, parts: Mapping[str, Input]
+        self, source: Input, block: RowBlock, parts: Mapping[str, Input]
     ) -> Iterator[tuple[str, Iterable[Any]]]:
         """Each field, and its values for all rows of a block."""
         schema, cells = schema_of(self.fields or {}), is_csv(source.name)

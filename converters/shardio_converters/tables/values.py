@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Array, Json, MediaError, Text
-from shardio_converters.field_specs import spec_of
+from shardio_converters.field_specs import format_spec
 from shardio_converters.json_values import float_of
 from shardio_converters.tables.cells import BOOL, FLOAT, INT, holds_only
 from shardio_converters.tables.files import NESTED, inside, load
@@ -24,12 +24,12 @@ _KINDS: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
 _ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
 """Values that numbers outside the range of float64 are rounded to."""
 
-Field = Array | Json | Text
+ValueField = Array | Json | Text
 Column = Sequence[Any]
 
 
 def values_of(
-    name: str, field: Field, column: Column, lines: Sequence[int], *, is_csv: bool
+    name: str, field: ValueField, column: Column, lines: Sequence[int], *, is_csv: bool
 ) -> Iterable[Any]:
     """The values of a field in so many rows, each None where an optional one is missing.
 
@@ -48,7 +48,7 @@ def values_of(
         raise MediaError(f"column {name!r}: {error}") from error
 
 
-def _of_cells(field: Field, cells: Column) -> Iterable[Any]:
+def _of_cells(field: ValueField, cells: Column) -> Iterable[Any]:
     """Values of cells of CSV; an empty one of text is a text, unless that may be missing."""
     if isinstance(field, Text):
         return [cell or None for cell in cells] if field.optional else cells
@@ -73,14 +73,14 @@ def _is_true(cell: str) -> bool:
 _MAKERS: Final[dict[str, Callable[[str], Any]]] = {BOOL: _is_true, INT: int, FLOAT: float}
 
 
-def _of_values(field: Field, values: Column) -> Iterable[Any]:
+def _of_values(field: ValueField, values: Column) -> Iterable[Any]:
     """Values of those of JSON."""
     if isinstance(field, Json):
         _check_json(values)
         return values
     if None in values:
         if not field.optional:
-            raise ValueError(f"is missing; expected {_word(field)}")
+            raise ValueError(f"is missing; expected {_spec(field)}")
         there = iter(_of_values(field, [each for each in values if each is not None]))
         return [None if each is None else next(there) for each in values]
     if isinstance(field, Text):
@@ -114,7 +114,7 @@ def _rows(field: Array, values: Column) -> Iterable[npt.NDArray[Any]]:
     try:
         whole = cast(found, field.numpy)
     except ValueError as error:
-        raise ValueError(f"expected {_word(field)}, {error}") from error
+        raise ValueError(f"expected {_spec(field)}, {error}") from error
     ends = [*accumulate(map(len, values), initial=0)]
     return [whole[start:end] for start, end in pairwise(ends)]
 
@@ -129,13 +129,13 @@ def _array(field: Array, value: Any) -> npt.NDArray[Any]:
     try:
         whole: npt.NDArray[Any] = cast(found, field.numpy)[0]
     except ValueError as error:
-        raise ValueError(f"expected {_word(field)}, {error}") from error
+        raise ValueError(f"expected {_spec(field)}, {error}") from error
     return whole
 
 
 def _check_shape(field: Array, shape: tuple[int, ...]) -> None:
     if any(want not in (None, n) for n, want in zip(shape, field.shape, strict=True)):
-        raise ValueError(f"expected {_word(field)}, found {spec_of(field.dtype, shape)}")
+        raise ValueError(f"expected {_spec(field)}, found {format_spec(field.dtype, shape)}")
 
 
 def _check_json(values: Column) -> None:
@@ -149,13 +149,13 @@ def _check_json(values: Column) -> None:
     raise ValueError(f"nested more than {_MAX_DEPTH} deep")
 
 
-def _word(field: Field) -> str:
+def _spec(field: ValueField) -> str:
     if isinstance(field, Array):
-        return spec_of(field.dtype, field.shape)
+        return format_spec(field.dtype, field.shape)
     return type(field).__name__.lower()
 
 
-def _expected(field: Field, value: Any) -> str:
+def _expected(field: ValueField, value: Any) -> str:
     text = repr(value)
     shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
-    return f"expected {_word(field)}, found {shown}"
+    return f"expected {_spec(field)}, found {shown}"
