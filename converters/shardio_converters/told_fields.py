@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
 import numpy as np
 
-from shardio import Audio, Image, Input, InvalidArgument, MediaError, Schema, Video
+from shardio import Audio, Image, Input, InvalidArgument, Schema, Video
 from shardio.media import library_versions
 from shardio_converters.field_specs import Field, parse_schema, schema_of
 
@@ -78,32 +76,3 @@ class InferringConverter:
             **(library_versions() if streams else {}),
             **({name: version(name) for name in ("pillow", "simplejpeg")} if pictures else {}),
         }
-
-
-class SchemaProbe:
-    """Looks at files, to tell fields from them; what cannot be read is passed over."""
-
-    def __init__(self, inputs: Sequence[Input]) -> None:
-        self._inputs, self._reason = inputs, ""
-
-    def files(self) -> Iterator[Input]:
-        """The inputs that can be opened: opening a pipe would wait for its writer."""
-        return (one for one in self._inputs if os.path.isfile(one.path))
-
-    @contextmanager
-    def at(self, one: Input) -> Iterator[None]:
-        """Keep what breaks an input from the rest."""
-        try:
-            yield
-        except (MediaError, OSError) as error:
-            self._reason = self._reason or f"; {one.name}: {error}".replace(one.path, one.name)
-
-    def none_of(self, what: str, reason: str = "") -> InvalidArgument:
-        """Make the error that fields cannot be told from any input; the first that broke says why.
-
-        `reason` is another one, where none broke.
-        """
-        return InvalidArgument(
-            f"no {what}, so fields cannot be told; "
-            f"files looked at: {len(self._inputs):,}{self._reason or reason}"
-        )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio import MediaError
+from shardio import Input, InvalidArgument, MediaError
 from shardio_converters.field_specs import DTYPES
 
 _NUMBERS: Final = frozenset(DTYPES) - {"bool"}
@@ -61,3 +64,32 @@ def widen(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         if most > exact:
             raise MediaError(f"expected whole numbers up to {exact} as {wanted}, found {most}")
     return values.astype(wanted)
+
+
+class SchemaProbe:
+    """Looks at files, to tell fields from them; what cannot be read is passed over."""
+
+    def __init__(self, inputs: Sequence[Input]) -> None:
+        self._inputs, self._reason = inputs, ""
+
+    def files(self) -> Iterator[Input]:
+        """The inputs that can be opened: opening a pipe would wait for its writer."""
+        return (one for one in self._inputs if os.path.isfile(one.path))
+
+    @contextmanager
+    def at(self, one: Input) -> Iterator[None]:
+        """Keep what breaks an input from the rest."""
+        try:
+            yield
+        except (MediaError, OSError) as error:
+            self._reason = self._reason or f"; {one.name}: {error}".replace(one.path, one.name)
+
+    def none_of(self, what: str, reason: str = "") -> InvalidArgument:
+        """Make the error that fields cannot be told from any input; the first that broke says why.
+
+        `reason` is another one, where none broke.
+        """
+        return InvalidArgument(
+            f"no {what}, so fields cannot be told; "
+            f"files looked at: {len(self._inputs):,}{self._reason or reason}"
+        )

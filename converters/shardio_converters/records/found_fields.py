@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shardio import Input, MediaError
 from shardio_converters.field_specs import check_names, format_spec
-from shardio_converters.told_fields import SchemaProbe
+from shardio_converters.widening import SchemaProbe
 
 DtypeShape = tuple[str, tuple[int | None, ...]]
 """The word for a field, and its shape."""

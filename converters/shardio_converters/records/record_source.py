@@ -17,7 +17,8 @@ from shardio_converters.records.examples import (
     makers,
     read_example,
 )
-from shardio_converters.told_fields import InferringConverter, SchemaProbe
+from shardio_converters.told_fields import InferringConverter
+from shardio_converters.widening import SchemaProbe
 
 RECORDS: Final = ("example", "bytes")
 ONLY: Final = "record"
