@@ -25,8 +25,8 @@ from shardio_converters.field_specs import (
     fits,
     format_spec,
 )
+from shardio_converters.inference import SchemaProbe, common_dtype, widen
 from shardio_converters.told_fields import InferringConverter
-from shardio_converters.widening import SchemaProbe, common_dtype, widen
 
 _BLOCK_BYTES: Final = 4 << 20
 _MAX_BLOCK_BYTES: Final = 256 << 20  # of rows that share chunks: beyond, chunks are read again

@@ -16,8 +16,8 @@ from shardio import Array, Audio, Bytes, Image, Json, List, MediaError, Text, Vi
 from shardio.media import demux, probe
 from shardio_converters.arrow.types import ArrowColumn, is_list, is_struct, is_tensor, is_text
 from shardio_converters.field_specs import Field, fits
+from shardio_converters.inference import widen
 from shardio_converters.json_values import read_json
-from shardio_converters.widening import widen
 
 _MEDIA_FIELDS: Final = (Image, Audio, Video)
 

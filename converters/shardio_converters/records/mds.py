@@ -21,7 +21,7 @@ from shardio import (
     Text,
 )
 from shardio_converters.field_specs import Field
-from shardio_converters.records.found_fields import SchemaInference, infer_fields
+from shardio_converters.inference import SchemaInference, infer_fields
 from shardio_converters.records.mds_files import INDEX, SUFFIXES, MdsColumn, check_index, open_shard
 from shardio_converters.told_fields import InferringConverter
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Self
 
 from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.field_specs import Field, schema_of
+from shardio_converters.inference import SchemaProbe
 from shardio_converters.records.examples import (
     FeatureInference,
     fits,
@@ -18,7 +19,6 @@ from shardio_converters.records.examples import (
     read_example,
 )
 from shardio_converters.told_fields import InferringConverter
-from shardio_converters.widening import SchemaProbe
 
 RECORDS: Final = ("example", "bytes")
 ONLY: Final = "record"

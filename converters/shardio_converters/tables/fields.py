@@ -8,10 +8,10 @@ from typing import Any
 
 from shardio import Input, InvalidArgument, MediaError
 from shardio_converters.field_specs import check_names, parse_schema
+from shardio_converters.inference import SchemaProbe
 from shardio_converters.tables.columns import TableInference
 from shardio_converters.tables.file_references import file_spec
 from shardio_converters.tables.files import RowBlock, is_csv, is_table, read_blocks
-from shardio_converters.widening import SchemaProbe
 
 
 def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str, str]:
