@@ -259,9 +259,9 @@ def test_the_map_of_the_library_names_files_that_exist() -> None:
         ("shardio_tools.cli", "shardio.shard.reader", True),
         ("shardio_tools.cli", "shardio_converters.media.videos", True),
         ("shardio_converters.media.videos", "shardio._workers.processes.worker_pool", True),
-        ("shardio_converters.media.videos", "shardio_converters.field_specs", False),
+        ("shardio_converters.media.videos", "shardio_converters.schema_spec", False),
         ("shardio_converters.media.videos", "shardio_converters.arrays.array_samples", True),
-        ("shardio_converters.field_specs", "shardio_converters.arrays.array_samples", True),
+        ("shardio_converters.schema_spec", "shardio_converters.arrays.array_samples", True),
         ("shardio_converters.records.webdataset", "shardio_converters.arrays.npy", False),
     ],
 )

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Input, InvalidArgument, MediaError
-from shardio_converters.field_specs import DTYPES, check_names, format_spec
+from shardio_converters.schema_spec import DTYPES, check_names, format_spec
 
 _NUMBERS: Final = frozenset(DTYPES) - {"bool"}
 _WORD: Final = re.compile(r"(list\[)?(\w+)(.*)")

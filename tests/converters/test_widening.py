@@ -15,8 +15,8 @@ import pytest
 
 import shardio
 from shardio import Array, List, MediaError, convert
-from shardio_converters.field_specs import DTYPES
 from shardio_converters.inference import common_dtype, common_spec, widen
+from shardio_converters.schema_spec import DTYPES
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -18,15 +18,15 @@ import numpy.typing as npt
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
 from shardio_converters.arrays.npy import TEXT
-from shardio_converters.field_specs import (
+from shardio_converters.inference import SchemaProbe, common_dtype, widen
+from shardio_converters.schema_spec import (
     Field,
+    InferringConverter,
     are_compatible_names,
     check_names,
     fits,
     format_spec,
 )
-from shardio_converters.inference import SchemaProbe, common_dtype, widen
-from shardio_converters.told_fields import InferringConverter
 
 _BLOCK_BYTES: Final = 4 << 20
 _MAX_BLOCK_BYTES: Final = 256 << 20  # of rows that share chunks: beyond, chunks are read again

@@ -21,8 +21,7 @@ import numpy.typing as npt
 from shardio import Input, MediaError
 from shardio_converters.arrays.array_samples import ArraySamples, BlockArray, refuse_bomb
 from shardio_converters.arrays.npy import TEXT
-from shardio_converters.field_specs import DTYPES
-from shardio_converters.told_fields import STEP_S
+from shardio_converters.schema_spec import DTYPES, STEP_S
 
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")
 DAMAGE: Final = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError)

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from shardio import Input, MediaError
 from shardio_converters.arrays.array_samples import ArraySamples
-from shardio_converters.field_specs import DTYPES
+from shardio_converters.schema_spec import DTYPES
 
 TEXT: Final = "text"
 """Stands for the dtype of arrays of strings."""

@@ -27,8 +27,8 @@ import numpy.typing as npt
 from shardio import Input, MediaError
 from shardio_converters.arrays.array_samples import ArraySamples, BlockArray, refuse_bomb
 from shardio_converters.arrays.npy import ONLY, TEXT, check_text
-from shardio_converters.field_specs import DTYPES
 from shardio_converters.file_names import named_path
+from shardio_converters.schema_spec import DTYPES
 
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
 """What describes a store, a group or an array; the first that is there."""

@@ -26,10 +26,9 @@ from shardio_converters.arrow.files import (
 )
 from shardio_converters.arrow.types import ArrowColumn, columns_of
 from shardio_converters.arrow.values import values_of
-from shardio_converters.field_specs import Field
 from shardio_converters.inference import SchemaProbe
 from shardio_converters.row_samples import row_samples
-from shardio_converters.told_fields import STEP_S, InferringConverter
+from shardio_converters.schema_spec import STEP_S, Field, InferringConverter
 
 _DESCRIBE: Final = (STATE, "dataset_info.json", "dataset_dict.json")
 """What Hugging Face's `datasets` saves beside the tables."""

@@ -20,8 +20,8 @@ from shardio_converters.arrow.types import (
     is_struct,
 )
 from shardio_converters.arrow.values import array_at, has_nulls_inside
-from shardio_converters.field_specs import Field, are_compatible_names
 from shardio_converters.inference import common_dtype, common_spec
+from shardio_converters.schema_spec import Field, are_compatible_names
 
 
 @dataclass

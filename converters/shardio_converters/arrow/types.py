@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from shardio import MediaError
-from shardio_converters.field_specs import check_names, format_list_spec, format_spec
+from shardio_converters.schema_spec import check_names, format_list_spec, format_spec
 
 MAX_DEPTH: Final = 32
 """Lists and structs in one another; more than any field can have."""

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from shardio import Array, Audio, Bytes, Image, Json, List, MediaError, Text, Video
 from shardio.media import demux, probe
 from shardio_converters.arrow.types import ArrowColumn, is_list, is_struct, is_tensor, is_text
-from shardio_converters.field_specs import Field, fits
 from shardio_converters.inference import widen
 from shardio_converters.json_values import read_json
+from shardio_converters.schema_spec import Field, fits
 
 _MEDIA_FIELDS: Final = (Image, Audio, Video)
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from shardio import Input, MediaError
 from shardio_converters.records.record_source import RecordConverter
-from shardio_converters.told_fields import STEP_S
+from shardio_converters.schema_spec import STEP_S
 
 _NAME: Final = re.compile(r"\.array_?record(-\d+-of-\d+)?$", re.IGNORECASE)
 _SIGNATURE: Final = bytes.fromhex("83af70d10d884a3f")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shardio import Array, Bytes, Image, Json, List, MediaError, Schema, Text
 from shardio.media import probe
-from shardio_converters.field_specs import are_compatible_names, format_spec
+from shardio_converters.schema_spec import are_compatible_names, format_spec
 
 Values = list[bytes] | npt.NDArray[Any]
 """What a feature holds: strings of bytes, or float32, or int64."""

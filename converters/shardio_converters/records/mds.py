@@ -20,10 +20,9 @@ from shardio import (
     Schema,
     Text,
 )
-from shardio_converters.field_specs import Field
 from shardio_converters.inference import SchemaInference, infer_fields
 from shardio_converters.records.mds_files import INDEX, SUFFIXES, MdsColumn, check_index, open_shard
-from shardio_converters.told_fields import InferringConverter
+from shardio_converters.schema_spec import Field, InferringConverter
 
 
 @dataclass(frozen=True, kw_only=True)

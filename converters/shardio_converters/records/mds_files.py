@@ -27,11 +27,11 @@ import zstandard
 
 from shardio import Array, Bytes, Image, Json, MediaError, Text
 from shardio.media import probe
-from shardio_converters.field_specs import DTYPES, fits, format_spec
 from shardio_converters.file_names import data_name, named_path
 from shardio_converters.inference import DtypeShape
 from shardio_converters.json_values import OutOfRange, float_of, read_json
 from shardio_converters.records.zstd_files import open_zstd
+from shardio_converters.schema_spec import DTYPES, fits, format_spec
 
 _SCALARS: Final = tuple(name for name in DTYPES if name != "bool")
 _WORDS: Final = {

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self
 
 from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome
-from shardio_converters.field_specs import Field, schema_of
 from shardio_converters.inference import SchemaProbe
 from shardio_converters.records.examples import (
     FeatureInference,
@@ -18,7 +17,7 @@ from shardio_converters.records.examples import (
     makers,
     read_example,
 )
-from shardio_converters.told_fields import InferringConverter
+from shardio_converters.schema_spec import Field, InferringConverter, schema_of
 
 RECORDS: Final = ("example", "bytes")
 ONLY: Final = "record"

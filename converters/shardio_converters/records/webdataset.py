@@ -28,11 +28,10 @@ from shardio import (
 )
 from shardio.media import demux, probe, sound_of
 from shardio_converters.arrays.npy import TEXT, StoredArray, array_in
-from shardio_converters.field_specs import Field, fits, format_spec
 from shardio_converters.inference import DtypeShape, SchemaInference, infer_fields
 from shardio_converters.json_values import read_json
 from shardio_converters.records.tar_files import Member, is_tar, open_tar
-from shardio_converters.told_fields import InferringConverter
+from shardio_converters.schema_spec import Field, InferringConverter, fits, format_spec
 
 _PARTS: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 _ASIDE: Final = re.compile(r"__[^/]*__(?:$|/)")

@@ -23,7 +23,6 @@ from shardio_converters.arrow.fields import refuse_other_type
 from shardio_converters.arrow.files import open_table
 from shardio_converters.arrow.types import ArrowColumn, columns_of
 from shardio_converters.arrow.values import values_of
-from shardio_converters.field_specs import Field, fits, parse_field
 from shardio_converters.robots.lerobot_metadata import (
     INFO,
     META,
@@ -36,7 +35,7 @@ from shardio_converters.robots.lerobot_metadata import (
     open_set,
     root_of,
 )
-from shardio_converters.told_fields import InferringConverter
+from shardio_converters.schema_spec import Field, InferringConverter, fits, parse_field
 
 _HALF: Final = 0.5  # of the time from one frame to the next
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from shardio import InvalidArgument
-from shardio_converters.field_specs import format_spec, parse_schema
 from shardio_converters.json_values import is_out_of_range
+from shardio_converters.schema_spec import format_spec, parse_schema
 from shardio_converters.tables.cells import BOOL, FLOAT, INT, TEXT, cell_kind
 from shardio_converters.tables.files import RowBlock, columns_of
 from shardio_converters.tables.numbers import MAX_EXACT, as_numbers

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardio import Input, InvalidArgument, MediaError
-from shardio_converters.field_specs import check_names, parse_schema
 from shardio_converters.inference import SchemaProbe
+from shardio_converters.schema_spec import check_names, parse_schema
 from shardio_converters.tables.columns import TableInference
 from shardio_converters.tables.file_references import file_spec
 from shardio_converters.tables.files import RowBlock, is_csv, is_table, read_blocks

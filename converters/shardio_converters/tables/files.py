@@ -13,8 +13,8 @@ from operator import itemgetter
 from typing import IO, Any, Final
 
 from shardio import MediaError, Schema
-from shardio_converters.field_specs import check_names
 from shardio_converters.json_values import OutOfRange, float_of, may_be_out_of_range
+from shardio_converters.schema_spec import check_names
 
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 SUFFIXES: Final = (*DELIMITERS, ".jsonl", ".ndjson")

@@ -9,13 +9,12 @@ from itertools import repeat
 from typing import Any, ClassVar
 
 from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outcome, Text
-from shardio_converters.field_specs import REFERENCES, Field, schema_of
 from shardio_converters.row_samples import row_samples
+from shardio_converters.schema_spec import REFERENCES, Field, InferringConverter, schema_of
 from shardio_converters.tables.fields import infer_table_fields, values_by_name
 from shardio_converters.tables.file_references import name_of, read_files
 from shardio_converters.tables.files import RowBlock, is_csv, is_table, leaves_of, read_blocks
 from shardio_converters.tables.values import values_of
-from shardio_converters.told_fields import InferringConverter
 
 
 @dataclass(frozen=True, kw_only=True)

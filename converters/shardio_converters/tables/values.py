@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Array, Json, MediaError, Text
-from shardio_converters.field_specs import format_spec
 from shardio_converters.json_values import float_of
+from shardio_converters.schema_spec import format_spec
 from shardio_converters.tables.cells import BOOL, FLOAT, INT, holds_only
 from shardio_converters.tables.files import NESTED, inside, load
 from shardio_converters.tables.numbers import as_numbers, cast
