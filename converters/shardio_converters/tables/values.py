@@ -20,7 +20,7 @@ from shardio_converters.tables.numbers import as_numbers, cast
 
 _MAX_DEPTH: Final = 256  # what a field of JSON holds
 _MAX_SHOWN: Final = 40
-_KINDS: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
+_KIND_BY_DTYPE: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
 _ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
 """Values that numbers outside the range of float64 are rounded to."""
 
@@ -54,7 +54,7 @@ def _of_cells(field: ValueField, cells: Column) -> Iterable[Any]:
         return [cell or None for cell in cells] if field.optional else cells
     if isinstance(field, Json) or field.shape:
         return _of_values(field, [load(cell) if cell else None for cell in cells])
-    kind = _KINDS[field.numpy.kind]
+    kind = _KIND_BY_DTYPE[field.numpy.kind]
     make = _MAKERS[kind]
     if not holds_only(kind, cells):
         raise ValueError(_expected(field, cells[0]))
