@@ -9,9 +9,16 @@ from typing import Any, Final
 from shardio import InvalidArgument
 from shardio_converters.json_values import is_out_of_range
 from shardio_converters.schema_spec import format_spec, parse_schema
-from shardio_converters.tables.cells import BOOL, FLOAT, INT, TEXT, cell_kind
 from shardio_converters.tables.files import RowBlock, columns_of
-from shardio_converters.tables.numbers import MAX_EXACT, as_numbers
+from shardio_converters.tabular.column_values import (
+    BOOL,
+    FLOAT,
+    INT,
+    MAX_EXACT,
+    TEXT,
+    as_numbers,
+    cell_kind,
+)
 
 _MAX_NAMES: Final = 256
 """An object with more names, in all rows together, is a lookup and no record: it is JSON."""

@@ -14,7 +14,7 @@ from shardio_converters.schema_spec import REFERENCES, Field, InferringConverter
 from shardio_converters.tables.fields import infer_table_fields, values_by_name
 from shardio_converters.tables.file_references import name_of, read_files
 from shardio_converters.tables.files import RowBlock, is_csv, is_table, leaves_of, read_blocks
-from shardio_converters.tables.values import values_of
+from shardio_converters.tabular.column_values import values_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,14 @@
-"""The values of a field, made of a column's cells of CSV or values of JSON."""
+"""Cells of CSV: what kind of value they hold, where none loses a digit by it.
+
+Numbers of tables, in lists within lists, as arrays; none is changed.
+
+The values of a field, made of a column's cells of CSV or values of JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, chain, pairwise
@@ -14,9 +20,115 @@ import numpy.typing as npt
 from shardio import Array, Json, MediaError, Text
 from shardio_converters.json_values import float_of
 from shardio_converters.schema_spec import format_spec
-from shardio_converters.tables.cells import BOOL, FLOAT, INT, holds_only
 from shardio_converters.tables.files import NESTED, inside, load
-from shardio_converters.tables.numbers import as_numbers, cast
+
+INT: Final = "int"
+FLOAT: Final = "float"
+BOOL: Final = "bool"
+TEXT: Final = "text"
+
+_MAX_NUMBER: Final = 400  # characters: what is longer is no number, and Python would not read it
+# Digits with a zero before them are no number: they are a postal code, or the like.
+_WHOLE: Final = r"[+-]?(?:0|[1-9][0-9]*+)"
+_TOKENS: Final = {
+    BOOL: r"(?i:true|false)",
+    INT: _WHOLE,
+    FLOAT: (
+        r"(?:[+-]?(?:[0-9]++\.[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"
+        rf"|{_WHOLE}(?:[eE][+-]?[0-9]++)?|[+-]?(?i:nan|inf|infinity))"
+    ),
+}
+_COLUMNS: Final = {
+    kind: re.compile(rf"(?:(?: *+{token} *+)?\n)*+", re.ASCII) for kind, token in _TOKENS.items()
+}
+
+
+def holds_only(kind: str, cells: Sequence[str]) -> bool:
+    """Whether all cells are of a kind, or empty; spaces around numbers mean nothing."""
+    text = "\n".join((*cells, ""))
+    return (
+        bool(_COLUMNS[kind].fullmatch(text))
+        and text.count("\n") == len(cells)
+        and max(map(len, cells), default=0) <= _MAX_NUMBER
+    )
+
+
+def cell_kind(cells: Sequence[str], known: str | None) -> str | None:
+    """The narrowest kind of these cells and those that were found to be `known`.
+
+    None where all are empty: they are of any kind.
+    """
+    kinds = (BOOL, INT, FLOAT) if known is None else (known, FLOAT) if known == INT else (known,)
+    if known is None and not any(cells):
+        return None
+    return next((kind for kind in kinds if kind != TEXT and holds_only(kind, cells)), TEXT)
+
+
+MAX_EXACT: Final = 1 << 53
+"""Whole numbers up to it, and down to its negative, are numbers of float64 as well."""
+_MAX_DIMS: Final = 17  # of a field, and rows
+
+
+def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
+    """The array that lists within lists are: bool, int64, uint64 or float64.
+
+    None where they are none: other values, several kinds of them, lengths that differ, or whole
+    numbers that have no place beside the others.
+    """
+    types = {*map(type, values)}
+    flat, n_dims = values, 1
+    while types == {list} and n_dims < _MAX_DIMS:
+        flat = [*chain.from_iterable(flat)]
+        types = {*map(type, flat)}
+        n_dims += 1
+    if not (types <= {int, float} or types == {bool}):
+        return None
+    try:
+        if types == {bool}:
+            return np.array(values, np.bool_)
+        if types == {int}:
+            return _whole_numbers(values, flat)
+        found = np.array(values, np.float64)
+    except (ValueError, OverflowError):
+        return None
+    if int in types and any(abs(each) > MAX_EXACT for each in flat if type(each) is int):
+        return None
+    return found
+
+
+def _whole_numbers(values: list[Any], flat: list[int]) -> npt.NDArray[Any]:
+    """Signed numbers, unless unsigned ones are needed, and do."""
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        if min(flat) < 0:
+            raise
+        return np.array(values, np.uint64)
+
+
+def cast(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The same numbers in another dtype; a floating-point one rounds them.
+
+    Raises:
+        ValueError: it cannot hold them.
+    """
+    if array.dtype == dtype or not array.size:
+        return array.astype(dtype, copy=False)
+    if array.dtype.kind not in {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.kind]:
+        raise ValueError(f"found {array.dtype.name}")
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        least, most = int(array.min()), int(array.max())
+        if least < limits.min or most > limits.max:
+            far = least if least < limits.min else most
+            raise ValueError(f"found {far}, which is not from {limits.min} to {limits.max}")
+        return array.astype(dtype)
+    with np.errstate(over="ignore"):
+        found = array.astype(dtype)
+    if (np.isinf(found) & np.isfinite(array)).any():
+        raise ValueError("found a number that is too large")
+    return found
+
 
 _MAX_DEPTH: Final = 256  # what a field of JSON holds
 _MAX_SHOWN: Final = 40
