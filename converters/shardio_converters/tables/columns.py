@@ -9,7 +9,6 @@ from typing import Any, Final
 from shardio import InvalidArgument
 from shardio_converters.json_values import is_out_of_range
 from shardio_converters.schema_spec import format_spec, parse_schema
-from shardio_converters.tables.files import RowBlock, columns_of
 from shardio_converters.tabular.column_values import (
     BOOL,
     FLOAT,
@@ -19,6 +18,7 @@ from shardio_converters.tabular.column_values import (
     as_numbers,
     cell_kind,
 )
+from shardio_converters.tabular.table_files import RowBlock, columns_of
 
 _MAX_NAMES: Final = 256
 """An object with more names, in all rows together, is a lookup and no record: it is JSON."""

@@ -10,8 +10,13 @@ from shardio import Input, InvalidArgument, MediaError
 from shardio_converters.inference import SchemaProbe
 from shardio_converters.schema_spec import check_names, parse_schema
 from shardio_converters.tables.columns import TableInference
-from shardio_converters.tables.file_references import file_spec
-from shardio_converters.tables.files import RowBlock, is_csv, is_table, read_blocks
+from shardio_converters.tabular.table_files import (
+    RowBlock,
+    file_spec,
+    is_csv,
+    is_table,
+    read_blocks,
+)
 
 
 def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str, str]:

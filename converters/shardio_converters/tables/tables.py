@@ -12,9 +12,16 @@ from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outco
 from shardio_converters.row_samples import row_samples
 from shardio_converters.schema_spec import REFERENCES, Field, InferringConverter, schema_of
 from shardio_converters.tables.fields import infer_table_fields, values_by_name
-from shardio_converters.tables.file_references import name_of, read_files
-from shardio_converters.tables.files import RowBlock, is_csv, is_table, leaves_of, read_blocks
 from shardio_converters.tabular.column_values import values_of
+from shardio_converters.tabular.table_files import (
+    RowBlock,
+    is_csv,
+    is_table,
+    leaves_of,
+    name_of,
+    read_blocks,
+    read_files,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

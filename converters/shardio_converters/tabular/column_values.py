@@ -20,7 +20,7 @@ import numpy.typing as npt
 from shardio import Array, Json, MediaError, Text
 from shardio_converters.json_values import float_of
 from shardio_converters.schema_spec import format_spec
-from shardio_converters.tables.files import NESTED, inside, load
+from shardio_converters.tabular.table_files import NESTED, inside, load
 
 INT: Final = "int"
 FLOAT: Final = "float"
