@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outcome, Text
 from shardio_converters.row_samples import row_samples
 from shardio_converters.schema_spec import REFERENCES, Field, InferringConverter, schema_of
-from shardio_converters.tables.fields import infer_table_fields, values_by_name
 from shardio_converters.tabular.column_values import values_of
 from shardio_converters.tabular.table_files import (
     RowBlock,
@@ -22,6 +21,7 @@ from shardio_converters.tabular.table_files import (
     read_blocks,
     read_files,
 )
+from shardio_converters.tabular.table_inference import infer_table_fields, values_by_name
 
 
 @dataclass(frozen=True, kw_only=True)
