@@ -24,11 +24,10 @@ from shardio_converters.arrow.files import (
     open_table,
     refuse_missing_tables,
 )
-from shardio_converters.arrow.types import ArrowColumn, columns_of
-from shardio_converters.arrow.values import values_of
 from shardio_converters.inference import SchemaProbe
 from shardio_converters.row_samples import row_samples
 from shardio_converters.schema_spec import STEP_S, Field, InferringConverter
+from shardio_converters.tabular.arrow_columns import ArrowColumn, columns_of, values_of
 
 _DESCRIBE: Final = (STATE, "dataset_info.json", "dataset_dict.json")
 """What Hugging Face's `datasets` saves beside the tables."""

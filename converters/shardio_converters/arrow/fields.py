@@ -11,17 +11,18 @@ import pyarrow.compute as pc
 
 from shardio import Array, Json, List, MediaError
 from shardio_converters.arrow.files import ArrowTable, ParquetTable
-from shardio_converters.arrow.types import (
+from shardio_converters.inference import common_dtype, common_spec
+from shardio_converters.schema_spec import Field, are_compatible_names
+from shardio_converters.tabular.arrow_columns import (
     UNKNOWN,
     ArrowColumn,
+    array_at,
     check_json,
     dims_of,
+    has_nulls_inside,
     is_list,
     is_struct,
 )
-from shardio_converters.arrow.values import array_at, has_nulls_inside
-from shardio_converters.inference import common_dtype, common_spec
-from shardio_converters.schema_spec import Field, are_compatible_names
 
 
 @dataclass

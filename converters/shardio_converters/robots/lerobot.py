@@ -21,8 +21,6 @@ from shardio import Array, EncodedStream, Input, InvalidArgument, MediaError, Ou
 from shardio.media import SpanReader, library_versions, times_of
 from shardio_converters.arrow.fields import refuse_other_type
 from shardio_converters.arrow.files import open_table
-from shardio_converters.arrow.types import ArrowColumn, columns_of
-from shardio_converters.arrow.values import values_of
 from shardio_converters.robots.lerobot_metadata import (
     INFO,
     META,
@@ -36,6 +34,7 @@ from shardio_converters.robots.lerobot_metadata import (
     root_of,
 )
 from shardio_converters.schema_spec import Field, InferringConverter, fits, parse_field
+from shardio_converters.tabular.arrow_columns import ArrowColumn, columns_of, values_of
 
 _HALF: Final = 0.5  # of the time from one frame to the next
 
