@@ -28,7 +28,7 @@ ENTRY_POINT_GROUP: Final = "shardio.converters"
 _BUILT_IN: Final = {
     "arrayrecord": "shardio_converters.records.arrayrecord:ArrayRecords",
     "arrays": "shardio_converters.arrays.npy:Arrays",
-    "arrow": "shardio_converters.arrow.arrow:Arrow",
+    "arrow": "shardio_converters.tabular.arrow:Arrow",
     "audio": "shardio_converters.media.audio:AudioFiles",
     "hdf5": "shardio_converters.arrays.hdf5:Hdf5",
     "images": "shardio_converters.media.images:Images",
