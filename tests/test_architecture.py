@@ -54,9 +54,8 @@ RANKS = {
     "shardio_converters": 16,  # what families of converters share
     "shardio_tools": 16,
     "shardio_converters.arrays": 17,
-    "shardio_converters.arrow": 17,
     "shardio_converters.media": 17,
-    "shardio_converters.tables": 17,
+    "shardio_converters.tabular": 17,
     "shardio_converters.records": 18,
     "shardio_converters.robots": 18,
 }

@@ -148,7 +148,8 @@ class SchemaInference:
             was, dims = known or (dtype, shape)
             if was != dtype or len(dims) != len(shape):
                 raise MediaError(
-                    f"{name!r}: expected {format_spec(was, dims)}, found {format_spec(dtype, shape)}"
+                    f"{name!r}: expected {format_spec(was, dims)}, "
+                    f"found {format_spec(dtype, shape)}"
                 )
             merged = tuple(n if n == m and n else None for n, m in zip(shape, dims, strict=True))
             changed[name] = (dtype, merged)

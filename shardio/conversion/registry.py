@@ -34,7 +34,7 @@ _BUILT_IN: Final = {
     "images": "shardio_converters.media.images:Images",
     "lerobot": "shardio_converters.robots.lerobot:LeRobot",
     "mds": "shardio_converters.records.mds:Mds",
-    "tables": "shardio_converters.tables.tables:Tables",
+    "tables": "shardio_converters.tabular.tables:Tables",
     "tfrecord": "shardio_converters.records.tfrecord:TFRecords",
     "tokens": "shardio_converters.records.tokens:TokenFiles",
     "videos": "shardio_converters.media.videos:Videos",

@@ -17,8 +17,8 @@ from shardio_converters.arrays.npy import Arrays
 from shardio_converters.media.videos import LIMITS, Videos
 from shardio_converters.records.tfrecord import TFRecords
 from shardio_converters.records.tokens import TokenFiles
-from shardio_converters.tables.tables import Tables
 from shardio_converters.tabular.arrow import Arrow
+from shardio_converters.tabular.tables import Tables
 from shardio_tools import cli, convert
 from tests.media_made import scene, write_sound, write_video
 

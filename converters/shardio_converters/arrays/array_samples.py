@@ -304,7 +304,8 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
             )
         if dtype == TEXT and shape:
             raise MediaError(
-                f"array {name!r}: expected one string in a sample, found {format_spec(dtype, shape)}"
+                f"array {name!r}: expected one string in a sample, "
+                f"found {format_spec(dtype, shape)}"
             )
     return found
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from shardio import Array, EncodedStream, Input, InvalidArgument, MediaError, Outcome, Text
 from shardio.media import SpanReader, library_versions, times_of
-from shardio_converters.arrow.files import open_table
 from shardio_converters.robots.lerobot_metadata import (
     INFO,
     META,
@@ -35,6 +34,7 @@ from shardio_converters.robots.lerobot_metadata import (
 from shardio_converters.schema_spec import Field, InferringConverter, fits, parse_field
 from shardio_converters.tabular.arrow import refuse_other_type
 from shardio_converters.tabular.arrow_columns import ArrowColumn, columns_of, values_of
+from shardio_converters.tabular.arrow_files import open_table
 
 _HALF: Final = 0.5  # of the time from one frame to the next
 

@@ -21,9 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from shardio import Input, InvalidArgument, MediaError
-from shardio_converters.arrow.files import open_table
 from shardio_converters.file_names import data_name, named_path
 from shardio_converters.schema_spec import parse_field
+from shardio_converters.tabular.arrow_files import open_table
 
 INFO: Final = "meta/info.json"
 EPISODE: Final = ("episode_index", "length")

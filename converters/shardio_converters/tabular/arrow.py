@@ -16,17 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outcome
-from shardio_converters.arrow.files import (
-    STATE,
-    SUFFIXES,
-    ArrowTable,
-    ParquetTable,
-    is_table,
-    open_table,
-    refuse_missing_tables,
-)
 from shardio_converters.inference import SchemaProbe, common_dtype, common_spec
-from shardio_converters.row_samples import row_samples
 from shardio_converters.schema_spec import STEP_S, Field, InferringConverter, are_compatible_names
 from shardio_converters.tabular.arrow_columns import (
     UNKNOWN,
@@ -40,6 +30,16 @@ from shardio_converters.tabular.arrow_columns import (
     is_struct,
     values_of,
 )
+from shardio_converters.tabular.arrow_files import (
+    STATE,
+    SUFFIXES,
+    ArrowTable,
+    ParquetTable,
+    is_table,
+    open_table,
+    refuse_missing_tables,
+)
+from shardio_converters.tabular.rows import row_samples
 
 
 @dataclass

@@ -9,9 +9,9 @@ from itertools import repeat
 from typing import Any, ClassVar
 
 from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outcome, Text
-from shardio_converters.row_samples import row_samples
 from shardio_converters.schema_spec import REFERENCES, Field, InferringConverter, schema_of
 from shardio_converters.tabular.column_values import values_of
+from shardio_converters.tabular.rows import row_samples
 from shardio_converters.tabular.table_files import (
     RowBlock,
     is_csv,

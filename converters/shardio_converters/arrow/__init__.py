@@ -1,1 +1,0 @@
-"""Tables of Arrow's, Parquet among them: a sample of each row."""

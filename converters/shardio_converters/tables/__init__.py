@@ -1,1 +1,0 @@
-"""Tables of text, CSV and JSON Lines: a sample of each row."""
