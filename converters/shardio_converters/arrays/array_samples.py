@@ -5,6 +5,7 @@ What becomes of named arrays, whatever file they lie in: a sample of each file, 
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
-from shardio_converters.arrays.npy import TEXT
 from shardio_converters.inference import SchemaProbe, common_dtype, widen
 from shardio_converters.schema_spec import (
     Field,
@@ -334,3 +334,19 @@ def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
     except UnicodeEncodeError as error:
         raise MediaError(f"array {array.name!r}: {text!r} cannot be written in UTF-8") from error
     return text
+
+
+TEXT: Final = "text"
+"""Stands for the dtype of arrays of strings."""
+
+
+def check_text(array: npt.NDArray[Any], what: str) -> None:
+    """Make sure that strings of fixed length consist of characters: NumPy fails at others.
+
+    Raises:
+        MediaError: they do not.
+    """
+    if array.dtype.kind == "U" and array.nbytes:
+        numbers = np.ascontiguousarray(array).reshape(-1).view(f"{array.dtype.byteorder}u4")
+        if (most := int(numbers.max())) > sys.maxunicode:
+            raise MediaError(f"{what}: found character {most:#x}; {sys.maxunicode:#x} at most")

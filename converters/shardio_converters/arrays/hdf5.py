@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Input, MediaError
-from shardio_converters.arrays.array_samples import ArraySamples, BlockArray, refuse_bomb
-from shardio_converters.arrays.npy import TEXT
+from shardio_converters.arrays.array_samples import TEXT, ArraySamples, BlockArray, refuse_bomb
 from shardio_converters.schema_spec import DTYPES, STEP_S
 
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")

@@ -13,7 +13,6 @@ import lzma
 import math
 import os
 import struct
-import sys
 import tokenize
 import zipfile
 import zlib
@@ -27,11 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Input, MediaError
-from shardio_converters.arrays.array_samples import ArraySamples
+from shardio_converters.arrays.array_samples import TEXT, ArraySamples, check_text
 from shardio_converters.schema_spec import DTYPES
-
-TEXT: Final = "text"
-"""Stands for the dtype of arrays of strings."""
 
 NOT_ZIP: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
@@ -130,18 +126,6 @@ def _read(
         raise MediaError(f"array {name!r}: a bool in it is neither 0 nor 1")
     check_text(found, f"array {name!r}")
     return found.astype(dtype.newbyteorder("<"), copy=False)
-
-
-def check_text(array: npt.NDArray[Any], what: str) -> None:
-    """Make sure that strings of fixed length consist of characters: NumPy fails at others.
-
-    Raises:
-        MediaError: they do not.
-    """
-    if array.dtype.kind == "U" and array.nbytes:
-        numbers = np.ascontiguousarray(array).reshape(-1).view(f"{array.dtype.byteorder}u4")
-        if (most := int(numbers.max())) > sys.maxunicode:
-            raise MediaError(f"{what}: found character {most:#x}; {sys.maxunicode:#x} at most")
 
 
 def _fill(file: IO[bytes] | FileSlice, view: memoryview, name: str) -> None:

@@ -25,8 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Input, MediaError
-from shardio_converters.arrays.array_samples import ArraySamples, BlockArray, refuse_bomb
-from shardio_converters.arrays.npy import ONLY, TEXT, check_text
+from shardio_converters.arrays.array_samples import (
+    TEXT,
+    ArraySamples,
+    BlockArray,
+    check_text,
+    refuse_bomb,
+)
+from shardio_converters.arrays.npy import ONLY
 from shardio_converters.file_names import named_path
 from shardio_converters.schema_spec import DTYPES
 

@@ -27,7 +27,8 @@ from shardio import (
     Video,
 )
 from shardio.media import demux, probe, sound_of
-from shardio_converters.arrays.npy import TEXT, StoredArray, array_in
+from shardio_converters.arrays.array_samples import TEXT
+from shardio_converters.arrays.npy import StoredArray, array_in
 from shardio_converters.inference import DtypeShape, SchemaInference, infer_fields
 from shardio_converters.json_values import read_json
 from shardio_converters.records.tar_files import Member, is_tar, open_tar
