@@ -95,8 +95,9 @@ class PythonSource:
         if is_iterable and (self.samples is not None or not isinstance(self.src, Mapping)):
             return
         raise InvalidArgument(
-            f"found a {kind.__name__}; expected a folder, an iterable of samples, each a dict, a "
-            "data set, a data frame, or items with samples=, a function that makes samples of one"
+            f"found a {kind.__name__}; expected a path, an iterable of dicts, a map-style data "
+            "set, a data frame, or items together with samples=, a function that makes samples "
+            "of an item"
         )
 
     def _items(self) -> tuple[Iterable[Any], Callable[[Any], Any], str]:
@@ -111,7 +112,7 @@ class PythonSource:
         if not is_data_frame(self.src):
             return self.schema, self._named()
         if self.names is not None:
-            raise InvalidArgument("names: a data frame has its own; rename its columns")
+            raise InvalidArgument("names: not for data frames; rename the columns instead")
         rows = FrameRows(self.src)
         schema = rows.schema if self.schema is None and not append else self.schema
         return schema, rows
@@ -122,7 +123,7 @@ class PythonSource:
 
 def function_name(function: Callable[[Any], Any]) -> str:
     """Return the name under which a function is recorded in the dataset."""
-    while hasattr(function, "func"):  # a partial
+    while hasattr(function, "func"):  # functools.partial
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
@@ -234,7 +235,9 @@ def convert(
         return conversion.convert(out, convert_options)
     folder_options = {"append": append, "overwrite": overwrite}
     with Upload(out, storage_options, resume=resume, **folder_options) as upload:
-        if upload.is_converted and not upload.has_plan:  # of samples that came from a program
+        if (
+            upload.is_converted and not upload.has_plan
+        ):  # Python samples, written by a killed process
             return upload.publish()
         convert_options = replace(convert_options, uploader=upload.uploader)
         report = conversion.convert(upload.folder, convert_options)
@@ -276,12 +279,12 @@ class _Conversion:
             hint=options.hint,
         )
         listing = list_inputs(src, exclude=str(staging.out))
-        # Now, so that options are refused before anything is made.
+        # Before anything is created, so that invalid options leave nothing behind.
         job_for_folder, listing = options.make_job(base, listing, out)
         job = job_for_folder(str(staging.folder))
         if self.labels is None:
             names_own = classes_of(job.source) is not None
-            out_named = os.fspath(self.out)  # the folder `out` may be a cache of a store's place
+            out_named = os.fspath(self.out)  # `out` may be the cache folder of an upload
             warn_about_split(listing.classes, src, out_named, are_classes=not names_own)
         listing = self._labelled(listing, job.source)
         return (append_inputs if self.append else convert_inputs)(listing, staging, job, options)
@@ -295,7 +298,7 @@ class _Conversion:
             return listing
         if self.labels is not None:
             raise InvalidArgument(
-                f"labels: the samples of {source.kind!r} have labels of their own here, or are "
-                "of no class: leave it out"
+                f"labels: the samples of {source.kind!r} have labels of their own or no classes "
+                "here; leave labels out"
             )
         return without_folder_classes(listing, classes)

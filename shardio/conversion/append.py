@@ -47,13 +47,13 @@ def check_dataset_exists(out: PathName) -> None:
     """
     if not holds_dataset(out) and (Path(out) / WORK_FOLDER / PLAN_FILE).exists():
         raise DatasetNotFound(
-            f"{os.fspath(out)}: an interrupted conversion lies here; resume it (--resume) before "
-            "anything is appended"
+            f"{os.fspath(out)}: holds an interrupted conversion; resume it (--resume) before "
+            "appending"
         )
     if not holds_dataset(out):
         raise DatasetNotFound(
-            f"{os.fspath(out)}: holds no dataset to append to; leave out append (--append) to make "
-            "one"
+            f"{os.fspath(out)}: holds no dataset to append to; leave out append (--append) to "
+            "create one"
         )
 
 
@@ -72,11 +72,12 @@ def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
     """Return the generation if its shards hold whole samples; raise if columns were added later."""
     if added := [side.name for side in base.sides]:
         work = Path(out) / WORK_FOLDER
-        left = f"; {work} is of a conversion that is not done: delete it, unless it is to go on"
+        left = f"; {work} belongs to an interrupted conversion: delete it, unless that is to be "
+        "resumed"
         left *= (work / PLAN_FILE).exists()
         raise InvalidArgument(
-            f"{os.fspath(out)}: has columns that were added later ({', '.join(added)}), which new "
-            "samples would lack; convert into a folder of its own, add them there, and merge both"
+            f"{os.fspath(out)}: has added columns ({', '.join(added)}), which new samples would "
+            "lack; convert into a separate folder, add the columns there, and merge both datasets"
             f"{left}"
         )
     return base
@@ -90,9 +91,9 @@ def check_not_repaired(base: Generation, out: PathName) -> None:
     """
     if any(entry["outcome"] not in (*OUTCOMES, "not_processed") for entry in base.inputs):
         raise InvalidArgument(
-            f"{os.fspath(out)}: was repaired, so it is not known any more which files gave its "
-            "samples: those that did would come twice; convert what is new into a folder of its "
-            "own, and merge both"
+            f"{os.fspath(out)}: cannot append to a repaired dataset: its source files are no "
+            "longer recorded, so inputs could be duplicated; convert new files into a separate "
+            "folder, and merge both datasets"
         )
 
 
@@ -164,8 +165,9 @@ def check_same_schema(
         differing.append(f"expected the order {', '.join(expected)}; found {', '.join(found)}")
     if differing:
         raise InvalidArgument(
-            f"{os.fspath(out)}: cannot append other samples than the dataset has: "
-            f"{'; '.join(differing)}; convert as the dataset was, or into a folder of its own"
+            f"{os.fspath(out)}: cannot append samples that differ from those of the dataset: "
+            f"{'; '.join(differing)}; convert with the options of the dataset, or into a "
+            "separate folder"
         )
 
 
@@ -216,7 +218,7 @@ def classify_inputs(listing: Listing, base: Generation, n_threads: int, out: Pat
         try:
             others = [report for reports in pool.map(compared, runs) for report in reports]
         finally:
-            stopped.set()  # Ctrl-C is not to wait for files of any size
+            stopped.set()  # so that Ctrl-C does not wait for large files
     new = tuple(one for one in listing.inputs if one.name not in known)
     return Additions(replace(listing, inputs=new), tuple(others))
 
@@ -233,16 +235,16 @@ def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Ev
     n_bytes = 0
     for state in input_states(one).values():
         if state is None:
-            return "cannot be read: it has vanished, or is a link that leads nowhere"
-        if not stat.S_ISREG(state.mode):  # opening a pipe would wait for its writer forever
-            return "not a regular file any more"
+            return "cannot be read: missing, or a broken link"
+        if not stat.S_ISREG(state.mode):  # opening a pipe could block forever
+            return "no longer a regular file"
         n_bytes += state.n_bytes
     sizes = [entry["bytes"] for entry in entries if "bytes" in entry]
     if len(sizes) == len(entries) and n_bytes not in sizes:
         return f"{n_bytes:,} bytes, {sizes[-1]:,} when it was converted"
     hashes = [entry["hash"] for entry in entries if "hash" in entry]
     if len(hashes) < len(entries):
-        return ""  # converted by something that kept no hashes
+        return ""  # converted by a program that records no hashes
     try:
         found = input_hash(one, stopped)
     except OSError as error:
@@ -255,8 +257,8 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
     if base.n_samples and not base.classes and not base.converter and listing.classes:
         raise InvalidArgument(
             f"{os.fspath(out)}: has no class names, while the source has "
-            f"{', '.join(map(repr, listing.classes[:3]))}: what the labels of the dataset mean "
-            "cannot be told; append files without classes, or convert into a folder of its own"
+            f"{', '.join(map(repr, listing.classes[:3]))}: the labels of the dataset have no "
+            "known meaning; append files without classes, or convert into a separate folder"
         )
     classes = tuple(dict.fromkeys([*base.classes, *listing.classes]))
     place = {name: number for number, name in enumerate(classes)}
@@ -279,9 +281,9 @@ def rebase(base: Generation, out: Path) -> Generation:
     latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
         raise DatasetConflict(
-            f"{out}: generation {latest.number} has another lineage, other fields or classes than "
-            f"generation {base.number}, which was to grow: another writer published meanwhile; "
-            "append again"
+            f"{out}: generation {latest.number} differs in lineage, fields or classes from "
+            f"generation {base.number}, which this append started from: another writer has "
+            "published meanwhile; append again"
         )
     return latest
 

@@ -52,7 +52,7 @@ def read_labels(path: str) -> dict[str, str]:
             name = posixpath.normpath(name)
             if name in lines:
                 raise InvalidArgument(
-                    f"{place}: {name!r} was labelled in line {lines[name]} already"
+                    f"{place}: {name!r} is already labelled in line {lines[name]}"
                 )
             lines[name] = line
             if label not in (None, ""):
@@ -60,7 +60,7 @@ def read_labels(path: str) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise InvalidArgument(f"{path}: there is no such file of labels") from error
+        raise InvalidArgument(f"{path}: label file not found") from error
     return found
 
 
@@ -119,8 +119,8 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
             else ""
         )
         raise InvalidArgument(
-            f"{os.fspath(where)}: no file of the source: {named}{rest}; paths are those below it, "
-            "with / between their parts"
+            f"{os.fspath(where)}: not a file of the source: {named}{rest}; paths are relative to "
+            "the source, with / as separator"
         )
     names = {*labels.values()}
     is_numeric = all(name.isascii() and name.isdigit() for name in names)
@@ -231,12 +231,12 @@ def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: b
         first = [_example_class(found, name) for name in found.classes]
         text += f", with classes such as {_join_names([repr(name) for name in first])}"
     commands = [_convert_command(found, name, source, out) for name in found.classes]
-    text += f". To make a dataset of each, convert it by itself: {'; '.join(commands)}"
+    text += f". To create a dataset of each, convert them separately: {'; '.join(commands)}"
     lacking = _missing_class(found)
     if are_classes and lacking:
         text += (
-            ". Classes are numbered by name: for equal numbers make an empty folder for each class "
-            f"that a part lacks, as {lacking}"
+            ". Classes are numbered by name: for equal numbers create an empty folder for each "
+            f"class that a part lacks, such as {lacking}"
         )
     return text
 

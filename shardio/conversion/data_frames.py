@@ -35,8 +35,8 @@ def number_field(name: str, dtype: str, *, optional: bool = False) -> Array:
     """
     if dtype not in DTYPES:
         raise InvalidArgument(
-            f"column {name!r}: found {dtype}, which no field has; expected one of "
-            f"{', '.join(DTYPES)}, or text: convert it first"
+            f"column {name!r}: unsupported dtype {dtype}; expected one of "
+            f"{', '.join(DTYPES)}, or text; convert the column first"
         )
     return Array(dtype, optional=optional)
 
@@ -163,7 +163,7 @@ def _infer_type(name: str, row: int, value: Any) -> _InferredType:
     kind = f"an array of {made.dtype}" if isinstance(made, np.ndarray) else _class_name(value)
     raise InvalidArgument(
         f"column {name!r}, row {row}: found {kind}; expected text, bytes, numbers, arrays, lists "
-        "or dicts: convert the column first, as times to datetime64 or text"
+        "or dicts; convert the column first, such as times to datetime64 or text"
     )
 
 
@@ -280,7 +280,7 @@ def _pandas_times(name: str, series: Any) -> FrameColumn:
 def _pandas_objects(name: str, series: Any) -> FrameColumn:
     nulls = series.isna().to_numpy()
     values = series.to_numpy(dtype=object)
-    if hasattr(series, "cat"):  # whole numbers beside a null would come as floating-point ones
+    if hasattr(series, "cat"):  # to_numpy turns integers beside a null into floats
         classes = [*series.cat.categories.tolist(), None]
         values = np.array([None, *classes], object)[1:][series.cat.codes.to_numpy()]
     every = (None if null else value for value, null in zip(values, nulls, strict=True))
@@ -307,7 +307,9 @@ def _polars_columns(name: str, series: Any) -> Iterator[FrameColumn]:
     if kind == "Struct":
         inner = [field.name for field in series.dtype.fields]
         if not inner:
-            raise InvalidArgument(f"column {name!r}: a struct without fields; drop the column")
+            raise InvalidArgument(
+                f"column {name!r}: found a struct without fields; drop the column"
+            )
         for each in inner:
             yield from _polars_columns(f"{name}.{each}", series.struct.field(each))
     elif dtype := _POLARS_TIMES.get(kind):
@@ -362,16 +364,13 @@ def _polars_plain_column(name: str, series: Any, kind: str) -> FrameColumn:
         field = Json(optional=optional)
     else:
         raise InvalidArgument(
-            f"column {name!r}: found {series.dtype}, which no field has; cast it to another type"
+            f"column {name!r}: unsupported type {series.dtype}; cast it to another type"
         )
     return FrameColumn(name, field, values)
 
 
 def _polars_lists(name: str, series: Any) -> FrameColumn:
-    """Return a column of arrays for lists of numbers.
-
-    Lists of arrays are taken one level up; all else becomes Json.
-    """
+    """Return a column of arrays, of lists of arrays, or of Json for all other lists."""
     dims, inner = _list_dims(series.dtype)
     optional = series.null_count() > 0
     dtype = _polars_number(inner)
@@ -432,7 +431,7 @@ def _check_json(name: str, dtype: Any) -> None:
             _check_json(name, field.dtype)
     elif not (kind in (*_POLARS_TEXTS, "Null") or _polars_number(dtype)):
         raise InvalidArgument(
-            f"column {name!r}: in a list, or in JSON, {dtype} cannot be stored; cast it to text"
+            f"column {name!r}: {dtype} cannot be stored in a list or in JSON; cast it to text"
         )
 
 
@@ -450,9 +449,9 @@ def is_data_frame(src: object) -> bool:
         if is_of(src, package, "DataFrame"):
             return True
         if is_of(src, package, "Series"):
-            raise InvalidArgument("a Series has no names of fields; expected a frame: .to_frame()")
+            raise InvalidArgument("found a Series; expected a DataFrame: call .to_frame()")
     if is_of(src, "polars", "LazyFrame"):
-        raise InvalidArgument("a LazyFrame has no rows yet; expected a DataFrame: .collect()")
+        raise InvalidArgument("found a LazyFrame; expected a DataFrame: call .collect()")
     return False
 
 
@@ -469,16 +468,18 @@ class FrameRows:
         self._columns: Sequence[FrameColumn] = (pandas_columns if is_pandas else polars_columns)(
             frame
         )
-        names: list[Any] = [column.name for column in self._columns]  # pandas takes any object
+        names: list[Any] = [column.name for column in self._columns]  # pandas allows any object
         for name in names:
             if not isinstance(name, str) or names.count(name) > 1:
-                what = "is there twice" if isinstance(name, str) else "is no string"
+                what = "is not unique" if isinstance(name, str) else "is not a string"
                 raise InvalidArgument(f"the name of column {name!r} {what}; rename it")
         try:
             self.schema = Schema({column.name: column.field for column in self._columns})
         except ShardioError as error:
             hint = "; rename or drop it" if names else ""
-            raise InvalidArgument(f"the columns are no fields: {error}{hint}") from error
+            raise InvalidArgument(
+                f"cannot map the columns to field types: {error}{hint}"
+            ) from error
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         names = [column.name for column in self._columns]

@@ -134,7 +134,7 @@ def convert_inputs(
     settings = conversion_settings(converter, job.source.libraries())
     with staging:
         staging.begin(settings, [unit.key for unit in units])
-        if staging.is_published:  # the earlier conversion was interrupted while it tidied up
+        if staging.is_published:  # it was interrupted during its clean-up
             found = load(staging.out)
             known = {source.name: source for source in listing.inputs}
             reports = [InputReport.of_json(entry, known) for entry in found.inputs]
@@ -188,7 +188,7 @@ def append_inputs(
     converter = _converter_record(job)
     settings = conversion_settings(converter, job.source.libraries())
     with staging:
-        base = load_base(staging.out)  # as it is now that nobody else appends files
+        base = load_base(staging.out)  # again, now that `out` is locked
         check_not_repaired(base, staging.out)
         check_same_samples(base, converter, job.source.schema(), staging.out)
         additions = classify_inputs(listing, base, options.n_workers, staging.out)

@@ -95,7 +95,7 @@ def _is_fixed(root: str, part: str) -> bool:
 
 
 def _name_matches(part: str, name: str) -> bool:
-    # `?` and `[…]` stand for a character, also where the locale makes several of it.
+    # So that `?` and `[…]` match one character even if the locale encoding decodes it to several.
     return bool(_compiled(utf8_name(part)).match(utf8_name(name))) and (
         name[:1] != "." or part[:1] == "."
     )
@@ -162,7 +162,7 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
             while (stopped is None or not stopped.is_set()) and (chunk := file.read(_CHUNK_BYTES)):
                 hasher.update(chunk)
     except OSError as error:
-        error.filename = path  # the system does not say it of a read
+        error.filename = path  # a failed read does not set it
         raise
     return f"{hasher.intdigest():016x}"
 
@@ -206,7 +206,7 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
         return Listing((_make_input(stored_name(os.path.basename(root)), root, -1),), ())
     if (written := _file_id(exclude)) is not None and _file_id(root) == written:
         raise InvalidArgument(
-            f"{pattern.root}: is the folder that is written to; choose another one"
+            f"{pattern.root}: is the output folder; choose another source or output folder"
         )
     files: list[tuple[str, str, str]] = []  # name, path, class
     folders: set[str] = set()
@@ -233,14 +233,12 @@ def _check_root(source: str, pattern: Pattern) -> None:
     root = pattern.root
     check_encodable(source, "src (SRC)")
     if pattern.parts and not os.path.isdir(root):
-        raise InvalidArgument(f"{source}: matches no file: there is no folder {root}")
+        raise InvalidArgument(f"{source}: matches no file: the folder {root} does not exist")
     if not os.path.lexists(root):
-        raise InvalidArgument(f"{root}: there is no such file or folder to convert")
+        raise InvalidArgument(f"{root}: no such file or folder to convert")
     if not (os.path.isdir(root) or os.path.isfile(root)):
         is_link = os.path.islink(root)
-        what = (
-            "a link that leads to no file or folder" if is_link else "neither a file nor a folder"
-        )
+        what = "a broken link" if is_link else "neither a file nor a folder"
         raise InvalidArgument(f"{root}: {what}")
 
 
@@ -259,7 +257,7 @@ def _walk(
         folder, reached, above = waiting.pop()
         here = os.path.join(root, folder)
         identity = _file_id(here)
-        if identity in above:  # a link to a folder that this one lies in
+        if identity in above:  # a link to a folder above
             continue
         try:
             with os.scandir(here) as entries:

@@ -103,16 +103,15 @@ def read_plan(folder: Path) -> JournaledPlan | None:
     content = read_checksummed_json(place)
     if content.get("version") != _VERSION:
         raise InvalidArgument(
-            f"{place}: version {content.get('version')!r} of the journal, this shardio "
-            f"reads {_VERSION}; resume with the shardio that began"
+            f"{place}: version {content.get('version')!r} of the journal; this shardio reads "
+            f"{_VERSION}; resume with the version of shardio that started the conversion"
         )
     settings, units = content.get("settings"), content.get("units")
     replaces, appends = content.get("replaces"), content.get("appends")
     is_whole = type(replaces) is bool and type(appends) is bool
     if not (is_whole and isinstance(settings, dict) and isinstance(units, list)):
         raise DatasetCorrupt(
-            f"{place}: a plan has settings, units, and whether it replaces a dataset or "
-            f"appends to it; found {sorted(content)}"
+            f"{place}: expected settings, units, replaces and appends; found {sorted(content)}"
         )
     return JournaledPlan(settings, tuple(map(str, units)), bool(replaces), bool(appends))
 
@@ -134,8 +133,8 @@ def check_same_settings(
     ]
     if others:
         raise InvalidArgument(
-            f"{out}: resume goes on only as the conversion was begun: {'; '.join(others)}; "
-            f"convert as before, {hint}"
+            f"{out}: cannot resume with other settings: {'; '.join(others)}; use the original "
+            f"settings; {hint}"
         )
 
 
@@ -146,10 +145,10 @@ def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint:
         DatasetExists: the inputs differ, so resuming would report success for another dataset.
     """
     if plan.units != tuple(units):
-        others = "append (--append) adds new ones, overwrite (--overwrite) begins anew"
+        others = "append (--append) adds new inputs, overwrite (--overwrite) starts again"
         raise DatasetExists(
-            f"{out}: the interrupted conversion had published its dataset, and its inputs are "
-            f"others now; {hint or others}"
+            f"{out}: the interrupted conversion has published its dataset, and its inputs have "
+            f"changed since; {hint or others}"
         )
 
 
@@ -225,9 +224,9 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
 
 def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
     if os.path.basename(shard.name) != shard.name:
-        return False  # it lies elsewhere: nothing that a conversion wrote
+        return False  # not in this folder: not written by a conversion
     place = os.path.join(folder, shard.name)
-    if (name := uploaded_name(place)) is not None:  # main looks for it
+    if (name := uploaded_name(place)) is not None:  # the main process checks the upload
         return name == unit.published_shard(shard).name
     with ShardReader(place, verify="off") as reader:
         found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)

@@ -79,14 +79,14 @@ class ConvertOptions:
         """Check the options of a conversion of files or items."""
         if schema is not None:
             raise InvalidArgument(
-                "schema: only for samples from an iterable; a converter has its own, or an option "
-                "for it, as `fields` of arrays"
+                "schema: only for samples from an iterable; a converter has its own schema, or "
+                "an option for it, such as `fields` of arrays"
             )
         if self.on_error not in ON_ERROR:
             raise InvalidArgument(f"on_error is {self.on_error!r}; it must be one of {ON_ERROR}")
         if self.overwrite and (self.resume or append):
             other = "resume" if self.resume else "append"
-            raise InvalidArgument(f"{other} and overwrite: only one of the two can be had")
+            raise InvalidArgument(f"{other} and overwrite are mutually exclusive")
         if self.workers is not None and self.workers < 0:
             raise InvalidArgument(f"workers is {self.workers}; it must be 0 or more")
         if self.engine.is_ray and self.workers == 0:

@@ -18,9 +18,9 @@ from shardio.shard.writer import ShardSummary
 
 MIN_UNIT_BYTES: Final = 1 << 20  # smaller units would give shards too small to read well
 MAX_UNIT_BYTES: Final = 128 << 20  # larger ones would leave workers idle at the end
-N_UNITS: Final = 64  # at least, between the two: enough for the last units to end together
-MIN_INPUT_BYTES: Final = 4096  # what an input counts for at least: opening it takes its time, too
-MAX_UNIT_ITEMS: Final = 4096  # what is not finished is done anew by a conversion that goes on
+N_UNITS: Final = 64  # minimum, within these limits: enough for all workers to end together
+MIN_INPUT_BYTES: Final = 4096  # minimum weight of an input: opening it takes time, too
+MAX_UNIT_ITEMS: Final = 4096  # an unfinished unit is converted again on resume
 
 
 @dataclass(frozen=True, slots=True)

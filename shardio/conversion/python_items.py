@@ -81,7 +81,7 @@ class ItemSource:
                 sample = validate_sample(as_mapping(value, self.names), self.schema())
             except (MediaError, SchemaError) as error:
                 raise MediaError(f"sample {n_samples}: {error}") from error
-            except Exception as error:  # from a class of the user's, such as a mapping
+            except Exception as error:  # from a user class, such as a mapping
                 raise MediaError(f"sample {n_samples}: {_format_error(error)}") from error
             yield sample
             n_samples += 1
@@ -179,8 +179,8 @@ def infer_item_schema(
         raise first_error
     reason = f"; the first error: {first_error}" if first_error else ""
     raise InvalidArgument(
-        f"none of the first {min(_MAX_SCHEMA_ITEMS, len(inputs))} items gives a sample to take "
-        f"the schema from; give schema={reason}"
+        f"none of the first {min(_MAX_SCHEMA_ITEMS, len(inputs))} items gives a sample to infer "
+        f"the schema from; pass schema={reason}"
     ) from first_error
 
 
@@ -267,7 +267,7 @@ def list_items(items: Iterable[Any]) -> Listing:
     found: list[Item] = []
     seen: Counter[str] = Counter()
     for item in items:
-        packed = pickled(item, "give what it is made of, and make it in the function")
+        packed = pickled(item, "pass what it is made from, and create it in the function")
         content = _encode_json(item) or packed
         number = hash_bytes(content)
         name = _unique_name(_item_name(item, content, number), seen)
@@ -275,7 +275,7 @@ def list_items(items: Iterable[Any]) -> Listing:
             Item(name, name, len(content), -1, (number, 0), hash=f"{number:016x}", packed=packed)
         )
     if not found:
-        raise InvalidArgument("there is no item to make samples of")
+        raise InvalidArgument("no items to make samples of")
     return Listing(tuple(found), ())
 
 

@@ -68,9 +68,9 @@ def _to_plain(value: Any, field: Field | None) -> Any:
         return _from_torch(value)
     if is_pillow_image(value):
         return np.asarray(value) if isinstance(field, Array) else _encode_png(value)
-    if isinstance(value, np.ndarray | np.generic):  # a masked array as such, to be refused
+    if isinstance(value, np.ndarray | np.generic):  # masked arrays are refused later
         return value
-    if callable(give := getattr(value, "numpy", None)):  # a tensor of tinygrad, or TensorFlow
+    if callable(give := getattr(value, "numpy", None)):  # a tinygrad or TensorFlow tensor
         return give()
     return np.asarray(value) if hasattr(value, "__array__") else value
 
@@ -89,7 +89,7 @@ def _encode_png(picture: Any) -> bytes:
             'picture.convert("RGB")'
         )
     bare = picture.copy()
-    bare.info = {}  # what it says of orientation or transparency is not in the pixels
+    bare.info = {}  # drop orientation and transparency, which are not in the pixels
     file = io.BytesIO()
     bare.save(file, format="PNG", compress_level=1)
     return file.getvalue()
@@ -104,13 +104,13 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
     if isinstance(value, Mapping):
         return value
     if names is None:
-        names = getattr(value, "_fields", None)  # of a named tuple
+        names = getattr(value, "_fields", None)  # a named tuple
     parts = value if isinstance(value, tuple | list) else (value,)
     if names is None:
         found = f"{type(value).__name__} of {len(parts)}" * isinstance(value, tuple | list)
         raise SchemaError(
             f"a sample must be a dict of fields, found a {found or type(value).__name__}; name "
-            'what it has: names=("image", "label")'
+            'its parts: names=("image", "label")'
         )
     if len(names) != len(parts):
         raise SchemaError(
@@ -166,7 +166,7 @@ def convert_samples(
     first = next(rest, None)
     if schema is None:
         if first is None:
-            raise InvalidArgument("there is no sample to take the schema from; give schema=")
+            raise InvalidArgument("no samples to infer the schema from; pass schema=")
         try:
             schema = infer_sample_schema(first)
         except SchemaError as error:

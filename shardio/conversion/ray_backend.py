@@ -68,7 +68,7 @@ class _UnitTask:
         make_folder(folder)
         _shared_zygote()
         log = UnitRecorder()
-        # Its number is where it lies in the list of units, which here has one.
+        # The number is an index into the list of units, which has length 1 here.
         run_units([replace(unit, number=0)], replace(self.job, folder=folder), 1, log)
         return UnitAttempt(log.events(unit.number), os.path.join(folder, unit.key))
 
@@ -78,14 +78,14 @@ class _UnitTask:
         was = {**self.settings["versions"], "machine": self.settings["machine"]}
         now = {**found["versions"], "machine": found["machine"]}
         others = [
-            f"{name} is {now.get(name)}, where the conversion was begun it is {was.get(name)}"
+            f"{name} is {now.get(name)}, the conversion started with {was.get(name)}"
             for name in sorted({*was, *now})
             if was.get(name) != now.get(name)
         ]
         if others:
             raise UnsupportedEnvironment(
-                f"machine {platform.node()} of the Ray cluster would make other bytes: "
-                f"{'; '.join(others)}; install the same everywhere"
+                f"machine {platform.node()} of the Ray cluster would produce different bytes: "
+                f"{'; '.join(others)}; install the same versions everywhere"
             )
 
 
@@ -116,7 +116,7 @@ def run_on_ray(
     """
     attempts = os.path.join(job.folder, f"{_ATTEMPTS}{secrets.token_hex(8)}")
     make_folder(attempts)
-    retries: list[int] = []  # their inputs are missing here as well
+    retries: list[int] = []  # units whose inputs are missing on this machine as well
 
     def next_job() -> tuple[int, tuple[Unit, bool]] | None:
         if retries:
@@ -140,7 +140,7 @@ def run_on_ray(
                     break
     finally:
         with contextlib.suppress(OSError):  # the next conversion removes it
-            remove_tree(attempts)  # with it, who goes on although given up has no place to write
+            remove_tree(attempts)  # a machine given up but still running cannot write any more
 
 
 def _first_invisible(unit: Unit) -> str:
@@ -155,8 +155,8 @@ def _first_invisible(unit: Unit) -> str:
 def _check_visible(path: str) -> None:
     if os.path.lexists(path):
         raise UnsupportedEnvironment(
-            f"a machine of the Ray cluster does not see {path}: the source must lie on a file "
-            "system that all machines have under the same path"
+            f"a machine of the Ray cluster cannot see {path}: the source must be on a file "
+            "system that all machines mount at the same path"
         )
 
 
@@ -168,6 +168,6 @@ def _commit_attempt(found: UnitAttempt, unit: Unit, job: ConversionJob) -> None:
     """Move the shards of an attempt to the unit's place, durably."""
     if found.folder:
         place = os.path.join(job.folder, unit.key)
-        remove_tree(place)  # what an earlier conversion left unfinished
+        remove_tree(place)  # left unfinished by an earlier conversion
         rename(found.folder, place)
         sync_folder(job.folder)

@@ -71,12 +71,12 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
     known = [f.name for f in dataclasses.fields(maker) if f.init]
     if unknown := sorted(options.keys() - known):
         raise InvalidArgument(
-            f"{', '.join(unknown)}: not an option of the converter {kind!r}, which has "
+            f"{', '.join(unknown)}: not an option of the converter {kind!r}; its options are "
             f"{', '.join(known) or 'none'}"
         )
     source: Source = maker(**options)
     try:
-        source.libraries()  # now, and not when the first input is read
+        source.libraries()  # fail now, and not at the first input
     except ModuleNotFoundError as error:
         raise _missing_package(kind, error) from error
     return source
@@ -127,7 +127,7 @@ def _find_entry(kind: str) -> EntryPoint:
     known = _entries()
     if kind not in known:
         raise InvalidArgument(
-            f"{kind!r}: there is no such converter; there are {', '.join(sorted(known))}"
+            f"{kind!r}: unknown converter; expected one of {', '.join(sorted(known))}"
         )
     return known[kind]
 
@@ -246,14 +246,14 @@ def check_any_of_kind(
         return
     promised = kind_from_names(report.name for report in reports)
     if kind_given or promised:
-        what = f"nothing of the kind {kind!r}"
+        what = f"no file of the kind {kind!r}"
     else:
-        what = "no file whose name says of which kind it is, and no video"
-    hint = "give its kind (--kind KIND, or kind=)"
+        what = "no file of a kind recognized by name, and no video"
+    hint = "pass its kind (--kind KIND, or kind=)"
     if appends:
-        hint = "an append takes files of the kind that the dataset has"
+        hint = "an append needs files of the same kind as the dataset"
     elif promised and promised != kind:
-        hint = f"the names promise {promised!r} (--kind {promised}, or kind={promised!r})"
+        hint = f"the file names suggest {promised!r} (--kind {promised}, or kind={promised!r})"
     error = NoMatchingInputs(f"{source}: holds {what}: {_describe_files(reports)}; {hint}")
     error.add_note(_list_kinds())
     raise error
@@ -276,7 +276,7 @@ def _list_kinds() -> str:
     told = [f"{kind} ({_abbreviate(names)})" for kind, names in HINT_SUFFIXES.items()]
     others = [kind for kind in known_kinds() if kind not in HINT_SUFFIXES]
     return (
-        f"kinds that names promise: {', '.join(told)}; kinds that only --kind says: "
+        f"kinds recognized by file name: {', '.join(told)}; kinds that need --kind: "
         f"{', '.join(others)}"
     )
 

@@ -55,7 +55,7 @@ def check_only_dataset(out: Path, exclude: str) -> None:
     if strangers := sorted({*os.listdir(out)} - {exclude, *_dataset_entries(out)}):
         raise DatasetExists(
             f"{out}: holds {strangers[0]} beside the dataset ({len(strangers)} such entries in "
-            "all), which overwrite would leave without it; choose another folder"
+            "all), which overwrite would leave behind; choose another folder"
         )
 
 
@@ -122,8 +122,8 @@ class RenameLog:
                 rename_exclusive(str(self._out / source), str(self._out / target))
             except FileExistsError as error:
                 raise DatasetConflict(
-                    f"{self._out / target}: another writer has put it there meanwhile; nothing of "
-                    "theirs was changed; choose another folder"
+                    f"{self._out / target}: created by another writer meanwhile; its files are "
+                    "unchanged; choose another folder"
                 ) from error
         sync_folder(str(self._out))
 
@@ -161,7 +161,7 @@ class RenameLog:
             remove_temporary_files(self._out)
             withdraw(self._out, lineage)
         for source, target in reversed(moves):
-            # Is it at its source still, then what has the other name is another's.
+            # If the source still exists, it was not renamed: the target is another writer's.
             if not (self._out / source).exists() and (self._out / target).exists():
                 make_folder((self._out / source).parent)
                 rename_exclusive(str(self._out / target), str(self._out / source))
@@ -174,12 +174,12 @@ class RenameLog:
         try:
             content = read_checksummed_json(place)
             if not self._is_valid(content):
-                raise DatasetCorrupt(f"{place}: no list of what a conversion moves")
+                raise DatasetCorrupt(f"{place}: invalid rename log")
         except DatasetCorrupt as error:
             replaced = self._folder / _REPLACED
-            first = f"move what {replaced} holds back into {self._out}, " * replaced.exists()
+            first = f"move the content of {replaced} back into {self._out}, " * replaced.exists()
             raise DatasetCorrupt(
-                f"{error}; to give the conversion up, {first}delete {self._folder}"
+                f"{error}; to abandon the conversion, {first}delete {self._folder}"
             ) from error
         return content["lineage"], content["generation"], [(a, b) for a, b in content["moves"]]
 

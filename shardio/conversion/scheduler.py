@@ -51,7 +51,7 @@ class ConversionState:
         self._running: set[int] = set()
         self._done: dict[int, InputDone] = {}
         self._shards: dict[int, tuple[ShardSummary, ...]] = {}
-        self._n_bytes = listing.n_bytes  # of all inputs: summed once, it is message after each
+        self._n_bytes = listing.n_bytes  # of all inputs: summed once, reported after each
         self._n_bytes_done = self._n_samples = self._n_broken = 0
         self.stopped_at: int | None = None
 
@@ -227,8 +227,8 @@ class _UnitScheduler:
     ) -> None:
         self._units, self._job, self._state, self._crew = list(units), job, state, crew
         self._pieces = Pieces()
-        self._unit_of: dict[int, int] = {}  # the unit of each worker
-        self._position_of: dict[int, int] = {}  # the position of the input that each unit reads
+        self._unit_of: dict[int, int] = {}  # worker -> unit
+        self._position_of: dict[int, int] = {}  # unit -> position of the input being read
         self._n_crashes: Counter[tuple[int, int | None]] = Counter()
 
     def start(self, worker: int) -> None:
@@ -269,10 +269,10 @@ class _UnitScheduler:
         self._pieces.forget(event.worker)
         number = self._unit_of.get(event.worker)
         if number is None:
-            return  # it had nothing to do, and there is nothing more
+            return  # it was idle, and no units are left
         position = self._position_of.pop(number, None)
         self._n_crashes[number, position] += 1
-        if position is None:  # perhaps over the check of what is recorded: a page that is not read
+        if position is None:  # perhaps while verifying recorded shards: an unreadable page
             delete_record(Path(self._job.folder, self._units[number].key))
         if self._n_crashes[number, position] == MAX_CRASHES:
             if position is None:
@@ -290,10 +290,8 @@ class _UnitScheduler:
         """Return why an input is skipped."""
         if event.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
             seconds = cpu_limit_s(self._job.step_s, source)
-            return (
-                f"damaged: its library comes to no end over it, in {seconds:.0f} s of a processor"
-            )
-        return f"{MAX_CRASHES} processes that read it ended with {_describe_exit(event)}"
+            return f"timed out after {seconds:.0f} s of CPU time; the file is probably corrupt"
+        return f"{MAX_CRASHES} processes reading it ended with {_describe_exit(event)}"
 
     def _context(self, event: Failed | Died) -> str:
         """Return what a worker was doing, for an error message; "" if nothing."""
@@ -325,5 +323,5 @@ def _worker_main(job: ConversionJob, channel: Channel) -> None:
         try:
             unlink(os.fsdecode(place))
             convert_unit(unit, job, lambda event: send_whole(channel, pickle.dumps(event)))
-        except (OSError, ShardioError) as error:  # the caller is to see it as it is
+        except (OSError, ShardioError) as error:  # raised unchanged in the main process
             send_whole(channel, pickle.dumps(error))

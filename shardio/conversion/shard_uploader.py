@@ -64,7 +64,7 @@ def upload_shard(
         with open(path, "rb") as file:
             file.seek(-PAGE, os.SEEK_END)
             is_there = tail.n_bytes == shard.n_bytes and bytes(tail.data) == file.read()
-    except (ShardNotFound, ShardChanged):  # the latter where an empty object is
+    except (ShardNotFound, ShardChanged):  # ShardChanged for an empty object
         is_there = False
     if not is_there:
         check()
@@ -89,10 +89,10 @@ def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None
         with ShardReader(place, verify="off", access="pread", content=content) as reader:
             found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
     except ShardNotFound as error:
-        raise ShardNotFound(f"{place}: was uploaded, and is not there any more; {hint}") from error
+        raise ShardNotFound(f"{place}: was uploaded and is missing now; {hint}") from error
     if found != shard:
         raise ShardChanged(
-            f"another object has taken the place of the shard that was uploaded; {hint}",
+            f"the uploaded shard was replaced by another object; {hint}",
             code="replaced",
             path=place,
             expected=shard,
@@ -203,7 +203,7 @@ class ShardUploader(Closing):
                 )
         with self._changed:
             self._check()
-            unlink(path)  # or whoever noted it was killed before
+            unlink(path)  # a killed process may have written only the note
 
     def _check(self) -> None:
         """Raise if the uploader is closed, so that nothing is changed any more."""

@@ -95,7 +95,7 @@ class Source(Protocol):
     * `view()` returns the default view of a loader, as a generation stores it; by default rows.
     """
 
-    kind: ClassVar[str]  # the name it is found by
+    kind: ClassVar[str]  # its name in the registry
     version: ClassVar[str]  # changes when the same input and options give other samples
 
     def schema(self) -> Schema:

@@ -104,21 +104,21 @@ class Staging:
         """Refuse a folder of this name that no conversion made: its content would be deleted."""
         try:
             kind = os.lstat(self.folder).st_mode
-        except (OSError, ValueError):  # there is none, or what is tried next says why
+        except (OSError, ValueError):  # it does not exist, or the next step raises
             return
         if not stat.S_ISDIR(kind):
             raise DatasetExists(
-                f"{self.folder}: expected a folder, which a conversion keeps its work in, found a "
-                "link or file; remove it, or choose another folder"
+                f"{self.folder}: expected a folder for the work of a conversion, found a link "
+                "or file; remove it, or choose another folder"
             )
-        with contextlib.suppress(FileNotFoundError):  # its owner is done meanwhile
+        with contextlib.suppress(FileNotFoundError):  # removed by its owner meanwhile
             names = sorted(
                 name for name in os.listdir(self.folder) if not _OWN_ENTRIES.fullmatch(name)
             )
             if names:
                 raise DatasetExists(
-                    f"{self.folder}: holds {names[0]} ({len(names)} such entries in all), which is "
-                    "no conversion's; move it away, or choose another folder"
+                    f"{self.folder}: holds {names[0]} ({len(names)} such entries in all), not "
+                    "created by a conversion; move it away, or choose another folder"
                 )
 
     def _inspect(self) -> None:
@@ -150,7 +150,7 @@ class Staging:
 
     def _inspect_append(self) -> None:
         """Prepare to resume an interrupted append."""
-        self._rename_log.undo()  # so that the folder may be deleted as well
+        self._rename_log.undo()  # so that the user may also delete the folder
         plan = self._read_plan(self._abandon_hint)
         if plan is not None and not (plan.appends and self._resume):
             raise DatasetExists(self._interrupted())
@@ -171,22 +171,22 @@ class Staging:
             plan = read_plan(self.folder)
             if plan is not None and plan.appends:
                 return (
-                    f"{self.out}: an interrupted append lies here; append and resume (--append "
-                    f"--resume) goes on with what it has finished; {self._abandon_hint}"
+                    f"{self.out}: holds an interrupted append; append and resume (--append "
+                    f"--resume) keeps its finished units; {self._abandon_hint}"
                 )
         if self.appends:
             return (
-                f"{self.out}: an interrupted conversion lies here; resume it (--resume) before "
-                "anything is appended"
+                f"{self.out}: holds an interrupted conversion; resume it (--resume) before "
+                "appending"
             )
         return (
-            f"{self.out}: an interrupted conversion lies here; resume (--resume) goes on with "
-            f"what it has finished, {self._restart_hint}"
+            f"{self.out}: holds an interrupted conversion; resume (--resume) keeps its finished "
+            f"units; {self._restart_hint}"
         )
 
     @property
     def _abandon_hint(self) -> str:
-        return f"to give it up, delete {self.folder}: the dataset is whole without it"
+        return f"to abandon it, delete {self.folder}: the dataset is complete without it"
 
     def _check_out(self) -> None:
         """Raise if `out` holds something that the options do not allow to replace."""
@@ -206,7 +206,7 @@ class Staging:
             DatasetExists: the earlier conversion is published, and had other inputs.
         """
         if self._plan is not None:
-            check_same_settings(self._plan, settings, self.out, f"or {self._restart_hint}")
+            check_same_settings(self._plan, settings, self.out, self._restart_hint)
             if self.is_published:
                 check_same_units(self._plan, units, self.out, self._store_hint)
         self._has_begun = True
@@ -284,26 +284,26 @@ class Staging:
         trace: types.TracebackType | None,
     ) -> None:
         try:
-            with contextlib.suppress(OSError):  # what cannot be tidied up, the next one will
+            with contextlib.suppress(OSError):  # the next conversion cleans up
                 self._clean_up(error)
         finally:
             self._unlock()
 
     def _clean_up(self, error: BaseException | None) -> None:
         if not self._has_begun:
-            remove_folder(self.folder)  # unless an interrupted conversion lies there
+            remove_folder(self.folder)  # unless it holds an interrupted conversion
         elif self._is_finished:
             self._remove_work()
             remove_folder(self.folder)
         elif not self._keeps_work():
-            unlink(self.folder / PLAN_FILE)  # first: from here on there is nothing to resume
+            unlink(self.folder / PLAN_FILE)  # first: without it there is nothing to resume
             remove_tree(self.folder)
         elif error is not None:
             way = "append and resume (--append --resume)" if self.appends else "resume (--resume)"
-            kept = f"{self.out}: what is finished is kept; {way} goes on with it"
-            error.add_note(f"{kept}, {self._restart_hint}")
+            kept = f"{self.out}: finished units are kept; {way} continues from them"
+            error.add_note(f"{kept}; {self._restart_hint}")
         if self._made_out:
-            remove_folder(self.out)  # unless the dataset is there
+            remove_folder(self.out)  # unless it holds the dataset
 
     def _keeps_work(self) -> bool:
         """Undo the renames of an unpublished dataset; True if there is anything to resume from."""
@@ -311,7 +311,7 @@ class Staging:
             if not self._rename_log.is_published():
                 self._rename_log.undo()
                 return has_records(self.folder)
-        except (OSError, DataError):  # the next one may be able to, or will say it
+        except (OSError, DataError):  # the next conversion may succeed, or reports it
             pass
         return True
 
@@ -327,7 +327,7 @@ class Staging:
                 self.lock_fd = os.open(
                     self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 )
-            except FileNotFoundError:  # removed between the two, or nothing can be made there
+            except FileNotFoundError:  # removed in between, or `out` cannot be created
                 if time.monotonic() > end_s:
                     raise
                 continue
@@ -339,7 +339,7 @@ class Staging:
                 self._unlock()
                 if time.monotonic() > end_s:
                     raise DatasetConflict(
-                        f"{self.out}: another conversion is writing here; wait for it or choose "
+                        f"{self.out}: another conversion is writing here; wait for it, or choose "
                         "another folder"
                     ) from error
                 time.sleep(0.02)

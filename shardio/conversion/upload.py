@@ -119,11 +119,11 @@ class UploadLease:
             said = json.loads(content)
             who = f"on {said['host']}, since {said['since']}"
         except (ValueError, TypeError, KeyError):
-            who = "of which it says nothing that can be read"
+            who = "with an unreadable lease"
         return DatasetConflict(
-            f"{self._objects.url}/{LEASE_OBJECT}: another conversion is writing there, {who}: wait "
-            "for it, or choose another place; if it will never be resumed, remove all that lies "
-            "there"
+            f"{self._objects.url}/{LEASE_OBJECT}: another conversion is writing there, {who}: "
+            "wait for it, or choose another URL; if it will never be resumed, remove everything "
+            "below the URL"
         )
 
 
@@ -157,11 +157,11 @@ class Upload(Closing):
         **folder_options: bool,
     ) -> None:
         if given := [name for name, is_given in folder_options.items() if is_given]:
-            raise InvalidArgument(f"{url}: {', '.join(given)}: only for a dataset in a folder")
+            raise InvalidArgument(f"{url}: {', '.join(given)}: only for datasets in a folder")
         if url.lower().startswith(("http://", "https://")):
             raise InvalidArgument(
-                f"{url}: web servers are only read: convert to a folder and copy it, or to a store "
-                "(s3://, gs://, az://)"
+                f"{url}: cannot write to a web server; convert to a folder and copy it, or to an "
+                "object store (s3://, gs://, az://)"
             )
         remote = RemoteOptions.of(None, None, storage_options)
         self._objects, self._start_s = ObjectStore(url, remote.options), time.monotonic()
@@ -169,7 +169,7 @@ class Upload(Closing):
         self.folder = os.path.join(remote.folder, "converting", f"{name:016x}")
         """The local folder in which the dataset is converted."""
         self._hint = (
-            f"to convert all of it again, remove {self.folder} and what lies at {self._objects.url}"
+            f"to start again, remove {self.folder} and everything below {self._objects.url}"
         )
         self.uploader, self._lock = (
             ShardUploader(self._objects, self._hint),
@@ -201,9 +201,8 @@ class Upload(Closing):
             self._lock.close()
             if time.monotonic() > end_s:
                 raise DatasetConflict(
-                    f"{self._objects.url}: another conversion of this machine is writing there, or "
-                    "an upload of one that was interrupted has not ended: wait for it, or choose "
-                    "another place"
+                    f"{self._objects.url}: another conversion on this machine is writing there, "
+                    "or an interrupted upload has not ended yet; wait for it, or choose another URL"
                 )
             time.sleep(0.02)
 
@@ -212,19 +211,19 @@ class Upload(Closing):
         url = self._objects.url
         if not resume and self.is_converted:
             raise DatasetExists(
-                f"{self.folder}: what was converted for {url} is not published yet: go on by "
-                f"resume (--resume); {self._hint}"
+                f"{self.folder}: the conversion for {url} is complete but not published; resume "
+                f"(--resume) publishes it; {self._hint}"
             )
         if self._is_published():
             return
         if not self._has_lease:
             if found := self._objects.names(1):
-                raise DatasetExists(f"{url}: already holds data ({found[0]}); choose another place")
+                raise DatasetExists(f"{url}: already holds data ({found[0]}); choose another URL")
             self._lease.acquire()
             self._has_lease = True
-            self._is_published()  # another may have begun, and have come to its end, in between
+            self._is_published()  # another upload may have started and ended in between
         if not self.is_converted and not self.has_plan:
-            remove_tree(self.folder)  # samples of a program that was killed: nobody goes on there
+            remove_tree(self.folder)  # Python samples of a killed process: not resumable
         make_folder(os.path.dirname(self.folder))
 
     @property
@@ -244,7 +243,7 @@ class Upload(Closing):
             return False
         if self.is_converted and pointer == Path(self.folder, POINTER).read_bytes():
             return True
-        raise DatasetExists(f"{self._objects.url}: already holds a dataset; choose another place")
+        raise DatasetExists(f"{self._objects.url}: already holds a dataset; choose another URL")
 
     def publish(self, report: ConversionReport | None = None) -> ConversionReport:
         """Upload everything that the folder holds, the generation last, and return the report.
@@ -264,15 +263,16 @@ class Upload(Closing):
         run_parallel(
             _MAX_CONCURRENT, self._upload_shard, [shard for shard in shards if shard.name in here]
         )
-        if self.is_converted:  # who sent the others was another process
+        if self.is_converted:  # the others were uploaded by an earlier process
             sent = [shard for shard in shards if shard.name not in here]
             run_parallel(_MAX_CONCURRENT, self._check_shard, sent)
         for part in found.parts:
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
-        report = report or _report_from(found)  # reads the inputs, which may lie in a part
+        report = report or _report_from(found)  # may read the inputs from an external list
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
-        self._remove_unused({shard.name for shard in shards})  # now that they are no other writer's
+        # Now that the dataset is published, none of them can be another writer's.
+        self._remove_unused({shard.name for shard in shards})
         rename(self.folder, self._done_folder)
         self._clean_up()
         elapsed_s = time.monotonic() - self._start_s
@@ -287,7 +287,7 @@ class Upload(Closing):
         """
         if self._lease.is_held():
             self._remove_unused(set())
-        remove_tree(self.folder)  # so that the claim goes as well
+        remove_tree(self.folder)  # so that `close` releases the lease
         return replace(report, dataset=self._objects.url)
 
     def close(self) -> None:
@@ -295,7 +295,7 @@ class Upload(Closing):
         self.uploader.close()
         try:
             if self._has_lease and not os.path.exists(self.folder):
-                with contextlib.suppress(ShardioError, OSError):  # then who begins next is told
+                with contextlib.suppress(ShardioError, OSError):  # the next conversion reports it
                     self._lease.release()
         finally:
             self.uploader.add_done_callback(self._lock.close)

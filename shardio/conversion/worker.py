@@ -33,7 +33,7 @@ from shardio.storage.fs import create_unnamed, make_folder, remove_tree, sync_fo
 
 CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
 """The signal that kills a process over its CPU limit."""
-_BYTES_PER_S: Final = 1 << 20  # a step may be a whole file
+_BYTES_PER_S: Final = 1 << 20  # a step may process a whole file
 
 
 def source_step_s(source: Source) -> float | None:
@@ -152,7 +152,7 @@ def _stack(values: list[Any]) -> Any:
         return values
     first = values[0]
     if kind is np.ndarray:
-        # Of an array without dimensions the row would be a scalar; of a dtype of objects, a copy.
+        # A row of 0-d arrays would be a scalar, a row of object arrays a copy.
         if not first.ndim or first.dtype.kind not in "biuf" or not first.dtype.isnative:
             return values
         if any(each.dtype != first.dtype or each.shape != first.shape for each in values):
@@ -180,7 +180,7 @@ def _memory_bytes(value: object) -> int:
     return getsizeof(value)
 
 
-_MAX_REASON: Final = 1000  # characters of a reason that are kept
+_MAX_REASON: Final = 1000  # characters
 _MACHINE_ERRNOS: Final = frozenset(
     (errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 )
@@ -214,7 +214,7 @@ def convert_unit(unit: Unit, job: ConversionJob, emit: Callable[[UnitEvent], Non
         for one in done:
             emit(one)
     else:
-        remove_tree(folder)  # what an earlier attempt left
+        remove_tree(folder)  # left by an earlier attempt
         make_folder(folder)
         sync_folder(job.folder)
         end = _convert(unit, job, folder, emit)
@@ -261,18 +261,18 @@ def _read_input(
         return _classify_non_file(source.path, state.mode), ""
     for part in source.parts:
         if (state := before[part.name]) is None or not stat.S_ISREG(state.mode):
-            what = "is gone, or leads nowhere" if state is None else "is not a regular file"
-            return Outcome("broken", f"{part.name}, a part of it, {what}"), ""
+            what = "is missing, or a broken link" if state is None else "is not a regular file"
+            return Outcome("broken", f"its part {part.name} {what}"), ""
     outcome = _convert_input(source, job, buffer)
     if outcome.kind == "broken" and not job.keep_partial:
         buffer.clear()
     if buffer.n_samples:
-        with contextlib.suppress(OSError):  # then it is known by its name alone
+        with contextlib.suppress(OSError):  # then an append compares names only
             content = input_hash(source)
-    if (after := input_states(source)) != before:  # samples may be of both states, or of neither
+    if (after := input_states(source)) != before:  # samples may come from either state, or a mix
         buffer.clear()
         name = next(name for name, state in after.items() if state != before[name])
-        which = "" if name == source.name else f"{name}, a part of it, "
+        which = "" if name == source.name else f"its part {name} "
         what = "changed" if after[name] else "vanished"
         return Outcome("broken", f"{which}{what} while it was read"), ""
     reason = _strip_paths(outcome.reason, source)
@@ -299,7 +299,7 @@ def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> O
         return outcome
     raise InvalidArgument(
         f"the converter {job.source.kind!r} returned {outcome!r} for {source.name}; "
-        f"`samples` must return an Outcome of one of the kinds {', '.join(OUTCOMES)}"
+        f"`samples` must return an Outcome with one of the kinds {', '.join(OUTCOMES)}"
     )
 
 
@@ -313,13 +313,13 @@ def _concerns(error: OSError, source: Input) -> bool:
 
 def _classify_non_file(path: str, mode: int) -> Outcome:
     """Return the outcome of an input that is not a regular file."""
-    if not stat.S_ISDIR(mode):  # opening a pipe would wait for its writer forever
+    if not stat.S_ISDIR(mode):  # opening a pipe could block forever
         return Outcome("unsupported", "not a regular file")
     try:
         os.listdir(path)
     except OSError as error:
         return Outcome("broken", f"a folder that cannot be listed: {error.strerror}")
-    return Outcome("broken", "a folder that could not be listed when the plan was made")
+    return Outcome("broken", "a folder that could not be listed when the conversion was planned")
 
 
 def _fill_buffer(

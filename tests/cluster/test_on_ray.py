@@ -54,7 +54,7 @@ def test_the_bytes_are_those_of_one_machine_whatever_the_inputs_do(
     there = convert_there(nodes, lines, tmp_path / "there", progress=seen.append)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     assert there.inputs == here.inputs
-    assert "2 processes that read it ended with signal 9" in there.inputs[7].reason
+    assert "2 processes reading it ended with signal 9" in there.inputs[7].reason
     assert (seen[0].n_inputs_done, seen[-1].n_inputs_done) == (0, len(here.inputs))
     write(lines, {"new.txt": "twelve"})
     convert(lines, tmp_path / "here", workers=1, append=True)
@@ -148,7 +148,7 @@ def test_machines_that_would_make_other_bytes_are_refused(
     nodes: Nodes, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Lines, "libraries", lambda self: {"alphabet": "25"})
-    said = "would make other bytes: alphabet is 26, where the conversion was begun it is 25"
+    said = "would produce different bytes: alphabet is 26, the conversion started with 25"
     with pytest.raises(UnsupportedEnvironment, match=said):
         convert_there(nodes, lines, tmp_path / "out")
     assert not (tmp_path / "out").exists()

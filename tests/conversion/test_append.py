@@ -297,7 +297,9 @@ def test_other_options_are_refused_with_the_way_out(
     lines: Path, out: Path, options: dict[str, Any], named: str
 ) -> None:
     before = contents(out)
-    with pytest.raises(InvalidArgument, match=f"{named}.*; convert as the dataset was, or into"):
+    with pytest.raises(
+        InvalidArgument, match=f"{named}.*; convert with the options of the dataset, or into"
+    ):
         append(lines, out, **options)
     assert contents(out) == before
 
@@ -364,15 +366,15 @@ def test_columns_that_were_added_later_are_not_left_without_values(lines: Path, 
     for name in ("depth", "flow"):
         add_column(out, name, Array("int64"), range(len(shardio.open(out))))
     before = contents(out)
-    with pytest.raises(InvalidArgument, match=r"added later \(depth, flow\), .* and merge both"):
+    with pytest.raises(InvalidArgument, match=r"added columns \(depth, flow\), .* and merge both"):
         append(lines, out)
-    with pytest.raises(InvalidArgument, match=r"added later \(depth, flow\), .* and merge both"):
+    with pytest.raises(InvalidArgument, match=r"added columns \(depth, flow\), .* and merge both"):
         shardio.convert([{"n": 1}], out, append=True)
     assert contents(out) == before
 
 
 def test_append_and_overwrite_exclude_each_other(lines: Path, out: Path) -> None:
-    with pytest.raises(InvalidArgument, match="append and overwrite: only one of the two"):
+    with pytest.raises(InvalidArgument, match="append and overwrite are mutually exclusive"):
         append(lines, out, overwrite=True)
 
 
@@ -408,7 +410,7 @@ def test_an_interrupted_append_is_resumed_to_the_same_bytes(
         append(lines, out, progress=interrupt_after(n_inputs), workers=workers)
     now = contents(out)
     assert {name: now[name] for name in before} == before and texts(out) == OLD
-    assert r"(--append --resume) goes on with it" in caught.value.__notes__[0]
+    assert r"(--append --resume) continues from them" in caught.value.__notes__[0]
     append(lines, out, resume=True, workers=then)
     assert contents(out) == whole
 
@@ -452,7 +454,7 @@ def test_one_that_was_killed_while_it_published_is_resumed_to_the_same_bytes(
 def test_what_lies_there_is_said_and_what_can_be_done(lines: Path, out: Path) -> None:
     before = contents(out)
     leave(lines, out, execution, "publish_next")
-    interrupted = r"an interrupted append lies here; .* \(--append --resume\) .*, delete /.*"
+    interrupted = r"holds an interrupted append; .* \(--append --resume\) .*, delete /.*"
     for options in ({}, {"resume": True}, {"append": True}):
         with pytest.raises(DatasetExists, match=interrupted):
             convert(lines, out, **options)
@@ -464,7 +466,9 @@ def test_what_lies_there_is_said_and_what_can_be_done(lines: Path, out: Path) ->
 
 def test_an_interrupted_append_goes_on_with_the_same_options_only(lines: Path, out: Path) -> None:
     leave(lines, out, execution, "publish_next")
-    with pytest.raises(InvalidArgument, match=r"shard_bytes was .*; convert as before, .* delete"):
+    with pytest.raises(
+        InvalidArgument, match=r"shard_bytes was .*; use the original settings; .* delete"
+    ):
         append(lines, out, resume=True, shard_bytes=77)
     append(lines, out, resume=True)
 
@@ -473,7 +477,7 @@ def test_a_damaged_plan_of_an_append_is_told_with_the_way_out(lines: Path, out: 
     leave(lines, out, execution, "publish_next")
     plan = out / ".conversion" / "plan.json"
     plan.write_bytes(plan.read_bytes().replace(b"units", b"Units"))
-    with pytest.raises(DatasetCorrupt, match=r"plan\.json: changed.*; to give it up, delete"):
+    with pytest.raises(DatasetCorrupt, match=r"plan\.json: changed.*; to abandon it, delete"):
         append(lines, out, resume=True)
 
 
@@ -492,7 +496,7 @@ def test_an_interrupted_conversion_is_resumed_before_anything_is_appended(
     with pytest.raises(KeyboardInterrupt):
         convert(lines, out, overwrite=True, progress=interrupt_after(8))
     for resume in (False, True):
-        with pytest.raises(DatasetExists, match=r"resume it \(--resume\) before anything"):
+        with pytest.raises(DatasetExists, match=r"resume it \(--resume\) before appending"):
             append(lines, out, resume=resume)
     convert(lines, out, resume=True)
     assert append(lines, out).n_samples == 0
@@ -549,7 +553,9 @@ def test_classes_that_others_publish_meanwhile_are_not_mixed_up(lines: Path, out
         if state.n_inputs_done == state.n_inputs:
             publish_next(out, load(out), classes=("a", "b", "c", "d", "theirs"))
 
-    with pytest.raises(DatasetConflict, match="other fields or classes .* append again"):
+    with pytest.raises(
+        DatasetConflict, match="differs in lineage, fields or classes .* append again"
+    ):
         append(lines, out, progress=meanwhile)
     append(lines, out, resume=True)
     assert labels(out)[7:] == [0, 5, 5, 7] and texts(out) == OLD + NEW

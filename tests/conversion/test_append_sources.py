@@ -76,8 +76,8 @@ def touch(path: Path) -> None:
 @pytest.mark.parametrize(
     ("become", "reason"),
     [
-        (become_pipe, "not a regular file any more"),
-        (become_link_to_nowhere, "cannot be read: .* a link that leads nowhere"),
+        (become_pipe, "no longer a regular file"),
+        (become_link_to_nowhere, "cannot be read: .* a broken link"),
         (truncate, "0 bytes, 7 when it was converted|hash .*"),
         (become_link_to_what_it_was, ""),
         (touch, ""),
@@ -133,6 +133,8 @@ def test_what_was_repaired_does_not_get_the_samples_of_its_files_twice(
 ) -> None:
     repair(out, tmp_path / "repaired")
     before = contents(tmp_path / "repaired")
-    with pytest.raises(InvalidArgument, match=r"was repaired, .* twice; .* and merge both"):
+    with pytest.raises(
+        InvalidArgument, match=r"a repaired dataset: .* duplicated; .* and merge both"
+    ):
         append(lines, tmp_path / "repaired", kind="lines")
     assert contents(tmp_path / "repaired") == before

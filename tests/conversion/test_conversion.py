@@ -277,7 +277,8 @@ def test_a_conversion_that_is_running_is_not_disturbed(
 
 
 @pytest.mark.parametrize(
-    ("made", "reason"), [("", "there is no such file"), ("src/below", "holds no file to convert")]
+    ("made", "reason"),
+    [("", "no such file or folder to convert"), ("src/below", "holds no file to convert")],
 )
 def test_a_missing_source_or_an_empty_folder_is_refused_before_anything_is_made(
     lines: Path, tmp_path: Path, made: str, reason: str
@@ -289,9 +290,9 @@ def test_a_missing_source_or_an_empty_folder_is_refused_before_anything_is_made(
 
 
 def test_unknown_kinds_and_options_name_what_there_is(lines: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="'films': there is no such .* lines, .*videos"):
+    with pytest.raises(InvalidArgument, match="'films': unknown converter; .* lines, .*videos"):
         shardio.convert(lines, tmp_path / "out", kind="films")
-    with pytest.raises(InvalidArgument, match="speed: not an option .* has repeat"):
+    with pytest.raises(InvalidArgument, match="speed: not an option .* options are repeat"):
         convert(lines, tmp_path / "out", speed=3)
 
 
@@ -425,7 +426,7 @@ def test_an_empty_iterable_publishes_nothing_and_without_a_schema_is_refused(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
-    with pytest.raises(InvalidArgument, match="no sample to take the schema from"):
+    with pytest.raises(InvalidArgument, match="no samples to infer the schema from"):
         shardio.convert([], out)
     for _ in range(2):
         report = shardio.convert([], out, schema=NUMBERS)

@@ -92,7 +92,7 @@ def test_a_sample_may_have_bytes_text_json_and_lists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", [3, numbers, {"a": [1, 2]}])
 def test_what_gives_no_samples_is_refused(source: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="found a .*; expected a folder, an iterable of"):
+    with pytest.raises(InvalidArgument, match="found a .*; expected a path, an iterable of"):
         shardio.convert(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -198,7 +198,7 @@ def test_fields_are_those_of_the_first_sample_or_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("src", "options", "said"),
     [
-        ([], {"samples": numbers}, "there is no item"),
+        ([], {"samples": numbers}, "no items to make"),
         ("folder", {"samples": numbers}, "expected an iterable of items"),
         ([1], {"samples": 3}, "samples must be a function"),
         ([1], {"samples": numbers, "frames": 3}, "frames: only for files"),
@@ -214,7 +214,7 @@ def test_what_does_not_fit_items_is_refused(
     tmp_path: Path, src: Any, options: dict[str, Any], said: str | None
 ) -> None:
     if said is None:
-        src, said = [(n for n in range(3))], "cannot be sent to worker processes: .*make it in"
+        src, said = [(n for n in range(3))], "cannot be sent to worker processes: .*create it in"
     with pytest.raises(InvalidArgument, match=said):
         shardio.convert(src, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
@@ -277,7 +277,7 @@ def test_where_no_item_gives_a_sample_nothing_is_published(tmp_path: Path) -> No
 
 
 def test_a_tuple_without_names_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match=r"found a tuple of 2; name what it has: names=\("):
+    with pytest.raises(SchemaError, match=r"found a tuple of 2; name its parts: names=\("):
         shardio.convert(Pairs(2), tmp_path / "out", workers=0)
     with pytest.raises(SchemaError, match="expected 2 names for 2 values; found x"):
         shardio.convert(Pairs(2), tmp_path / "out", workers=0, names=("x",))

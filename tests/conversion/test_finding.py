@@ -1,4 +1,4 @@
-"""A source with nothing of the kind is refused: it says what is there; nothing is written."""
+"""A source without any file of the kind is refused, with a list of its files."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_where_no_name_promises_a_kind_the_error_says_what_is_there_and_which_ki
     assert cli.main(["convert", str(notes), str(tmp_path / "out"), "--quiet", *options]) == 2
     error, kinds = capsys.readouterr().err.splitlines()
     assert error == (
-        f"shardio: {notes}: holds no file whose name says of which kind it is, and no video: "
-        "4 files, .txt (2), .md (1), no suffix (1); give its kind (--kind KIND, or kind=)"
+        f"shardio: {notes}: holds no file of a kind recognized by name, and no video: "
+        "4 files, .txt (2), .md (1), no suffix (1); pass its kind (--kind KIND, or kind=)"
     )
     assert "videos (.mp4, .mkv, .webm, …)" in kinds and "tables (.csv, .jsonl, .ndjson" in kinds
-    assert kinds.endswith("kinds that only --kind says: tokens")
+    assert kinds.endswith("kinds that need --kind: tokens")
     assert not (tmp_path / "out").exists()
 
 
@@ -47,8 +47,8 @@ def test_where_a_kind_is_given_and_nothing_is_of_it_the_error_names_the_one_that
 ) -> None:
     (notes / "table.csv").write_text("x\n1\n")
     said = (
-        "holds nothing of the kind 'images': 5 files, .txt (2), .csv (1), .md (1), no suffix (1); "
-        "a.txt: not a picture; the names promise 'tables' (--kind tables, or kind='tables')"
+        "holds no file of the kind 'images': 5 files, .txt (2), .csv (1), .md (1), no suffix (1); "
+        "a.txt: not a picture; the file names suggest 'tables' (--kind tables, or kind='tables')"
     )
     with pytest.raises(InvalidArgument) as caught:
         shardio.convert(notes, tmp_path / "out", kind="images", workers=0)
@@ -71,10 +71,10 @@ def test_many_kinds_of_names_are_counted_and_converters_of_others_are_among_the_
     write(tmp_path / "none", {f"{n}.{n % 6}": "" for n in range(13)})
     with pytest.raises(InvalidArgument) as caught:
         convert(tmp_path / "none", tmp_path / "out")
-    found = "13 files, .0 (3), .1 (2), .2 (2), .3 (2), others (4); give its kind"
-    assert f"nothing of the kind 'lines': {found}" in str(caught.value)
+    found = "13 files, .0 (3), .1 (2), .2 (2), .3 (2), others (4); pass its kind"
+    assert f"no file of the kind 'lines': {found}" in str(caught.value)
     (kinds,) = caught.value.__notes__
-    assert kinds.endswith("kinds that only --kind says: lines, tokens")
+    assert kinds.endswith("kinds that need --kind: lines, tokens")
 
 
 def test_an_append_needs_a_file_of_the_kind_and_none_that_is_new(
@@ -83,7 +83,7 @@ def test_an_append_needs_a_file_of_the_kind_and_none_that_is_new(
     write(tmp_path / "none", {"readme": "hello"})
     convert(lines, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(InvalidArgument, match="files of the kind that the dataset has"):
+    with pytest.raises(InvalidArgument, match="files of the same kind as the dataset"):
         shardio.convert(tmp_path / "none", tmp_path / "out", append=True, workers=0)
     assert shardio.convert(lines, tmp_path / "out", append=True, workers=0).generation == 1
     assert contents(tmp_path / "out") == before
@@ -93,7 +93,7 @@ def test_a_dataset_does_not_give_way_to_nothing(lines: Path, tmp_path: Path) -> 
     write(tmp_path / "none", {"readme": "hello"})
     convert(lines, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(InvalidArgument, match="nothing of the kind 'lines'"):
+    with pytest.raises(InvalidArgument, match="no file of the kind 'lines'"):
         convert(tmp_path / "none", tmp_path / "out", overwrite=True)
     assert contents(tmp_path / "out") == before
     assert len(texts(tmp_path / "out")) == 7

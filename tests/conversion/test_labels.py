@@ -70,13 +70,17 @@ def test_whole_numbers_are_sorted_as_numbers(lines: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("l.csv", "path,label\na/1.txt,x\na/none.txt,y\n", r"no file of the source: 'a/none\.txt'"),
+        (
+            "l.csv",
+            "path,label\na/1.txt,x\na/none.txt,y\n",
+            r"not a file of the source: 'a/none\.txt'",
+        ),
         ("l.csv", "path,class\na/1.txt,x\n", "it lacks label, found 'path', 'class'"),
         ("l.csv", "", "it lacks path and label"),
         (
             "l.csv",
             "path,label\na/1.txt,x\n./a/1.txt,x\n",
-            "line 3: 'a/1.txt' was labelled in line 2",
+            "line 3: 'a/1.txt' is already labelled in line 2",
         ),
         ("l.csv", "path,label\n,x\n", "line 2: expected a path, found ''"),
         ("l.csv", 'path,label\n"a/1.txt"x,y\n', "line 2: not CSV"),
@@ -143,4 +147,4 @@ def test_the_command_takes_labels_and_counts_by_them(
     assert json.loads(capsys.readouterr().out)["classes"] == {"ant": 1, "zebra": 5}
     arguments[2] = str(tmp_path / "missing")
     assert cli.main([*arguments, "--labels", str(tmp_path / "no.csv")]) == cli.USAGE
-    assert f"{tmp_path}/no.csv: there is no such file" in capsys.readouterr().err
+    assert f"{tmp_path}/no.csv: label file not found" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_overwrite_replaces_a_dataset_beside_which_a_writer_was_killed(
     ("options", "hint"),
     [
         ({"resume": True}, r"overwrite \(--overwrite\) starts again"),
-        ({"resume": True, "append": True}, r"to give it up, delete .*\.conversion: the dataset is"),
+        ({"resume": True, "append": True}, r"to abandon it, delete .*\.conversion: the dataset is"),
     ],
     ids=["conversion", "append"],
 )
@@ -86,7 +86,9 @@ def test_a_plan_of_another_version_is_told_with_a_way_out_that_loses_nothing(
     place = make_out(lines, tmp_path / "out", options)
     place.mkdir()
     (place / "plan.json").write_bytes(to_checksummed_json({"version": 1}))
-    with pytest.raises(InvalidArgument, match=f"version 1 .* began; {hint}") as caught:
+    with pytest.raises(
+        InvalidArgument, match=f"version 1 .* started the conversion; {hint}"
+    ) as caught:
         convert(lines, tmp_path / "out", **options)
     assert ("overwrite" in str(caught.value)) == ("append" not in options)
 
@@ -129,7 +131,9 @@ def test_of_a_damaged_list_of_moves_the_way_out_is_told(
     lines: Path, killed_append: Path, options: dict[str, bool]
 ) -> None:
     damage(killed_append)
-    with pytest.raises(DatasetCorrupt, match=r"moves\.json: changed .* up, delete .*conversion$"):
+    with pytest.raises(
+        DatasetCorrupt, match=r"moves\.json: changed .* the conversion, delete .*conversion$"
+    ):
         convert(lines, killed_append, **options)
     shutil.rmtree(killed_append / ".conversion")  # as the message says
     convert(lines, killed_append, append=True)
@@ -141,7 +145,9 @@ def test_of_a_damaged_list_of_what_was_replaced_the_way_back_is_told(
 ) -> None:
     damage(killed_replacement)
     replaced = killed_replacement / ".conversion" / "replaced"
-    with pytest.raises(DatasetCorrupt, match=rf"move what {replaced} holds back into .*, delete"):
+    with pytest.raises(
+        DatasetCorrupt, match=rf"move the content of {replaced} back into .*, delete"
+    ):
         convert(lines, killed_replacement, resume=True)
     for path in replaced.iterdir():  # as the message says
         path.rename(killed_replacement / path.name)
@@ -172,7 +178,7 @@ def test_a_list_of_moves_moves_nothing_that_lies_elsewhere(
     (killed_append / ".conversion" / "moves.json").write_bytes(to_checksummed_json(content))
     (killed_append.parent / "victim").write_text("mine")
     before = contents(killed_append.parent)
-    with pytest.raises(DatasetCorrupt, match=r"moves\.json: no list of what a conversion moves"):
+    with pytest.raises(DatasetCorrupt, match=r"moves\.json: invalid rename log"):
         convert(lines, killed_append, append=True)
     assert contents(killed_append.parent) == before
 
@@ -180,7 +186,7 @@ def test_a_list_of_moves_moves_nothing_that_lies_elsewhere(
 def test_while_a_dataset_is_being_replaced_nothing_is_appended(
     lines: Path, killed_replacement: Path
 ) -> None:
-    with pytest.raises(DatasetNotFound, match=r"resume it \(--resume\) before anything is"):
+    with pytest.raises(DatasetNotFound, match=r"resume it \(--resume\) before appending"):
         convert(lines, killed_replacement, append=True)
     convert(lines, killed_replacement, resume=True)
     assert texts(killed_replacement) == OLD
@@ -190,7 +196,9 @@ def test_an_append_that_cannot_go_on_since_a_column_was_added_says_what_is_left(
     lines: Path, killed_append: Path
 ) -> None:
     add_column(killed_append, "extra", Array("int32"), range(7))
-    with pytest.raises(InvalidArgument, match=r"added later.*\.conversion is of .*: delete it"):
+    with pytest.raises(
+        InvalidArgument, match=r"added columns.*\.conversion belongs to .*: delete it"
+    ):
         convert(lines, killed_append, append=True, resume=True)
 
 
@@ -200,7 +208,7 @@ def test_a_dataset_is_not_its_own_source(
 ) -> None:
     convert(lines, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(InvalidArgument, match="out: is the folder that is written to"):
+    with pytest.raises(InvalidArgument, match="out: is the output folder"):
         convert(tmp_path / "out", tmp_path / "out", **options)
     assert contents(tmp_path / "out") == before
 

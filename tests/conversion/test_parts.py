@@ -99,8 +99,8 @@ def test_a_part_that_changes_or_goes_while_it_is_read_breaks_its_input(
     during(monkeypatch, act)
     report = convert(lines, tmp_path / "out")
     assert {one.name: one.reason for one in report.broken} == {
-        "cats/1.many/0.txt": "cats/1.many/2, a part of it, changed while it was read",
-        "dogs/2.many/0.txt": "dogs/2.many/1.txt, a part of it, vanished while it was read",
+        "cats/1.many/0.txt": "its part cats/1.many/2 changed while it was read",
+        "dogs/2.many/0.txt": "its part dogs/2.many/1.txt vanished while it was read",
     }
 
 
@@ -111,8 +111,8 @@ def test_a_part_that_is_no_file_breaks_its_input_and_is_not_opened(
     os.symlink("nowhere", lines / "dogs" / "2.many" / "link")
     report = convert(lines, tmp_path / "out")
     assert {one.reason for one in report.broken} == {
-        "cats/1.many/pipe, a part of it, is not a regular file",
-        "dogs/2.many/link, a part of it, is gone, or leads nowhere",
+        "its part cats/1.many/pipe is not a regular file",
+        "its part dogs/2.many/link is missing, or a broken link",
     }
 
 

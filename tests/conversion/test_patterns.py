@@ -122,8 +122,8 @@ def test_only_folders_that_may_hold_a_match_are_looked_into(
     [
         ("*.mp4", "matches no file below the folder {root}"),
         ("cow/emp*", "matches no file below the folder {root}/cow"),
-        ("dog/*.tar", "matches no file: there is no folder {root}/dog"),
-        ("notes/*", "matches no file: there is no folder {root}/notes"),
+        ("dog/*.tar", "matches no file: the folder {root}/dog does not exist"),
+        ("notes/*", "matches no file: the folder {root}/notes does not exist"),
     ],
 )
 def test_a_pattern_that_nothing_matches_is_refused_with_where_it_was_looked_for(
@@ -160,7 +160,7 @@ def test_a_dataset_grows_by_what_another_pattern_matches(lines: Path, tmp_path: 
     assert outcomes(report)["a/1.txt"] == "duplicate"
     assert texts(out) == "one two three four five six seven".split()
     assert not any(name.startswith("out") for name in outcomes(report))
-    with pytest.raises(InvalidArgument, match="is the folder that is written to"):
+    with pytest.raises(InvalidArgument, match="is the output folder"):
         convert(out / "*.shard", out, append=True)
 
 

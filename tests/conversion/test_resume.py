@@ -81,7 +81,7 @@ def test_an_interrupted_conversion_says_how_to_go_on_and_keeps_its_work_hidden(
     lines: Path, tmp_path: Path
 ) -> None:
     (note,) = interrupted(lines, tmp_path / "out").__notes__
-    assert "what is finished is kept; resume (--resume) goes on" in note
+    assert "finished units are kept; resume (--resume) continues" in note
     assert os.listdir(tmp_path / "out") == [".conversion"]
     before = contents(tmp_path / "out")
     with pytest.raises(DatasetExists, match=r"interrupted .* resume \(--resume\) .* overwrite"):
@@ -96,7 +96,7 @@ def test_a_full_disk_is_told_as_it_is_and_what_is_finished_is_kept(
     (lines / "top.txt").write_text("full")
     with pytest.raises(OSError, match="No space left") as caught:
         convert(lines, tmp_path / "out", workers=workers)
-    assert "what is finished is kept" in caught.value.__notes__[0]
+    assert "finished units are kept" in caught.value.__notes__[0]
     (lines / "top.txt").write_text("seven")
     convert(lines, tmp_path / "whole")
     convert(lines, tmp_path / "out", resume=True)
@@ -268,7 +268,7 @@ def test_it_goes_on_with_the_same_options_only(
 ) -> None:
     interrupted(lines, tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(InvalidArgument, match=f"{named}.*; convert as before, or overwrite"):
+    with pytest.raises(InvalidArgument, match=f"{named}.*; use the original settings; overwrite"):
         convert(lines, tmp_path / "out", resume=True, **options)
     assert contents(tmp_path / "out") == before
     convert(lines, tmp_path / "out", resume=True)
@@ -307,7 +307,7 @@ def test_resume_where_there_is_nothing_begins(lines: Path, tmp_path: Path) -> No
 def test_resume_and_overwrite_exclude_each_other_and_are_for_files(
     lines: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidArgument, match="only one of the two"):
+    with pytest.raises(InvalidArgument, match="are mutually exclusive"):
         convert(lines, tmp_path / "out", resume=True, overwrite=True)
     with pytest.raises(InvalidArgument, match="resume: not for samples from an iterable"):
         shardio.convert([{"n": 1}], tmp_path / "out", resume=True)
@@ -401,7 +401,7 @@ def test_an_input_that_ends_every_process_that_reads_it_costs_itself_only(
     assert outcomes(report) == outcomes(broken)
     (lost,) = report.broken
     assert (lost.name, lost.n_samples) == ("c/4.txt", 0)
-    assert lost.reason == "2 processes that read it ended with signal 9 (SIGKILL)"
+    assert lost.reason == "2 processes reading it ended with signal 9 (SIGKILL)"
     shards = {name: c for name, c in contents(tmp_path / "out").items() if name.endswith(".shard")}
     assert shards.items() <= contents(tmp_path / "broken").items()
 

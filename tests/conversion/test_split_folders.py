@@ -82,7 +82,7 @@ def test_pictures_of_train_and_val_are_warned_of_and_the_commands_keep_them_apar
     assert text == (
         "my pictures/: the folders train (2 folders) and val (2 folders) are named like the parts "
         "of a split; all their samples go into one dataset, with classes such as 'train/cat' and "
-        "'val/cat'. To make a dataset of each, convert it by itself: "
+        "'val/cat'. To create a dataset of each, convert them separately: "
         "shardio convert 'my pictures/train' out-train; shardio convert 'my pictures/val' out-val"
     )
     with shardio.open("out") as dataset:
@@ -94,7 +94,7 @@ def test_pictures_of_train_and_val_are_warned_of_and_the_commands_keep_them_apar
 
 
 def run_commands(text: str) -> None:
-    commands = text.partition("by itself: ")[2].partition(". ")[0].split("; ")
+    commands = text.partition("separately: ")[2].partition(". ")[0].split("; ")
     for command in commands:
         name, *arguments = shlex.split(command)
         assert name == "shardio" and cli.main([*arguments, "--workers=0", "--quiet"]) == 0
@@ -103,7 +103,9 @@ def run_commands(text: str) -> None:
 def test_classes_that_a_part_lacks_are_named_and_an_empty_folder_mends_it(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "train/dog", "test/dog", "unlabelled")
     text = warned(source, tmp_path / "out")
-    assert text.endswith("make an empty folder for each class that a part lacks, as test/cat")
+    assert text.endswith(
+        "create an empty folder for each class that a part lacks, such as test/cat"
+    )
     (source / "test/cat").mkdir()
     text = warned(source, tmp_path / "out", overwrite=True)
     assert "empty folder" not in text
@@ -144,7 +146,7 @@ def test_videos_and_other_kinds_are_warned_of_as_well(
     for name in ("train", "val"):
         (tmp_path / "arrays" / name).mkdir(parents=True)
         np.save(tmp_path / "arrays" / name / "a.npy", np.zeros(3))
-    assert "convert it by itself" in warned(tmp_path / "arrays", tmp_path / "of-arrays")
+    assert "convert them separately" in warned(tmp_path / "arrays", tmp_path / "of-arrays")
     lines = install(tmp_path, monkeypatch)
     write(lines, {"train/a.txt": "one", "eval/b.txt": "two"})
     assert "eval" in warned(lines, tmp_path / "of-lines", kind="lines")
@@ -155,7 +157,7 @@ def test_tables_with_labels_of_their_own_are_warned_of_without_a_word_of_classes
 ) -> None:
     write(tmp_path / "in", {"train/a.csv": "label,x\n1,2\n", "test/b.csv": "label,x\n0,3\n"})
     text = warned(tmp_path / "in", tmp_path / "out")
-    assert "go into one dataset. To make" in text and "classes" not in text
+    assert "go into one dataset. To create" in text and "classes" not in text
 
 
 def test_with_a_file_of_labels_folders_are_no_classes_and_nothing_is_said(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_shards_that_a_killed_conversion_moved_out_are_taken_back(
 ) -> None:
     abandoned(source, tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == [".conversion", "000000-000.shard"]
-    with pytest.raises(DatasetExists, match="an interrupted conversion lies here"):
+    with pytest.raises(DatasetExists, match="holds an interrupted conversion"):
         convert(source, tmp_path / "out")
     convert(source, tmp_path / "out", resume=True)
     assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [1]
@@ -151,7 +151,9 @@ def test_a_dataset_of_a_killed_conversion_is_not_passed_off_as_one_of_inputs_tha
 ) -> None:
     abandoned(source, tmp_path / "out", publish=True)
     (source / "2").write_text("2")
-    with pytest.raises(DatasetExists, match="had published its dataset, and its inputs are others"):
+    with pytest.raises(
+        DatasetExists, match="has published its dataset, and its inputs have changed"
+    ):
         convert(source, tmp_path / "out", resume=True)
     report = convert(source, tmp_path / "out", overwrite=True)
     assert (report.n_samples, len(shardio.open(tmp_path / "out"))) == (2, 2)
@@ -200,7 +202,7 @@ def test_a_shard_that_another_writer_has_put_there_is_never_replaced(
             writer.append({"n": 7})
             writer.close()
 
-    with pytest.raises(DatasetConflict, match=r"000000-000\.shard: another writer"):
+    with pytest.raises(DatasetConflict, match=r"000000-000\.shard: created by another writer"):
         convert(source, tmp_path / "out", progress=meanwhile)
     assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [7]
 

@@ -59,7 +59,7 @@ def test_where_labels_are_the_files_own_folders_are_no_classes(suffix: str, tmp_
         assert np.ravel([sample["label"] for sample in dataset]).tolist() == [0, 10]
         assert dataset.classes == ()
     (tmp_path / "labels.csv").write_text("path,label\n")
-    with pytest.raises(InvalidArgument, match=r"have labels of their own .* leave it out"):
+    with pytest.raises(InvalidArgument, match=r"have labels of their own .* leave labels out"):
         convert(tmp_path / "in", tmp_path / "no", labels=tmp_path / "labels.csv")
 
 

@@ -131,5 +131,5 @@ def test_a_folder_of_pictures_needs_no_kind(root: Path, tmp_path: Path) -> None:
 def test_the_real_pictures_convert_and_videos_are_none(media_root: Path, tmp_path: Path) -> None:
     report = convert(media_root / "images", tmp_path / "out")
     assert report.counts == {"converted": 11}
-    with pytest.raises(InvalidArgument, match="nothing of the kind 'images': 8 files"):
+    with pytest.raises(InvalidArgument, match="no file of the kind 'images': 8 files"):
         convert(media_root / "broken", tmp_path / "none")

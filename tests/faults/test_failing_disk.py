@@ -250,7 +250,7 @@ def test_the_command_names_the_file_and_ends_with_code_3(
         "; resume (--resume) goes on with it, overwrite (--overwrite) starts again"
     )
     assert cli.main(arguments) == cli.USAGE
-    assert "an interrupted conversion lies here; resume (--resume)" in capsys.readouterr().err
+    assert "holds an interrupted conversion; resume (--resume)" in capsys.readouterr().err
     assert cli.main([*arguments, "--resume"]) == cli.OK
 
 

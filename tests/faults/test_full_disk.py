@@ -77,7 +77,7 @@ def test_a_dataset_that_an_append_fills_the_disk_of_is_as_it_was(
     write(lines, {f"new/{n}.txt": "eight nine ten" for n in range(5)})
     append = ["convert", str(lines), str(out), "--append", "--workers=2"]
     assert cli.main(append) == cli.ENVIRONMENT
-    assert "(--append --resume) goes on with it" in capsys.readouterr().err
+    assert "(--append --resume) continues from them" in capsys.readouterr().err
     now = contents(out)
     assert {name: now[name] for name in before} == before
     assert audit_dataset(out, workers=0).findings == ()

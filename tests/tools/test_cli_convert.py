@@ -178,7 +178,7 @@ def test_what_cannot_be_asked_for_is_one_line_and_exit_code_2(
     (tmp_path / "taken" / "file").touch()
     source, out = str(videos), str(tmp_path / "out")
     arguments, words = {
-        "missing": ([str(tmp_path / "no"), out], "there is no such file or folder"),
+        "missing": ([str(tmp_path / "no"), out], "no such file or folder to convert"),
         "empty": ([str(tmp_path / "empty"), out], "holds no file"),
         "taken": ([source, str(tmp_path / "taken")], "already holds data"),
         "option": ([source, out, "--size", "0"], "size is 0"),
@@ -297,7 +297,7 @@ def test_append_says_what_is_new_what_is_there_and_what_has_changed(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--overwrite"], "append and overwrite: only one of the two"),
+        (["--overwrite"], "append and overwrite are mutually exclusive"),
         (["--size=32"], "size was 16, is 32"),
         (["--kind=stamps"], "'stamps'"),
     ],
@@ -406,7 +406,7 @@ def test_what_is_appended_to_a_dataset_of_another_store_is_refused_by_what_diffe
     ):
         assert cli.main([*command, "--append", option]) == 2
         said = capsys.readouterr().err
-        assert "cannot append other samples than the dataset has: " + differs in said
+        assert "cannot append samples that differ from those of the dataset: " + differs in said
 
 
 def test_a_converter_without_options_says_that_it_has_none(
@@ -414,7 +414,10 @@ def test_a_converter_without_options_says_that_it_has_none(
 ) -> None:
     command = ["convert", str(videos), str(tmp_path / "out"), "--kind=audio", "--size=16"]
     assert cli.main(command) == 2
-    assert "size: not an option of the converter 'audio', which has none" in capsys.readouterr().err
+    assert (
+        "size: not an option of the converter 'audio'; its options are none"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_stored_video_that_does_not_decode_is_named_with_the_way_out(
