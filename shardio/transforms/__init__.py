@@ -8,7 +8,7 @@ a sample change alike, by one draw: frames of a clip, and fields of the same mom
 comes from the sample's generator, so it does not depend on who fills which batch.
 """
 
-from shardio.transforms.chaining import Compose
+from shardio.transforms.base import Compose
 from shardio.transforms.colour import ColorJitter, Normalize
 from shardio.transforms.geometry import HorizontalFlip, RandomResizedCrop
 

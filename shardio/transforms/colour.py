@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
-from shardio.transforms.pictures import Change, PictureTransform, Pixels, bounds
+from shardio.transforms.base import Change, PictureTransform, Pixels, bounds
 
 Floats = npt.NDArray[np.floating[Any]]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.errors import InvalidArgument
-from shardio.transforms.pictures import Change, PictureTransform, Pixels, bounds
+from shardio.transforms.base import Change, PictureTransform, Pixels, bounds
 from shardio.transforms.resizing import check_resizing, resized
 
 _MOST_TRIES: Final = 10

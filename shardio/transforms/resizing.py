@@ -8,7 +8,7 @@ import numpy as np
 
 from shardio.errors import UnsupportedEnvironment, install_hint
 from shardio.media import resize
-from shardio.transforms.pictures import Pixels
+from shardio.transforms.base import Pixels
 
 
 def check_resizing(who: str) -> None:
