@@ -29,7 +29,7 @@ from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.order.choice import Choice, Sampler, Shuffle
 from shardio.order.partition import Tail
-from shardio.outputs.makers import Output, maker_for
+from shardio.outputs.adapters import Output, maker_for
 from shardio.serving.client.address import is_address
 from shardio.serving.client.far_loader import RemoteLoader, to_be_read_here
 from shardio.shard.verification import Verify

@@ -82,8 +82,8 @@ MAY_IMPORT_ANYTHING = {FRONT_DOOR, "shardio.__main__"}
 # Packages that only these may import: slow to load, or not there for everyone.
 HOMES_OF_PACKAGES = {
     "tinygrad": {"shardio.outputs.tinygrad"},
-    "torch": {"shardio.outputs.torch_tensors"},
-    "jax": {"shardio.outputs.jax_arrays"},
+    "torch": {"shardio.outputs.torch"},
+    "jax": {"shardio.outputs.jax"},
     "ray": {"shardio._workers.ray.job"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
     "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools._picture_files"},

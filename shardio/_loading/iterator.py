@@ -18,7 +18,7 @@ from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.shard_storage import ShardPaths
-from shardio.outputs.makers import Maker
+from shardio.outputs.adapters import Maker
 
 _EVERY_BLOCK: Final = -1
 """In the place of a block's number: tensors that the batches of all blocks are copied to."""

@@ -29,7 +29,7 @@ from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.order.choice import Choice, check_deals_once, check_takes_one
 from shardio.order.partition import Tail
-from shardio.outputs.makers import OUTPUTS, Output
+from shardio.outputs.adapters import OUTPUTS, Output
 from shardio.samples.audio import hear, heard, sound_fields
 from shardio.samples.clip_draws import Cut, cut, default_clip, videos_among
 from shardio.samples.pictures import decoded, picture_fields

@@ -9,7 +9,7 @@ comes from the sample's generator, so it does not depend on who fills which batc
 """
 
 from shardio.transforms.base import Compose
-from shardio.transforms.colour import ColorJitter, Normalize
+from shardio.transforms.color import ColorJitter, Normalize
 from shardio.transforms.geometry import HorizontalFlip, RandomResizedCrop
 
 __all__ = ["ColorJitter", "Compose", "HorizontalFlip", "Normalize", "RandomResizedCrop"]

@@ -13,7 +13,7 @@ from tests.loading import write_dataset
 
 jax = pytest.importorskip("jax", reason="needs JAX, which the extra dev does without")
 
-from shardio.outputs.jax_arrays import JaxMaker  # noqa: E402
+from shardio.outputs.jax import JaxMaker  # noqa: E402
 
 N_SAMPLES = 10
 SCHEMA = Schema(

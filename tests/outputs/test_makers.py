@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from shardio.errors import UnsupportedEnvironment
-from shardio.outputs.makers import maker_for
+from shardio.outputs.adapters import maker_for
 
 
 @pytest.mark.parametrize("package", ["torch", "jax"])

@@ -20,9 +20,8 @@ from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOpMetaClass, buffers
 
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
-from shardio.outputs.tinygrad import copies, graphs, views, waiting
-from shardio.outputs.tinygrad import maker as maker_module
-from shardio.outputs.tinygrad.maker import TensorMaker
+from shardio.outputs.tinygrad import adapter, copies, graphs, views, waiting
+from shardio.outputs.tinygrad.adapter import TensorMaker
 
 on_cpu = pytest.mark.cpu_device
 VERSION = tuple(int(part) for part in version("tinygrad").split(".")[:2])
@@ -87,7 +86,7 @@ def test_a_tensor_has_the_shape_and_the_values_of_the_array(
 
 
 @on_cpu
-@pytest.mark.parametrize("name", maker_module._NAMES)
+@pytest.mark.parametrize("name", adapter._NAMES)
 def test_every_numeric_dtype_arrives_as_itself(maker: TensorMaker, name: str) -> None:
     array = counting((3, 4), name)
     tensor = maker.wrap(array, array, name)
@@ -422,7 +421,7 @@ def test_a_copy_has_the_shape_dtype_and_values_of_the_array(
     array = (np.arange(int(np.prod(shape))) % 2).reshape(shape).astype(name)
     array.flags.writeable = False
     tensor = TensorMaker("PYTHON").wrap(array, None)
-    assert (tensor.shape, tensor.dtype) == (shape, maker_module._DTYPES[array.dtype])
+    assert (tensor.shape, tensor.dtype) == (shape, adapter._DTYPES[array.dtype])
     np.testing.assert_array_equal(tensor.numpy(), array)
 
 
@@ -471,7 +470,7 @@ def test_a_copy_that_may_read_later_is_waited_for(
     maker = TensorMaker("PYTHON")
     maker.wrap(counting((3, 4)), None)
     assert waits == []
-    monkeypatch.setattr(maker_module, "_READS_AT_ONCE", frozenset())
+    monkeypatch.setattr(adapter, "_READS_AT_ONCE", frozenset())
     maker.wrap(counting((3, 4)), None)
     assert waits == ["PYTHON"]
 
@@ -479,8 +478,8 @@ def test_a_copy_that_may_read_later_is_waited_for(
 def test_staging_memory_that_only_a_wait_frees_is_bounded(
     monkeypatch: pytest.MonkeyPatch, waits: list[str]
 ) -> None:
-    monkeypatch.setattr(maker_module, "_KEEPS_STAGING", frozenset({"PYTHON"}))
-    monkeypatch.setattr(maker_module, "_STAGING_BYTES", 100)
+    monkeypatch.setattr(adapter, "_KEEPS_STAGING", frozenset({"PYTHON"}))
+    monkeypatch.setattr(adapter, "_STAGING_BYTES", 100)
     maker = TensorMaker("PYTHON")
     n_waits = []
     for _ in range(6):
@@ -495,7 +494,7 @@ import numpy
 from tinygrad import Tensor
 from tinygrad.device import Device
 from shardio.outputs.tinygrad import waiting
-from shardio.outputs.tinygrad.maker import TensorMaker
+from shardio.outputs.tinygrad.adapter import TensorMaker
 maker, device = TensorMaker("CPU"), Device["CPU"]
 synchronize, calls = device.synchronize, []
 device.synchronize = lambda: calls.append(0) or synchronize()

@@ -15,7 +15,7 @@ from tests.loading import write_dataset
 
 torch = pytest.importorskip("torch", reason="needs torch, which the extra dev does without")
 
-from shardio.outputs.torch_tensors import TorchMaker  # noqa: E402
+from shardio.outputs.torch import TorchMaker  # noqa: E402
 
 N_SAMPLES = 10
 SCHEMA = Schema(

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shardio.outputs.tinygrad import views
-from shardio.outputs.tinygrad.maker import TensorMaker
+from shardio.outputs.tinygrad.adapter import TensorMaker
 
 LIMIT_US = 150.0
 N_BATCHES = 5000

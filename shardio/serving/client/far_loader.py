@@ -22,7 +22,7 @@ from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, this_process
 from shardio.batch.batch import Batch
 from shardio.errors import ClosedError, InvalidArgument
-from shardio.outputs.makers import OUTPUTS, Maker, Output, maker_for
+from shardio.outputs.adapters import OUTPUTS, Maker, Output, maker_for
 from shardio.serving.client.address import Address, is_address, parse_all
 from shardio.serving.client.asked import as_json
 from shardio.serving.client.keys import ClientKeys, client_keys

@@ -42,15 +42,15 @@ def maker_for(output: str, device: Any) -> Maker | None:
         UnsupportedEnvironment: it is not installed, or cannot open the device here.
     """
     if output == "tinygrad":
-        from shardio.outputs.tinygrad.maker import TensorMaker
+        from shardio.outputs.tinygrad.adapter import TensorMaker
 
         return TensorMaker(device)
     if output == "torch":
-        from shardio.outputs.torch_tensors import TorchMaker
+        from shardio.outputs.torch import TorchMaker
 
         return TorchMaker(device)
     if output == "jax":
-        from shardio.outputs.jax_arrays import JaxMaker
+        from shardio.outputs.jax import JaxMaker
 
         return JaxMaker(device)
     return None
