@@ -13,7 +13,7 @@ from shardio._base.stack_level import level_of_caller
 from shardio.batch.collation import Collation
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.order.launchers import told_by_launcher
+from shardio.order.partition import told_by_launcher
 
 OnError = Literal["raise", "skip"]
 _ON_ERROR: Final = get_args(OnError)
