@@ -27,8 +27,8 @@ from shardio.batch.batch import Batch
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
-from shardio.order.choice import Choice, Sampler, Shuffle
 from shardio.order.partition import Tail
+from shardio.order.sampling import Choice, Sampler, Shuffle
 from shardio.outputs.adapters import Output, maker_for
 from shardio.serving.client.address import is_address
 from shardio.serving.client.far_loader import RemoteLoader, to_be_read_here

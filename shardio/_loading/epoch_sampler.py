@@ -21,12 +21,11 @@ from shardio.errors import InvalidArgument
 from shardio.format.arraylike import is_masked
 from shardio.format.checksum import hash_bytes
 from shardio.order.block_shuffle import Window
-from shardio.order.choice import Choice
 from shardio.order.mixture_order import Blend
 from shardio.order.partition import Division
 from shardio.order.permutation import OF_SAMPLERS, SampleGenerators
+from shardio.order.sampling import Choice, draw_once, running_sums
 from shardio.order.shard_shuffle import ShardWindow
-from shardio.order.weighted import draw_once, running_sums
 from shardio.views.row_sets import check_positions
 
 

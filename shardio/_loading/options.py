@@ -27,8 +27,8 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.order.choice import Choice, check_deals_once, check_takes_one
 from shardio.order.partition import Tail
+from shardio.order.sampling import Choice, check_deals_once, check_takes_one
 from shardio.outputs.adapters import OUTPUTS, Output
 from shardio.samples.audio import hear, heard, sound_fields
 from shardio.samples.clip_draws import Cut, cut, default_clip, videos_among

@@ -16,7 +16,7 @@ from shardio._engine.filling.batch_spec import Plan, Recipe
 from shardio._workers.processes.limits import usable_cpus
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
-from shardio.order.choice import Choice
+from shardio.order.sampling import Choice
 from shardio.order.shard_shuffle import SHARDS_PER_WINDOW
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary

@@ -23,7 +23,7 @@ from shardio.dataset.selection import RowSelection
 from shardio.dataset.shard_storage import LocalStorage, ShardStorage
 from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.order.choice import check_takes_one
+from shardio.order.sampling import check_takes_one
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.shard.writer import ShardSummary

@@ -9,7 +9,7 @@ import pytest
 
 from shardio import Array, Schema, ShardLoader, Text
 from shardio.errors import TransformError
-from shardio.order.choice import Shuffle
+from shardio.order.sampling import Shuffle
 from tests.loading import write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -13,7 +13,7 @@ import pytest
 from shardio import ShardDataset, ShardLoader
 from shardio.errors import InvalidArgument
 from shardio.order import block_shuffle
-from shardio.order.weighted import draw_once
+from shardio.order.sampling import draw_once
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -16,8 +16,8 @@ import pytest
 
 from shardio.order.block_shuffle import Window, WindowedOrder
 from shardio.order.permutation import Order
+from shardio.order.sampling import WeightedOrder, draw_once, running_sums
 from shardio.order.shard_shuffle import ShardOrder
-from shardio.order.weighted import WeightedOrder, draw_once, running_sums
 
 Rows = npt.NDArray[np.int64]
 Kind = Callable[[int, int], Rows]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio.order.weighted import WeightedOrder, _log, draw_once, running_sums
+from shardio.order.sampling import WeightedOrder, _log, draw_once, running_sums
 
 WEIGHTS = np.array([1, 2, 0, 3, 4.5, 0.25])
 MANY = np.sqrt(np.arange(1, 100_001))

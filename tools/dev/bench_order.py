@@ -16,8 +16,8 @@ import numpy as np
 
 from shardio.order.block_shuffle import Window, WindowedOrder
 from shardio.order.permutation import CHUNK, Order, Positions
+from shardio.order.sampling import WeightedOrder, draw_once, running_sums
 from shardio.order.shard_shuffle import SHARDS_PER_WINDOW, ShardOrder
-from shardio.order.weighted import WeightedOrder, draw_once, running_sums
 
 N = 10**12
 N_WEIGHTS = 10**7

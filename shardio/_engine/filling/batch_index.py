@@ -19,8 +19,8 @@ from shardio.order.block_shuffle import GroupedOrder, WindowedOrder
 from shardio.order.clip_groups import BundledOrder, Bundling
 from shardio.order.mixture_order import BlendedOrder
 from shardio.order.permutation import CHUNK, OF_SOUNDS, Order, hashes_of, key_of
+from shardio.order.sampling import WeightedOrder
 from shardio.order.shard_shuffle import ShardOrder, ShardWindow
-from shardio.order.weighted import WeightedOrder
 from shardio.samples.clip_draws import Cuts, draw_cuts
 from shardio.shard.verification import Rows
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.errors import InvalidArgument
-from shardio.order.choice import holds_positions
+from shardio.order.sampling import holds_positions
 from shardio.serving.client.wire import Garbled
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
