@@ -51,12 +51,12 @@ def find_copies(device: str) -> Copies | None:
     """What copies to a device; None if only the public way does."""
     try:
         copies = Copies(device)
-        return copies if _holds(copies, device) else None
+        return copies if _copies_work(copies, device) else None
     except CHANGED:
         return None
 
 
-def _holds(copies: Copies, device: str) -> bool:
+def _copies_work(copies: Copies, device: str) -> bool:
     """Try it out: do tensors get the values, and others when they are refilled?"""
     first, second = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 7, np.float32)
     tensor = copies.new(first, dtypes.float32)

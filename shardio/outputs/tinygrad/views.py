@@ -81,7 +81,7 @@ def find_view(device: str) -> View | None:
     for make in (Graft, Blob):
         try:
             view = make(device)
-            if _holds(view, device):
+            if _view_works(view, device):
                 return view
         except CHANGED:
             continue  # the next one is slower, and needs less of tinygrad
@@ -92,7 +92,7 @@ class _Carrier:
     """Stands for a lease while a way to make views is tried out."""
 
 
-def _holds(view: View, device: str) -> bool:
+def _view_works(view: View, device: str) -> bool:
     """Try a way to make views: does it give the tensor asked for, and keep and free the carrier?"""
     carrier = _Carrier()
     is_gone = weakref.ref(carrier)
