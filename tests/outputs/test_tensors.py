@@ -20,7 +20,7 @@ from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOpMetaClass, buffers
 
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
-from shardio.outputs.tinygrad import adapter, copies, graphs, views, waiting
+from shardio.outputs.tinygrad import adapter, internals
 from shardio.outputs.tinygrad.adapter import TensorMaker
 
 on_cpu = pytest.mark.cpu_device
@@ -55,7 +55,7 @@ def break_the_fast_way(
     def fail(self: object, *args: object) -> None:
         raise kind("tinygrad has changed")
 
-    monkeypatch.setattr(views.Graft, "__init__", fail)
+    monkeypatch.setattr(internals.Graft, "__init__", fail)
 
 
 @pytest.fixture(params=["graft", "blob"])
@@ -65,7 +65,7 @@ def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Te
         if request.param == "blob":
             break_the_fast_way(patch)
         made = TensorMaker("CPU")
-    expected = {"graft": views.Graft, "blob": views.Blob}[request.param]
+    expected = {"graft": internals.Graft, "blob": internals.Blob}[request.param]
     assert isinstance(made._view, expected)
     return made
 
@@ -316,8 +316,8 @@ def test_varying_shapes_do_not_pile_up() -> None:
     memory = aligned((1000,), np.uint8)
     for n in range(1, 1000):
         assert maker.wrap(memory[:n], memory).shape == (n,)
-    assert isinstance(maker._view, views.Graft)
-    assert len(maker._view._graphs._templates) <= graphs.Graphs.MOST_TEMPLATES
+    assert isinstance(maker._view, internals.Graft)
+    assert len(maker._view._graphs._templates) <= internals.Graphs.MOST_TEMPLATES
 
 
 # --- other versions of tinygrad -----------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_where_internals_are_not_there_the_public_way_serves(
 ) -> None:
     break_the_fast_way(monkeypatch, kind)
     maker = TensorMaker("CPU")
-    assert isinstance(maker._view, views.Blob)
+    assert isinstance(maker._view, internals.Blob)
     assert maker.aliases
 
 
@@ -342,16 +342,16 @@ def test_where_internals_are_not_there_the_public_way_serves(
 def test_where_internals_lose_the_memory_the_public_way_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(views.Graft, "__call__", _lose_the_carrier)
-    assert isinstance(TensorMaker("CPU")._view, views.Blob)
+    monkeypatch.setattr(internals.Graft, "__call__", _lose_the_carrier)
+    assert isinstance(TensorMaker("CPU")._view, internals.Blob)
 
 
 @on_cpu
 def test_where_no_way_keeps_the_memory_the_bytes_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(views.Graft, "__call__", _lose_the_carrier)
-    monkeypatch.setattr(views.Blob, "__call__", _lose_the_carrier)
+    monkeypatch.setattr(internals.Graft, "__call__", _lose_the_carrier)
+    monkeypatch.setattr(internals.Blob, "__call__", _lose_the_carrier)
     maker = TensorMaker("CPU")
     array = counting((3, 4))
     tensor = maker.wrap(array, array)
@@ -394,7 +394,7 @@ def break_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object, *args: object) -> None:
         raise AttributeError("tinygrad has changed")
 
-    monkeypatch.setattr(copies.Copies, "new", fail)
+    monkeypatch.setattr(internals.Copies, "new", fail)
 
 
 def test_a_copy_is_made_by_the_backends_own_way() -> None:
@@ -493,7 +493,7 @@ QUEUED = """
 import numpy
 from tinygrad import Tensor
 from tinygrad.device import Device
-from shardio.outputs.tinygrad import waiting
+from shardio.outputs.tinygrad import internals as waiting
 from shardio.outputs.tinygrad.adapter import TensorMaker
 maker, device = TensorMaker("CPU"), Device["CPU"]
 synchronize, calls = device.synchronize, []
@@ -519,7 +519,7 @@ assert len(calls) == n_calls, "an idle device was waited for"
 @on_cpu
 def test_synchronize_waits_for_queued_work_and_glances_at_an_idle_device() -> None:
     if VERSION < (0, 14):  # its own synchronize is called: nothing to glance at is known
-        assert not isinstance(TensorMaker("CPU")._waits[0], waiting.Glance)
+        assert not isinstance(TensorMaker("CPU")._waits[0], internals.Glance)
         return
     done = subprocess.run(
         [sys.executable, "-c", QUEUED],
@@ -535,7 +535,7 @@ def test_synchronize_waits_for_queued_work_and_glances_at_an_idle_device() -> No
 def test_a_synchronize_that_is_not_known_is_called_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert isinstance(TensorMaker("CPU")._waits[0], waiting.Glance) == (VERSION >= (0, 14))
+    assert isinstance(TensorMaker("CPU")._waits[0], internals.Glance) == (VERSION >= (0, 14))
     calls: list[str] = []
     device: Any = Device["CPU"]
     monkeypatch.setattr(type(device), "synchronize", lambda self: calls.append(self.device))

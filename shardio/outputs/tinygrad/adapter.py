@@ -13,9 +13,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
-from shardio.outputs.tinygrad.copies import find_copies
-from shardio.outputs.tinygrad.views import find_view
-from shardio.outputs.tinygrad.waiting import wait_for
+from shardio.outputs.tinygrad.internals import find_copies, find_view, wait_for
 
 Ndarray = npt.NDArray[Any]
 

@@ -1,0 +1,327 @@
+"""What a changed internal of tinygrad looks like from here.
+
+Tensors over buffers of our own making: the graph is kept, and only the buffer under it is new.
+
+tinygrad builds and checks the same small graph for every tensor of a shape and dtype, which costs
+several times what is needed, and to fill it by a copy costs a schedule. So the graph is kept, per
+shape and dtype, over a buffer without memory, so that nothing stays alive with it. That takes
+internals of tinygrad: whoever uses it tries it out first.
+
+Tensors on devices that do not share the host's memory: one copy each, by the backend's own way.
+
+tinygrad's public way, `Tensor(array).to(device).realize()`, makes and runs a schedule for every
+copy, which takes milliseconds; in the end that comes to one call of the allocator's `_copyin`. This
+is tried out once per TensorMaker, and where it does not work, the public way serves.
+
+Tensors that *are* a block's memory, on tinygrad's CPU device.
+
+They stay valid because the object that keeps the memory, the carrier, hangs on tinygrad's `Buffer`:
+whatever still needs the bytes (a tensor, a slice of it, a lazy sum of it) refers to that Buffer,
+and not to the Tensor that it was made from.
+
+tinygrad's public way there, `Tensor.from_blob`, costs three times what is needed. `graphs` has a
+cheaper one, which is tried out once per TensorMaker; where it does not work, the public one serves.
+
+Waits until a device has done all that is queued; costs little where nothing is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from tinygrad.device import Device
+from tinygrad.dtype import DType, dtypes
+from tinygrad.tensor import Tensor
+
+CHANGED: Final = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What the use of one raises, if it is not what it was in the versions known."""
+
+
+class _Template(NamedTuple):
+    """The graph of every tensor of one shape and dtype, over a buffer without memory.
+
+    `wrapping` is what makes the graph's topmost node of its sources, None where that is the buffer;
+    `leaf` is the buffer's node, and `number` makes its argument of a number, where it has one.
+    """
+
+    tensor: Tensor
+    leaf: Any
+    number: Callable[..., Any] | None
+    wrapping: tuple[Any, ...] | None
+
+
+class Graphs:
+    """Makes tensors over buffers of one device."""
+
+    # As many shapes as a loop may have batches of at a time; varying shapes must not pile up.
+    MOST_TEMPLATES = 256
+
+    def __init__(self, device: str) -> None:
+        # Here, because these names may go with any version of tinygrad.
+        from tinygrad.device import Buffer, BufferSpec
+        from tinygrad.uop.ops import UOp, buffers
+
+        self._device = device
+        self.Buffer, self.BufferSpec = Buffer, BufferSpec
+        self._uop, self._buffers = UOp, buffers
+        self._templates: dict[tuple[tuple[int, ...], DType], _Template] = {}
+        # Without the wrapper that notes, at half of the cost, which method made a node.
+        derive: Any = Tensor._apply_uop
+        self._derive: Callable[..., Tensor] = getattr(derive, "__wrapped__", derive)
+
+    def tensor(self, shape: tuple[int, ...], dtype: DType, buffer: Any) -> Tensor:
+        """Make a tensor over a buffer of as many elements, which it owns."""
+        template, leaf, number, wrapping = self._template(shape, dtype)
+        fresh = self._fresh(leaf, number)
+        self._buffers[fresh] = buffer.ref(1)  # this is what owns the Buffer: it goes with `fresh`
+        if wrapping is None:
+            return self._derive(template, lambda _: fresh)
+        op, kind, sources, argument, tag = wrapping
+        uop: Any = self._uop
+        return self._derive(template, lambda _: uop(op, kind, (fresh, *sources), argument, tag))
+
+    def _fresh(self, leaf: Any, number: Callable[..., Any] | None) -> Any:
+        """Copy a buffer's node under a number that no node ever had.
+
+        tinygrad's own `UOp.from_buffer` takes the address of the Buffer object for a number, and
+        that comes again: safe while each node's end comes first, but nothing is won by relying on
+        it. tinygrad keeps one node per number and finds the memory by the node.
+        """
+        uop: Any = self._uop
+        if number is not None:  # tinygrad 0.14; `new_buffer` is slower
+            argument = number(slot=next(uop.unique_num))
+            return uop(leaf.op, leaf.dtype, leaf.src, argument, leaf.tag)
+        return uop.new_buffer(self._device, leaf.arg, leaf.dtype)
+
+    def _template(self, shape: tuple[int, ...], dtype: DType) -> _Template:
+        found = self._templates.get((shape, dtype))
+        if found is None:
+            template = Tensor.empty(*shape, dtype=dtype, device=self._device)
+            graph: Any = template.uop
+            leaf = graph.base
+            if graph is not leaf and graph.src[0] is not leaf:
+                raise TypeError(f"an empty tensor is not a reshaped buffer but {graph}")
+            if len(self._templates) >= self.MOST_TEMPLATES:
+                self._templates.clear()
+            wrapping = None
+            if graph is not leaf:
+                wrapping = graph.op, graph.dtype, graph.src[1:], graph.arg, graph.tag
+            number = None
+            if hasattr(leaf.arg, "slot"):
+                rest = {f.name: getattr(leaf.arg, f.name) for f in dataclasses.fields(leaf.arg)}
+                del rest["slot"]
+                number = functools.partial(type(leaf.arg), **rest)  # type: ignore[misc]
+            found = _Template(template, leaf, number, wrapping)
+            self._templates[shape, dtype] = found
+        return found
+
+
+Ndarray = npt.NDArray[Any]
+
+
+class Copies:
+    """Makes tensors with memory of their own on a device, and writes into them."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._graphs = Graphs(device)
+
+    def new(self, array: Ndarray, dtype: DType) -> Tensor:
+        """Make a tensor with the values of an array: C-contiguous, not empty."""
+        buffer: Any = self._graphs.Buffer(self._device, math.prod(array.shape), dtype).allocate()
+        _fill(buffer, array)
+        return self._graphs.tensor(array.shape, dtype, buffer)
+
+    def refill(self, tensor: Tensor, array: Ndarray) -> None:
+        """Write an array's values over those of a tensor that `new` made of one of its shape.
+
+        The copy is queued behind the work that was queued before, which reads the old values.
+        """
+        _fill(tensor.uop.base.buffer, array)
+
+
+def _fill(buffer: Any, array: Ndarray) -> None:
+    # As bytes, by way of NumPy: a memoryview of float16 or of no dimensions cannot be cast.
+    buffer.allocator._copyin(buffer._buf, array.reshape(-1).view(np.uint8).data)
+
+
+def find_copies(device: str) -> Copies | None:
+    """What copies to a device; None if only the public way does."""
+    try:
+        copies = Copies(device)
+        return copies if _copies_work(copies, device) else None
+    except CHANGED:
+        return None
+
+
+def _copies_work(copies: Copies, device: str) -> bool:
+    """Try it out: do tensors get the values, and others when they are refilled?"""
+    first, second = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 7, np.float32)
+    tensor = copies.new(first, dtypes.float32)
+    fits = (tensor.shape, tensor.dtype, tensor.device) == ((2, 3), dtypes.float32, device)
+    fits &= bool(tensor.uop.base.is_realized) and np.array_equal(tensor.numpy(), first)
+    copies.refill(tensor, second)
+    return fits and np.array_equal(tensor.numpy(), second)
+
+
+# (address, shape, dtype, carrier) -> tensor over the memory there, which keeps the carrier
+View = Callable[[int, tuple[int, ...], DType, object], Tensor]
+
+
+class Blob:
+    """Views by the public way; only where the carrier is put is not public."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __call__(
+        self, address: int, shape: tuple[int, ...], dtype: DType, carrier: object
+    ) -> Tensor:
+        """Make a tensor over the memory at `address`; it keeps `carrier`."""
+        tensor = Tensor.from_blob(address, shape, dtype=dtype, device=self._device)
+        tensor.uop.base.buffer._carrier = carrier  # type: ignore[union-attr]
+        return tensor
+
+
+class Graft:
+    """Views by putting a new buffer under a graph that is kept for the next batch."""
+
+    # As many fields as all blocks may have; an address that comes again means the same as before.
+    MOST_PLACES = 1024
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._graphs = Graphs(device)
+        self._allocator: Any = Device[device].allocator
+        self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def __call__(
+        self, address: int, shape: tuple[int, ...], dtype: DType, carrier: object
+    ) -> Tensor:
+        """Make a tensor over the memory at `address`; it keeps `carrier`."""
+        size = math.prod(shape)
+        n_bytes = size * dtype.itemsize
+        place = self._places.get((address, n_bytes)) or self._place(address, n_bytes)
+        buffer: Any = self._graphs.Buffer(self._device, size, dtype, *place)
+        buffer._carrier = carrier
+        return self._graphs.tensor(shape, dtype, buffer)
+
+    def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
+        """What a Buffer is told of memory that is not its own: where it is, and that it is so."""
+        spec = self._graphs.BufferSpec(external_ptr=address)
+        # Not by `alloc`: it would keep an entry per address for ever.
+        found = self._allocator._alloc(n_bytes, spec), spec
+        if len(self._places) >= self.MOST_PLACES:
+            self._places.clear()
+        self._places[address, n_bytes] = found
+        return found
+
+
+def find_view(device: str) -> View | None:
+    """The fastest way to make views on a device; None if no way keeps the memory."""
+    for make in (Graft, Blob):
+        try:
+            view = make(device)
+            if _view_works(view, device):
+                return view
+        except CHANGED:
+            continue  # the next one is slower, and needs less of tinygrad
+    return None
+
+
+class _Carrier:
+    """Stands for a lease while a way to make views is tried out."""
+
+
+def _view_works(view: View, device: str) -> bool:
+    """Try a way to make views: does it give the tensor asked for, and keep and free the carrier?"""
+    carrier = _Carrier()
+    is_gone = weakref.ref(carrier)
+    memory = np.zeros((2, 3), np.float32)  # is not read, so it need not be aligned
+    tensor = view(memory.ctypes.data, memory.shape, dtypes.float32, carrier)
+    fits = (tensor.shape, tensor.dtype, tensor.device) == ((2, 3), dtypes.float32, device)
+    fits &= bool(tensor.uop.base.is_realized)
+    child = tensor[1:] + 1
+    del carrier, tensor
+    is_kept = is_gone() is not None
+    del child
+    return fits and is_kept and is_gone() is None
+
+
+class Glance:
+    """Waits for tinygrad's CPU device; costs a glance at its counters where nothing is queued.
+
+    `synchronize` looks the counters up each time, of what was given out and what is done, for each
+    queue and for all together, which takes 5 us. Here they are looked up when a queue is new.
+    """
+
+    # The names and strings that `synchronize` is made of in tinygrad 0.14, from the class to its
+    # bases; if it has come to do something else, it is called as it is.
+    KNOWN: Final = (
+        "Q _buf _wait_signal cpu_view done fmt getattr put super synchronize view workers",
+        "CPU Device HCQ_RUNTIME_DEV Q _buf _wait_signal collect_prof cpu_view device fmt prof_ents "
+        "signal synchronize timeline value view",
+    )
+
+    def __init__(self, device: Any) -> None:
+        own = [vars(kind).get("synchronize") for kind in type(device).__mro__]
+        found = tuple(" ".join(sorted(_words(each.__code__))) for each in own if each)
+        if found[:2] != self.KNOWN:
+            raise NotImplementedError(f"synchronize is made of {found}")
+        self._device = device
+        self._done = _counter(device.signal("timeline"))
+        self._issued = _counter(device.signal("value", 1, device="CPU"))
+        self._queues: list[tuple[Any, Any]] = []
+
+    def __call__(self) -> None:
+        """Wait until the device has done all that is queued."""
+        device = self._device
+        if len(self._queues) != len(device.workers):
+            self._queues = [(_counter(each.put), _counter(each.done)) for each in device.workers]
+        # Queues first: what one of them gives out to another counts as issued before it is done.
+        is_idle = all(done[0] >= put[0] for put, done in self._queues)
+        if not is_idle or self._done[0] < self._issued[0] - 1 or device.prof_ents:
+            device.synchronize()
+
+
+def _counter(buffer: Any) -> Any:
+    return buffer._buf.cpu_view().view(fmt="Q")
+
+
+def _words(code: types.CodeType) -> set[str]:
+    """The names and strings that a function's code refers to."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        for each in constant if isinstance(constant, tuple) else (constant,):
+            if isinstance(each, str):
+                found.add(each)
+            elif isinstance(each, types.CodeType):
+                found |= _words(each)
+    return found
+
+
+def wait_for(name: str) -> Callable[[], object]:
+    """What waits until a device has done all that is queued."""
+    device: Any = Device[name]
+    try:
+        return Glance(device)
+    except CHANGED:  # another device, another tinygrad
+        wait: Callable[[], object] = device.synchronize
+        return wait
