@@ -10,7 +10,7 @@ import shardio
 from shardio import Audio
 from shardio.media import demux
 from shardio_tools.cli import main
-from tests.media.test_sound import write
+from tests.media.test_audio import write
 from tests.media_made import scene, write_flash, write_sound, write_video
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -12,7 +12,7 @@ import pytest
 
 from shardio.media.demuxing import demux
 from tests.media import command_line
-from tests.media.test_streams import VARIANTS, made
+from tests.media.test_demuxing import VARIANTS, made
 
 N_FRAMES = 40  # of each real clip
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("0.12.0", "0.13.0", "0.14.0")
-TESTS = ("tests/outputs/test_tensors.py",)
+TESTS = ("tests/outputs/test_tinygrad.py",)
 HOUSE = [ROOT, ROOT / "converters", ROOT / "tools"]
 
 

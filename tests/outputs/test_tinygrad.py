@@ -493,7 +493,7 @@ QUEUED = """
 import numpy
 from tinygrad import Tensor
 from tinygrad.device import Device
-from shardio.outputs.tinygrad import internals as waiting
+from shardio.outputs.tinygrad import internals
 from shardio.outputs.tinygrad.adapter import TensorMaker
 maker, device = TensorMaker("CPU"), Device["CPU"]
 synchronize, calls = device.synchronize, []
@@ -506,7 +506,7 @@ for i in range(100):  # whether work is still queued when it is looked at is the
     counters = [(queue.put, queue.done) for queue in device.workers]
     assert counters, "nothing was ever queued"
     for put, done in counters:
-        assert waiting._counter(put)[0] == waiting._counter(done)[0], "work is still queued"
+        assert internals._counter(put)[0] == internals._counter(done)[0], "work is still queued"
     if calls and i >= 3:
         break
 assert calls, "the work was never found queued"
