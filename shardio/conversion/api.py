@@ -110,14 +110,14 @@ class PythonSource:
     def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:
         """Return the schema, if it is known before the first sample, and the samples."""
         if not is_data_frame(self.src):
-            return self.schema, self._named()
+            return self.schema, self._mappings()
         if self.names is not None:
             raise InvalidArgument("names: not for data frames; rename the columns instead")
         rows = FrameRows(self.src)
         schema = rows.schema if self.schema is None and not append else self.schema
         return schema, rows
 
-    def _named(self) -> Iterator[Mapping[str, Any]]:
+    def _mappings(self) -> Iterator[Mapping[str, Any]]:
         return (as_mapping(value, self.names) for value in self.src)
 
 
@@ -261,9 +261,9 @@ class _Conversion:
         check_folder_name(out)
         if self.samples is None and isinstance(self.src, str | os.PathLike):
             return self._convert_files(os.fspath(self.src), out, options)
-        given = PythonSource(self.src, self.samples, self.names, self.schema)
+        source = PythonSource(self.src, self.samples, self.names, self.schema)
         has_labels = self.labels is not None
-        return given.convert(os.fspath(out), options, append=self.append, labels=has_labels)
+        return source.convert(os.fspath(out), options, append=self.append, labels=has_labels)
 
     def _convert_files(self, src: str, out: PathName, options: ConvertOptions) -> ConversionReport:
         if self.names is not None:
@@ -283,17 +283,17 @@ class _Conversion:
         job_for_folder, listing = options.make_job(base, listing, out)
         job = job_for_folder(str(staging.folder))
         if self.labels is None:
-            names_own = classes_of(job.source) is not None
-            out_named = os.fspath(self.out)  # `out` may be the cache folder of an upload
-            warn_about_split(listing.classes, src, out_named, are_classes=not names_own)
+            has_own_classes = classes_of(job.source) is not None
+            out_name = os.fspath(self.out)  # `out` may be the cache folder of an upload
+            warn_about_split(listing.classes, src, out_name, are_classes=not has_own_classes)
         listing = self._labelled(listing, job.source)
         return (append_inputs if self.append else convert_inputs)(listing, staging, job, options)
 
     def _labelled(self, listing: Listing, source: Source) -> Listing:
         """Return the inputs with classes from the label file or the converter, if any."""
         if self.labels is not None:
-            place = os.fspath(self.labels)
-            listing = apply_labels(listing, read_labels(place), place)
+            path = os.fspath(self.labels)
+            listing = apply_labels(listing, read_labels(path), path)
         if (classes := classes_of(source)) is None:
             return listing
         if self.labels is not None:

@@ -120,11 +120,11 @@ def check_same_options(base: Generation, options: Mapping[str, Any], out: PathNa
     Raises:
         InvalidArgument: options differ; the message names all of them.
     """
-    was = _sample_settings(base.converter)
+    recorded = _sample_settings(base.converter)
     others = [
-        f"{name} was {was.get(name)!r}, is {value!r}"
+        f"{name} was {recorded.get(name)!r}, is {value!r}"
         for name, value in options.items()
-        if was.get(name) != value
+        if recorded.get(name) != value
     ]
     check_same_schema(base.schema, base.schema, out, others)
 
@@ -139,11 +139,11 @@ def check_same_samples(
     """
     others = []
     if base.converter:
-        was, now = _sample_settings(base.converter), _sample_settings(converter)
+        recorded, current = _sample_settings(base.converter), _sample_settings(converter)
         others = [
-            f"{name} was {was.get(name)!r}, is {now.get(name)!r}"
-            for name in sorted({*was, *now})
-            if was.get(name) != now.get(name)
+            f"{name} was {recorded.get(name)!r}, is {current.get(name)!r}"
+            for name in sorted({*recorded, *current})
+            if recorded.get(name) != current.get(name)
         ]
     check_same_schema(base.schema, schema, out, others)
 
@@ -159,8 +159,12 @@ def check_same_schema(
     differing = [*others]
     for name in dict.fromkeys([*expected, *found]):
         if expected.get(name) != found.get(name):
-            was, now = (str(s[name]) if name in s else "missing" for s in (expected, found))
-            differing.append(f"field {name!r}: expected {was}, as the dataset has it, found {now}")
+            recorded, current = (
+                str(s[name]) if name in s else "missing" for s in (expected, found)
+            )
+            differing.append(
+                f"field {name!r}: expected {recorded}, as the dataset has it, found {current}"
+            )
     if not differing and expected != found:
         differing.append(f"expected the order {', '.join(expected)}; found {', '.join(found)}")
     if differing:
@@ -205,10 +209,10 @@ def classify_inputs(listing: Listing, base: Generation, n_threads: int, out: Pat
     for entry in base.inputs:
         if entry.get("samples"):
             known.setdefault(entry["path"], []).append(entry)
-    had = [one for one in listing.inputs if one.name in known]
+    existing = [one for one in listing.inputs if one.name in known]
     n_threads = max(1, n_threads)
-    n_files = min(max(1, len(had) // (n_threads * _TASKS_PER_THREAD)), _MAX_FILES_PER_TASK)
-    runs = [had[first : first + n_files] for first in range(0, len(had), n_files)]
+    n_files = min(max(1, len(existing) // (n_threads * _TASKS_PER_THREAD)), _MAX_FILES_PER_TASK)
+    runs = [existing[first : first + n_files] for first in range(0, len(existing), n_files)]
     stopped = threading.Event()
 
     def compared(run: Sequence[Input]) -> list[InputReport]:

@@ -42,17 +42,17 @@ def read_labels(path: str) -> dict[str, str]:
     lines: dict[str, int] = {}
     try:
         for line, name, label in (_json_lines if is_json else _csv_lines)(path):
-            place = f"{path}, line {line}"
+            where = f"{path}, line {line}"
             if not isinstance(name, str) or not name or not _is_text(name):
-                raise InvalidArgument(f"{place}: expected a path, found {name!r}")
+                raise InvalidArgument(f"{where}: expected a path, found {name!r}")
             if label is not None and type(label) is not int and not _is_text(label):
                 raise InvalidArgument(
-                    f"{place}: expected a name or a whole number as label, found {label!r}"
+                    f"{where}: expected a name or a whole number as label, found {label!r}"
                 )
             name = posixpath.normpath(name)
             if name in lines:
                 raise InvalidArgument(
-                    f"{place}: {name!r} is already labelled in line {lines[name]}"
+                    f"{where}: {name!r} is already labelled in line {lines[name]}"
                 )
             lines[name] = line
             if label not in (None, ""):
@@ -73,10 +73,10 @@ def _csv_lines(path: str) -> Iterator[Entry]:
     with open(path, encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, strict=True)
         try:
-            if lacking := [name for name in LABEL_COLUMNS if name not in (rows.fieldnames or ())]:
+            if missing := [name for name in LABEL_COLUMNS if name not in (rows.fieldnames or ())]:
                 raise InvalidArgument(
                     f"{path}: the first line must name the columns path and label; it lacks "
-                    f"{' and '.join(lacking)}, found {', '.join(map(repr, rows.fieldnames or ()))}"
+                    f"{' and '.join(missing)}, found {', '.join(map(repr, rows.fieldnames or ()))}"
                 )
             for row in rows:
                 yield rows.line_num, row["path"], row["label"]
@@ -232,11 +232,11 @@ def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: b
         text += f", with classes such as {_join_names([repr(name) for name in first])}"
     commands = [_convert_command(found, name, source, out) for name in found.classes]
     text += f". To create a dataset of each, convert them separately: {'; '.join(commands)}"
-    lacking = _missing_class(found)
-    if are_classes and lacking:
+    missing = _missing_class(found)
+    if are_classes and missing:
         text += (
             ". Classes are numbered by name: for equal numbers create an empty folder for each "
-            f"class that a part lacks, such as {lacking}"
+            f"class that a part lacks, such as {missing}"
         )
     return text
 
@@ -258,8 +258,8 @@ def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> s
     before, rest = pattern.parts[: found.depth + 1], pattern.parts[found.depth + 1 :]
     if ANY_FOLDERS in before:
         rest = pattern.parts[before.index(ANY_FOLDERS) :]
-    place = os.path.join(pattern.root, *above, name, *rest)
-    return shlex.join(["shardio", "convert", place, f"{out.rstrip('/')}-{name}"])
+    path = os.path.join(pattern.root, *above, name, *rest)
+    return shlex.join(["shardio", "convert", path, f"{out.rstrip('/')}-{name}"])
 
 
 def _missing_class(found: SplitFolders) -> str:

@@ -305,12 +305,12 @@ def polars_columns(frame: Any) -> list[FrameColumn]:
 def _polars_columns(name: str, series: Any) -> Iterator[FrameColumn]:
     kind = _polars_kind(series.dtype)
     if kind == "Struct":
-        inner = [field.name for field in series.dtype.fields]
-        if not inner:
+        fields = [field.name for field in series.dtype.fields]
+        if not fields:
             raise InvalidArgument(
                 f"column {name!r}: found a struct without fields; drop the column"
             )
-        for each in inner:
+        for each in fields:
             yield from _polars_columns(f"{name}.{each}", series.struct.field(each))
     elif dtype := _POLARS_TIMES.get(kind):
         yield _polars_numbers(name, series.to_physical(), dtype)

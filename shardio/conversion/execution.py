@@ -70,10 +70,10 @@ def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[Pl
         OSError: the disk fails or is full.
     """
     sizes = [
-        _content_bytes(os.path.join(job.folder, place))
+        _content_bytes(os.path.join(job.folder, path))
         if is_small(shard, job.shard_bytes)
         else shard.n_bytes
-        for place, shard in placed
+        for path, shard in placed
     ]
     groups = group_small(sizes, _min_group_bytes(job.shard_bytes))
     return [
@@ -113,8 +113,8 @@ def _merge_shards(members: Sequence[PlacedShard], job: ConversionJob) -> PlacedS
     folder = os.path.join(job.folder, COMPACTED)
     make_folder(folder)
     with ShardWriter(os.path.join(folder, name), job.source.schema()) as writer:
-        for place, _ in members:
-            with ShardReader(os.path.join(job.folder, place)) as reader:
+        for path, _ in members:
+            with ShardReader(os.path.join(job.folder, path)) as reader:
                 for sample in reader:
                     writer.append(sample)
         summary = writer.close()
@@ -264,20 +264,20 @@ def _final_shards(
     placed = compact_shards(made, job) if compacts else made
     if uploader is not None:
         if compacts:
-            sent = {place for place, shard in made if not is_small(shard, job.shard_bytes)}
-            for place, shard in placed:
-                if place not in sent:
-                    uploader.submit(os.path.join(job.folder, place), shard)
+            sent = {path for path, shard in made if not is_small(shard, job.shard_bytes)}
+            for path, shard in placed:
+                if path not in sent:
+                    uploader.submit(os.path.join(job.folder, path), shard)
         uploader.finish()
     return placed
 
 
 def _upload(
-    uploader: ShardUploader, job: ConversionJob, place: str, shard: ShardSummary, *, compacts: bool
+    uploader: ShardUploader, job: ConversionJob, path: str, shard: ShardSummary, *, compacts: bool
 ) -> None:
     """Upload a shard, unless it will be merged with others first."""
     if not (compacts and is_small(shard, job.shard_bytes)):
-        uploader.submit(os.path.join(job.folder, place), shard)
+        uploader.submit(os.path.join(job.folder, path), shard)
 
 
 def _publish(
@@ -292,7 +292,7 @@ def _publish(
     """Publish the finished shards as a dataset, whether they are local or uploaded."""
     shards = [shard for _, shard in placed]
     schema = job.source.schema()
-    moves = [(place, shard.name) for place, shard in placed] if uploader is None else []
+    moves = [(path, shard.name) for path, shard in placed] if uploader is None else []
     staging.move_out(moves, lineage_of(schema, shards))
     return publish(
         staging.out,
@@ -320,7 +320,7 @@ def _publish_next(
     names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
     shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
     changed = generation_changes(latest, shards, state.classes, state.reports())
-    moves = [(place, names[shard.name]) for place, shard in placed]
+    moves = [(path, names[shard.name]) for path, shard in placed]
     staging.move_out(moves, latest.lineage, latest.number + 1)
     return publish_next(
         staging.out,

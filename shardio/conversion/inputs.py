@@ -109,7 +109,7 @@ def _compiled(part: str) -> re.Pattern[str]:
 _CHUNK_BYTES: Final = 1 << 20
 
 
-class FileState(NamedTuple):
+class InputState(NamedTuple):
     """Attributes that identify a file and change when its content does."""
 
     mode: int
@@ -118,20 +118,20 @@ class FileState(NamedTuple):
     changed_ns: int
 
 
-def file_state(path: str) -> FileState | None:
+def path_state(path: str) -> InputState | None:
     """Return the state of the file at `path`; None if it cannot be inspected."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return FileState(found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns)
+    return InputState(found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def input_states(one: Input) -> dict[str, FileState | None]:
+def input_states(one: Input) -> dict[str, InputState | None]:
     """Return the states of an input and its parts, by name; the state of an item is constant."""
     if isinstance(one, Item):
-        return {one.name: FileState(stat.S_IFREG, 0, one.n_bytes, 0)}
-    return {each.name: file_state(each.path) for each in (one, *one.parts)}
+        return {one.name: InputState(stat.S_IFREG, 0, one.n_bytes, 0)}
+    return {each.name: path_state(each.path) for each in (one, *one.parts)}
 
 
 def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
@@ -214,8 +214,9 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
         if folder and is_class:
             folders.add(folder)
         for name in names:
-            below = os.path.join(folder, name) if name else folder
-            files.append((stored_name(below), os.path.join(root, below), stored_name(folder)))
+            relative = os.path.join(folder, name) if name else folder
+            path = os.path.join(root, relative)
+            files.append((stored_name(relative), path, stored_name(folder)))
     if not files:
         raise InvalidArgument(
             f"{source}: matches no file below the folder {pattern.root}"
@@ -276,9 +277,9 @@ def _walk(
         yield folder, files, bool(files) or (not found and pattern.matches_all(reached))
         circle = above | {identity} if identity else above
         waiting += [
-            (os.path.join(folder, name), below, circle)
+            (os.path.join(folder, name), descended, circle)
             for name in reversed(folders)
-            if (below := pattern.descend(reached, name))
+            if (descended := pattern.descend(reached, name))
         ]
 
 

@@ -97,13 +97,13 @@ def read_plan(folder: Path) -> JournaledPlan | None:
         DatasetCorrupt: it is damaged.
         InvalidArgument: another version of shardio wrote it, in a format that this one cannot read.
     """
-    place = plan_path(folder)
-    if place is None:
+    path = plan_path(folder)
+    if path is None:
         return None
-    content = read_checksummed_json(place)
+    content = read_checksummed_json(path)
     if content.get("version") != _VERSION:
         raise InvalidArgument(
-            f"{place}: version {content.get('version')!r} of the journal; this shardio reads "
+            f"{path}: version {content.get('version')!r} of the journal; this shardio reads "
             f"{_VERSION}; resume with the version of shardio that started the conversion"
         )
     settings, units = content.get("settings"), content.get("units")
@@ -111,7 +111,7 @@ def read_plan(folder: Path) -> JournaledPlan | None:
     is_whole = type(replaces) is bool and type(appends) is bool
     if not (is_whole and isinstance(settings, dict) and isinstance(units, list)):
         raise DatasetCorrupt(
-            f"{place}: expected settings, units, replaces and appends; found {sorted(content)}"
+            f"{path}: expected settings, units, replaces and appends; found {sorted(content)}"
         )
     return JournaledPlan(settings, tuple(map(str, units)), bool(replaces), bool(appends))
 
@@ -125,15 +125,15 @@ def check_same_settings(
         InvalidArgument: options, versions or the machine type differ; the message names all and
             ends with `hint`.
     """
-    was, now = dict(_flatten(plan.settings)), dict(_flatten(settings))
-    others = [
-        f"{name} was {was.get(name)!r}, is {now.get(name)!r}"
-        for name in sorted({*was, *now})
-        if was.get(name) != now.get(name)
+    recorded, current = dict(_flatten(plan.settings)), dict(_flatten(settings))
+    differences = [
+        f"{name} was {recorded.get(name)!r}, is {current.get(name)!r}"
+        for name in sorted({*recorded, *current})
+        if recorded.get(name) != current.get(name)
     ]
-    if others:
+    if differences:
         raise InvalidArgument(
-            f"{out}: cannot resume with other settings: {'; '.join(others)}; use the original "
+            f"{out}: cannot resume with other settings: {'; '.join(differences)}; use the original "
             f"settings; {hint}"
         )
 
@@ -145,10 +145,10 @@ def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint:
         DatasetExists: the inputs differ, so resuming would report success for another dataset.
     """
     if plan.units != tuple(units):
-        others = "append (--append) adds new inputs, overwrite (--overwrite) starts again"
+        default = "append (--append) adds new inputs, overwrite (--overwrite) starts again"
         raise DatasetExists(
             f"{out}: the interrupted conversion has published its dataset, and its inputs have "
-            f"changed since; {hint or others}"
+            f"changed since; {hint or default}"
         )
 
 
@@ -225,9 +225,9 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
 def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
     if os.path.basename(shard.name) != shard.name:
         return False  # not in this folder: not written by a conversion
-    place = os.path.join(folder, shard.name)
-    if (name := uploaded_name(place)) is not None:  # the main process checks the upload
+    path = os.path.join(folder, shard.name)
+    if (name := uploaded_name(path)) is not None:  # the main process checks the upload
         return name == unit.published_shard(shard).name
-    with ShardReader(place, verify="off") as reader:
+    with ShardReader(path, verify="off") as reader:
         found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
-    return found == shard and not audit_shard(place)
+    return found == shard and not audit_shard(path)

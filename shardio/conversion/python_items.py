@@ -267,12 +267,20 @@ def list_items(items: Iterable[Any]) -> Listing:
     found: list[Item] = []
     seen: Counter[str] = Counter()
     for item in items:
-        packed = pickled(item, "pass what it is made from, and create it in the function")
-        content = _encode_json(item) or packed
+        pickled_item = pickled(item, "pass what it is made from, and create it in the function")
+        content = _encode_json(item) or pickled_item
         number = hash_bytes(content)
         name = _unique_name(_item_name(item, content, number), seen)
         found.append(
-            Item(name, name, len(content), -1, (number, 0), hash=f"{number:016x}", packed=packed)
+            Item(
+                name,
+                name,
+                len(content),
+                -1,
+                (number, 0),
+                hash=f"{number:016x}",
+                packed=pickled_item,
+            )
         )
     if not found:
         raise InvalidArgument("no items to make samples of")

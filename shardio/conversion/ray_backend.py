@@ -75,17 +75,17 @@ class _UnitTask:
     def _check_same_libraries(self) -> None:
         """Check that this machine has the versions that the conversion started with."""
         found = conversion_settings(self.settings["converter"], self.job.source.libraries())
-        was = {**self.settings["versions"], "machine": self.settings["machine"]}
-        now = {**found["versions"], "machine": found["machine"]}
-        others = [
-            f"{name} is {now.get(name)}, the conversion started with {was.get(name)}"
-            for name in sorted({*was, *now})
-            if was.get(name) != now.get(name)
+        expected = {**self.settings["versions"], "machine": self.settings["machine"]}
+        local = {**found["versions"], "machine": found["machine"]}
+        differences = [
+            f"{name} is {local.get(name)}, the conversion started with {expected.get(name)}"
+            for name in sorted({*expected, *local})
+            if expected.get(name) != local.get(name)
         ]
-        if others:
+        if differences:
             raise UnsupportedEnvironment(
                 f"machine {platform.node()} of the Ray cluster would produce different bytes: "
-                f"{'; '.join(others)}; install the same versions everywhere"
+                f"{'; '.join(differences)}; install the same versions everywhere"
             )
 
 
@@ -167,7 +167,7 @@ def _unit_name(unit: Unit) -> str:
 def _commit_attempt(found: UnitAttempt, unit: Unit, job: ConversionJob) -> None:
     """Move the shards of an attempt to the unit's place, durably."""
     if found.folder:
-        place = os.path.join(job.folder, unit.key)
-        remove_tree(place)  # left unfinished by an earlier conversion
-        rename(found.folder, place)
+        path = os.path.join(job.folder, unit.key)
+        remove_tree(path)  # left unfinished by an earlier conversion
+        rename(found.folder, path)
         sync_folder(job.folder)

@@ -244,16 +244,16 @@ def check_any_of_kind(
     """
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return
-    promised = kind_from_names(report.name for report in reports)
-    if kind_given or promised:
+    suggested = kind_from_names(report.name for report in reports)
+    if kind_given or suggested:
         what = f"no file of the kind {kind!r}"
     else:
         what = "no file of a kind recognized by name, and no video"
     hint = "pass its kind (--kind KIND, or kind=)"
     if appends:
         hint = "an append needs files of the same kind as the dataset"
-    elif promised and promised != kind:
-        hint = f"the file names suggest {promised!r} (--kind {promised}, or kind={promised!r})"
+    elif suggested and suggested != kind:
+        hint = f"the file names suggest {suggested!r} (--kind {suggested}, or kind={suggested!r})"
     error = NoMatchingInputs(f"{source}: holds {what}: {_describe_files(reports)}; {hint}")
     error.add_note(_list_kinds())
     raise error
@@ -273,11 +273,11 @@ def _describe_files(reports: Sequence[InputReport]) -> str:
 
 def _list_kinds() -> str:
     """Return the known kinds, with the file names that indicate them."""
-    told = [f"{kind} ({_abbreviate(names)})" for kind, names in HINT_SUFFIXES.items()]
-    others = [kind for kind in known_kinds() if kind not in HINT_SUFFIXES]
+    recognized = [f"{kind} ({_abbreviate(names)})" for kind, names in HINT_SUFFIXES.items()]
+    unrecognized = [kind for kind in known_kinds() if kind not in HINT_SUFFIXES]
     return (
-        f"kinds recognized by file name: {', '.join(told)}; kinds that need --kind: "
-        f"{', '.join(others)}"
+        f"kinds recognized by file name: {', '.join(recognized)}; kinds that need --kind: "
+        f"{', '.join(unrecognized)}"
     )
 
 

@@ -168,13 +168,13 @@ class RenameLog:
         unlink(self._folder / _LOG_FILE)
 
     def _read(self) -> tuple[str, int, list[tuple[str, str]]] | None:
-        place = self._folder / _LOG_FILE
-        if not place.exists():
+        path = self._folder / _LOG_FILE
+        if not path.exists():
             return None
         try:
-            content = read_checksummed_json(place)
+            content = read_checksummed_json(path)
             if not self._is_valid(content):
-                raise DatasetCorrupt(f"{place}: invalid rename log")
+                raise DatasetCorrupt(f"{path}: invalid rename log")
         except DatasetCorrupt as error:
             replaced = self._folder / _REPLACED
             first = f"move the content of {replaced} back into {self._out}, " * replaced.exists()

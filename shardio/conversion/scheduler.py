@@ -83,15 +83,18 @@ class ConversionState:
             if event.stopped and (self.stopped_at is None or event.unit < self.stopped_at):
                 self.stopped_at = event.unit
             if self._on_shard is not None and self._is_included(event.unit):
-                for place, shard in self._shards_of(event.unit):
-                    self._on_shard(place, shard)
+                for path, shard in self._shards_of(event.unit):
+                    self._on_shard(path, shard)
 
     def _is_included(self, unit: int) -> bool:
         return self.stopped_at is None or unit <= self.stopped_at
 
     def _shards_of(self, unit: int) -> list[tuple[str, ShardSummary]]:
-        made = self._units[unit]
-        return [(f"{made.key}/{one.name}", made.published_shard(one)) for one in self._shards[unit]]
+        planned = self._units[unit]
+        return [
+            (f"{planned.key}/{one.name}", planned.published_shard(one))
+            for one in self._shards[unit]
+        ]
 
     def shards(self) -> list[tuple[str, ShardSummary]]:
         """Return the shards that count in plan order, each with its path and published summary."""
@@ -239,11 +242,11 @@ class _UnitScheduler:
 
     def _assign(self, worker: int, number: int) -> None:
         """Send a unit to a worker as a file: its list of inputs may exceed a message."""
-        place = os.path.join(self._job.folder, f"{number:06d}-{sum(self._n_crashes.values())}.unit")
-        with create(place) as file:
+        path = os.path.join(self._job.folder, f"{number:06d}-{sum(self._n_crashes.values())}.unit")
+        with create(path) as file:
             pickle.dump(self._units[number], file)
         self._unit_of[worker] = number
-        self._crew.send(worker, os.fsencode(place))
+        self._crew.send(worker, os.fsencode(path))
 
     def handle(self, event: Event) -> None:
         """Handle an event of a worker."""
@@ -317,11 +320,11 @@ def _describe_exit(event: Died) -> str:
 
 def _worker_main(job: ConversionJob, channel: Channel) -> None:
     """Convert the units that arrive until main closes the crew. Runs in a worker."""
-    while (place := channel.recv()) is not None:
-        with open(place, "rb") as file:
+    while (path := channel.recv()) is not None:
+        with open(path, "rb") as file:
             unit = pickle.load(file)
         try:
-            unlink(os.fsdecode(place))
+            unlink(os.fsdecode(path))
             convert_unit(unit, job, lambda event: send_whole(channel, pickle.dumps(event)))
         except (OSError, ShardioError) as error:  # raised unchanged in the main process
             send_whole(channel, pickle.dumps(error))

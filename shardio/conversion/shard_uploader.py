@@ -83,18 +83,18 @@ def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None
         ShardNotFound, ShardChanged: it is missing or was replaced.
         StoreAccessDenied, StoreUnavailable: the store cannot be read.
     """
-    place = f"{objects.url}/{shard.name}"
+    path = f"{objects.url}/{shard.name}"
     try:
         content = RangeFile(objects, shard.name)
-        with ShardReader(place, verify="off", access="pread", content=content) as reader:
+        with ShardReader(path, verify="off", access="pread", content=content) as reader:
             found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
     except ShardNotFound as error:
-        raise ShardNotFound(f"{place}: was uploaded and is missing now; {hint}") from error
+        raise ShardNotFound(f"{path}: was uploaded and is missing now; {hint}") from error
     if found != shard:
         raise ShardChanged(
             f"the uploaded shard was replaced by another object; {hint}",
             code="replaced",
-            path=place,
+            path=path,
             expected=shard,
             found=found,
         )
@@ -208,10 +208,10 @@ class ShardUploader(Closing):
     def _check(self) -> None:
         """Raise if the uploader is closed, so that nothing is changed any more."""
         if self._is_closed:
-            raise _Cancelled
+            raise _UploadCancelled
 
 
-class _Cancelled(Exception):
+class _UploadCancelled(Exception):
     """An internal signal: an upload was cancelled by `close`."""
 
 

@@ -123,15 +123,15 @@ class Staging:
 
     def _inspect(self) -> None:
         """Inspect what an earlier conversion left; raise if the options do not allow for it."""
-        place = plan_path(self.folder)
-        if place is None:
+        path = plan_path(self.folder)
+        if path is None:
             self._clear()
             self._check_out()
             return
-        is_over = place.name == PUBLISHED_FILE or self._rename_log.is_published()
-        goes_on = self._resume and not self.appends and holds_dataset(self.out)
-        self.is_published = is_over and goes_on
-        if is_over and not goes_on:
+        is_over = path.name == PUBLISHED_FILE or self._rename_log.is_published()
+        resumes = self._resume and not self.appends and holds_dataset(self.out)
+        self.is_published = is_over and resumes
+        if is_over and not resumes:
             self._check_out()
             self._remove_work()
             return
@@ -299,8 +299,10 @@ class Staging:
             unlink(self.folder / PLAN_FILE)  # first: without it there is nothing to resume
             remove_tree(self.folder)
         elif error is not None:
-            way = "append and resume (--append --resume)" if self.appends else "resume (--resume)"
-            kept = f"{self.out}: finished units are kept; {way} continues from them"
+            option = (
+                "append and resume (--append --resume)" if self.appends else "resume (--resume)"
+            )
+            kept = f"{self.out}: finished units are kept; {option} continues from them"
             error.add_note(f"{kept}; {self._restart_hint}")
         if self._made_out:
             remove_folder(self.out)  # unless it holds the dataset

@@ -60,14 +60,14 @@ class UploadLease:
 
     Args:
         objects: the store below the URL.
-        place: the local file that proves that the lease is ours.
+        path: the local file that proves that the lease is ours.
 
     Raises:
         StoreAccessDenied, StoreUnavailable: (from every call) as `Objects` does.
     """
 
-    def __init__(self, objects: ObjectStore, place: Path) -> None:
-        self._objects, self._place = objects, place
+    def __init__(self, objects: ObjectStore, path: Path) -> None:
+        self._objects, self._path = objects, path
 
     def is_held(self) -> bool:
         """Return True if the lease is already ours, left by an earlier conversion.
@@ -90,11 +90,11 @@ class UploadLease:
             DatasetConflict: another process was faster.
         """
         if (content := self._expected_content()) is None:
-            make_folder(str(self._place.parent))
+            make_folder(str(self._path.parent))
             since = datetime.now(UTC).isoformat(timespec="seconds")
-            said = {"token": secrets.token_hex(16), "host": platform.node(), "since": since}
-            content = to_checksummed_json(said)
-            write_atomic(self._place, content, exclusive=False)
+            lease_info = {"token": secrets.token_hex(16), "host": platform.node(), "since": since}
+            content = to_checksummed_json(lease_info)
+            write_atomic(self._path, content, exclusive=False)
         try:
             self._objects.put(LEASE_OBJECT, content, exclusive=True)
         except DatasetConflict:
@@ -105,23 +105,23 @@ class UploadLease:
         with contextlib.suppress(DatasetConflict):
             if self.is_held():
                 self._objects.remove(LEASE_OBJECT)
-        unlink(self._place)
+        unlink(self._path)
 
     def _expected_content(self) -> bytes | None:
         """Return the content of the object if the lease is ours; None without a local file."""
         try:
-            return to_checksummed_json(read_checksummed_json(self._place))
+            return to_checksummed_json(read_checksummed_json(self._path))
         except (DataError, OSError):
             return None
 
     def _conflict(self, content: bytes) -> DatasetConflict:
         try:
-            said = json.loads(content)
-            who = f"on {said['host']}, since {said['since']}"
+            lease_info = json.loads(content)
+            holder = f"on {lease_info['host']}, since {lease_info['since']}"
         except (ValueError, TypeError, KeyError):
-            who = "with an unreadable lease"
+            holder = "with an unreadable lease"
         return DatasetConflict(
-            f"{self._objects.url}/{LEASE_OBJECT}: another conversion is writing there, {who}: "
+            f"{self._objects.url}/{LEASE_OBJECT}: another conversion is writing there, {holder}: "
             "wait for it, or choose another URL; if it will never be resumed, remove everything "
             "below the URL"
         )
@@ -194,10 +194,10 @@ class Upload(Closing):
             self.close()
             raise
 
-    def _lock_locally(self, place: str, byte: int) -> None:
+    def _lock_locally(self, path: str, byte: int) -> None:
         """Lock out other conversions on this machine, which would have the same lease."""
         end_s = time.monotonic() + LOCK_PATIENCE_S
-        while not self._lock.enter_context(try_exclusive(place, byte)):
+        while not self._lock.enter_context(try_exclusive(path, byte)):
             self._lock.close()
             if time.monotonic() > end_s:
                 raise DatasetConflict(

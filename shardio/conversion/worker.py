@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from shardio.conversion.inputs import FileState, input_hash, input_states
+from shardio.conversion.inputs import InputState, input_hash, input_states
 from shardio.conversion.journal import read_record, write_record
 from shardio.conversion.plan import InputDone, InputStarted, Unit, UnitDone, UnitEvent
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
@@ -252,7 +252,7 @@ def _convert(
 
 
 def _read_input(
-    source: Input, before: Mapping[str, FileState | None], job: ConversionJob, buffer: SampleBuffer
+    source: Input, before: Mapping[str, InputState | None], job: ConversionJob, buffer: SampleBuffer
 ) -> tuple[Outcome, str]:
     """Read one input into the buffer; return its outcome, and its hash if it gave samples."""
     content = ""
@@ -272,9 +272,9 @@ def _read_input(
     if (after := input_states(source)) != before:  # samples may come from either state, or a mix
         buffer.clear()
         name = next(name for name, state in after.items() if state != before[name])
-        which = "" if name == source.name else f"its part {name} "
+        prefix = "" if name == source.name else f"its part {name} "
         what = "changed" if after[name] else "vanished"
-        return Outcome("broken", f"{which}{what} while it was read"), ""
+        return Outcome("broken", f"{prefix}{what} while it was read"), ""
     reason = _strip_paths(outcome.reason, source)
     return replace(outcome, reason=reason[:_MAX_REASON]), content
 

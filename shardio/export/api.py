@@ -152,8 +152,8 @@ def _select_fields(dataset: Dataset, names: Iterable[str] | None) -> dict[str, A
     selected = [names] if isinstance(names, str) else [*names]
     known = {*schema, *schema.groups}
     if not selected or (unknown := [name for name in selected if name not in known]):
-        found = f"no field {unknown[0]!r}" if selected else "fields is empty"
-        raise InvalidArgument(f"{dataset.place}: {found}; the fields are {', '.join(schema)}")
+        problem = f"no field {unknown[0]!r}" if selected else "fields is empty"
+        raise InvalidArgument(f"{dataset.place}: {problem}; the fields are {', '.join(schema)}")
     inside = tuple(f"{name}." for name in selected)
     return {n: f for n, f in schema.items() if n in selected or f"{n}.".startswith(inside)}
 

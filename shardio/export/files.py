@@ -197,19 +197,19 @@ class FilesExporter:
         self._root = folder
         self._table = create(folder / TABLE)
         for name in self._encoders:
-            for place in ("", *self._classes):
-                self._make_folder(folder / local_name(os.path.join(self._folders[name], place)))
+            for label in ("", *self._classes):
+                self._make_folder(folder / local_name(os.path.join(self._folders[name], label)))
 
     def write(self, batch: SampleBatch) -> None:
         """Write the files and table lines of a batch."""
         if self._table is None:
             return
         for number, sample in zip(batch.numbers, batch.samples(), strict=True):
-            place = self._stem(number, sample)
+            stem = self._stem(number, sample)
             for name, encode in self._encoders.items():
                 if (value := sample[name]) is not None:
                     suffix, data = encode(value)
-                    sample[name] = self._write(self._folders[name], place, number, suffix, data)
+                    sample[name] = self._write(self._folders[name], stem, number, suffix, data)
             for name, numbers in self._numbers.items():
                 if name not in self._encoders and sample[name] is not None:
                     sample[name] = numbers(np.asarray(sample[name])).tolist()
@@ -220,8 +220,8 @@ class FilesExporter:
         """Sync all files and the folders that contain them."""
         self.close()
         paths = (
-            os.path.join(place, name)
-            for place, _, names in os.walk(self._root)
+            os.path.join(folder, name)
+            for folder, _, names in os.walk(self._root)
             for name in ("", *names)
         )
         with ThreadPoolExecutor(_CONCURRENT_SYNCS) as pool:

@@ -228,5 +228,5 @@ def refuse_fields(options: ExportOptions, reasons: Mapping[str, str]) -> None:
         return
     why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
     others = ",".join(name for name in options.fields if name not in reasons)
-    way = f"export the others (--fields {others})" if others else "choose another format"
-    raise InvalidArgument(f"{options.dataset_name}: {why}; {way}")
+    hint = f"export the others (--fields {others})" if others else "choose another format"
+    raise InvalidArgument(f"{options.dataset_name}: {why}; {hint}")

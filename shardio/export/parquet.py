@@ -138,10 +138,10 @@ def _field_tree(fields: Mapping[str, Field]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, field in fields.items():
         *path, last = name.split(".")
-        place = tree
+        node = tree
         for key in path:
-            place = place.setdefault(key, {})
-        place[last] = field
+            node = node.setdefault(key, {})
+        node[last] = field
     return tree
 
 
@@ -177,10 +177,10 @@ def _metadata(options: ExportOptions) -> dict[str, str]:
     for name, field in options.fields.items():
         if (kind := _MEDIA.get(type(field))) is not None:
             *path, last = name.split(".")
-            place = features
+            node = features
             for key in path:
-                place = place.setdefault(key, {})
-            place[last] = {"_type": kind}
+                node = node.setdefault(key, {})
+            node[last] = {"_type": kind}
     label, classes = options.fields.get("label"), options.dataset.classes
     if isinstance(label, Array) and (label.dtype, label.shape) == ("int64", ()) and classes:
         features["label"] = {"names": list(classes), "_type": "ClassLabel"}

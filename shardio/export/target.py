@@ -49,11 +49,13 @@ class ExportTarget:
             raise DatasetExists(f"{self.out}: expected a folder, found a link or file")
         names = os.listdir(self.out)
         if names and not (self._overwrite and ABOUT_FILE in names):
-            way = "which overwrite does not replace" if self._overwrite else "choose another folder"
+            hint = (
+                "which overwrite does not replace" if self._overwrite else "choose another folder"
+            )
             if ABOUT_FILE in names:
-                way = "which overwrite (--overwrite) replaces"
+                hint = "which overwrite (--overwrite) replaces"
             what = "an export" if ABOUT_FILE in names else f"{min(names)!r}, not an export"
-            raise DatasetExists(f"{self.out}: holds {what}, {way}")
+            raise DatasetExists(f"{self.out}: holds {what}, {hint}")
 
     def __enter__(self) -> Self:
         make_folder(self.out.parent)

@@ -55,8 +55,8 @@ class WebDatasetExporter:
                 )
                 continue
             self._encoders[name] = "" if has_suffix(name, field) else name, encode
-            if (made := preparation_of(field)) is not None:
-                prepare[name] = made
+            if (preparation := preparation_of(field)) is not None:
+                prepare[name] = preparation
         refuse_fields(options, refused)
         _check_names(options, {name: options.fields[name] for name in self._encoders})
         self.prepare: Prepare = prepare
@@ -134,10 +134,10 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
     for name, field in fields.items():
         # A suffix chosen by content may be any.
         suffix = "" if has_suffix(name, field) else suffix_of(name, field) or ".any"
-        made = f"{name}{suffix}".lower()
-        if made in found:
-            refuse_fields(options, {name: f"another field is also named {made!r} in a tar"})
-        found.add(made)
+        member_name = f"{name}{suffix}".lower()
+        if member_name in found:
+            refuse_fields(options, {name: f"another field is also named {member_name!r} in a tar"})
+        found.add(member_name)
     try:
         Schema(dict.fromkeys(found, Bytes()))
     except SchemaError as error:
