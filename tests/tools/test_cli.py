@@ -175,7 +175,7 @@ def test_a_reader_of_the_output_that_leaves_early_is_no_error(tmp_path: Path) ->
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode == cli.NOBODY_READS
+    assert process.returncode == cli.BROKEN_PIPE
 
 
 def test_ctrl_c_ends_a_command_with_one_line() -> None:
@@ -344,7 +344,7 @@ def test_a_reader_of_the_errors_that_leaves_early_is_told_by_the_exit_code(datas
         assert process.stdout is not None and process.stderr is not None
         process.stderr.close()
         process.stdout.read()
-    assert process.returncode == cli.NOBODY_READS
+    assert process.returncode == cli.BROKEN_PIPE
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])

@@ -18,7 +18,7 @@ from PIL import ImageSequence
 import shardio
 from shardio import Array, Image, List, ShardReader, Text, Video
 from shardio.media import StreamEncoder, encode_jpeg, pillow_image
-from shardio_tools._sheets import CAPTION, GAP, Tile, sheet
+from shardio_tools._sheets import CAPTION, GAP, Tile, draw_sheet
 from shardio_tools._terminal import protocol_of
 from tests.pictures_seen import (
     MARK,
@@ -57,7 +57,9 @@ def test_a_sheet_shows_samples_with_numbers_and_classes(
     assert f"wrote {out}: " in (said := capsys.readouterr().out) and "7 samples" in said
     drawn = pixels(out)
     # 24 x 16 pixels, six times as large.
-    expected = sheet([Tile(f"{i}  {'dog' if i % 2 else 'cat'}", clip(i)[3]) for i in range(7)], 160)
+    expected = draw_sheet(
+        [Tile(f"{i}  {'dog' if i % 2 else 'cat'}", clip(i)[3]) for i in range(7)], 160
+    )
     assert np.array_equal(drawn, expected)
     one, caption = tile(drawn, 1, 4, 144)
     assert (one[100, 100] == clip(1)[3, 10, 15]).all() and (one[20, 5] == (24, 24, 24)).all()
@@ -81,7 +83,7 @@ def test_captions_are_escaped_and_shortened() -> None:
     picture = np.zeros((96, 96, 3), np.uint8)
 
     def caption(text: str) -> Pixels:
-        return tile(sheet([Tile(text, picture)], 96), 0, 1, 96)[1]
+        return tile(draw_sheet([Tile(text, picture)], 96), 0, 1, 96)[1]
 
     assert np.array_equal(caption("a\x1b\n"), caption(r"a\x1b\n"))
     assert np.array_equal(caption("猫"), caption(r"\u732b"))

@@ -22,7 +22,7 @@ from shardio_tools import _render
     ],
 )
 def test_a_size_is_told_in_the_largest_unit_that_fits(n_bytes: int, said: str) -> None:
-    assert _render.size(n_bytes) == said
+    assert _render.format_size(n_bytes) == said
 
 
 @pytest.mark.parametrize(
@@ -30,41 +30,41 @@ def test_a_size_is_told_in_the_largest_unit_that_fits(n_bytes: int, said: str) -
     [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 01 s"), (3600 * 26 + 120, "26 h 02 min")],
 )
 def test_a_duration_is_told_as_people_say_it(elapsed_s: float, said: str) -> None:
-    assert _render.seconds(elapsed_s) == said
+    assert _render.format_duration(elapsed_s) == said
 
 
 def test_things_are_counted_in_words() -> None:
-    assert _render.counted(1, "file") == "1 file"
-    assert _render.counted(0, "file") == "0 files"
-    assert _render.counted(2000, "class", "classes") == "2,000 classes"
+    assert _render.format_count(1, "file") == "1 file"
+    assert _render.format_count(0, "file") == "0 files"
+    assert _render.format_count(2000, "class", "classes") == "2,000 classes"
 
 
 def test_line_breaks_and_control_characters_are_escaped_and_letters_are_not() -> None:
-    assert _render.plain("größe\n名前\x1b[2J") == "größe\\n名前\\x1b[2J"
+    assert _render.escaped("größe\n名前\x1b[2J") == "größe\\n名前\\x1b[2J"
 
 
 def test_a_long_text_is_cut_to_the_length_asked_for() -> None:
-    assert _render.shortened("abcdef", 6) == "abcdef"
-    assert _render.shortened("abcdefg", 6) == "abcde…"
+    assert _render.shorten("abcdef", 6) == "abcdef"
+    assert _render.shorten("abcdefg", 6) == "abcde…"
 
 
 def test_columns_are_aligned_and_lines_have_no_blanks_at_their_ends() -> None:
-    assert _render.table([["a", "bb", ""], ["ccc", "d", "e"]]) == "a    bb\nccc  d   e"
+    assert _render.format_table([["a", "bb", ""], ["ccc", "d", "e"]]) == "a    bb\nccc  d   e"
 
 
 def test_a_list_stops_and_says_how_many_more_there_are() -> None:
     lines = [str(i) for i in range(_render.MAX_LISTED + 5)]
-    shown = _render.listed(lines, "see elsewhere").splitlines()
+    shown = _render.format_list(lines, "see elsewhere").splitlines()
     assert len(shown) == _render.MAX_LISTED + 1
     assert shown[-1] == "  … and 5 more (see elsewhere)"
 
 
 def test_a_list_that_fits_is_whole() -> None:
-    assert _render.listed(["a", "b"], "see elsewhere") == "  a\n  b"
+    assert _render.format_list(["a", "b"], "see elsewhere") == "  a\n  b"
 
 
 def test_json_is_what_every_parser_reads(capsys: pytest.CaptureFixture[str]) -> None:
-    _render.say_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"ü": (1, None)}})
+    _render.print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"ü": (1, None)}})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
         "a": "nan",
         "b": ["inf", 1.5],
@@ -122,7 +122,7 @@ def test_on_a_terminal_progress_is_a_bar_with_bytes_and_time_left(
 def test_json_is_laid_out_as_the_standard_library_does(
     content: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _render.say_json(content)
+    _render.print_json(content)
     expected = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
     assert capsys.readouterr().out == expected
 
@@ -131,7 +131,7 @@ def test_json_may_be_nested_as_deeply_as_it_likes(capsys: pytest.CaptureFixture[
     deep: Any = 7
     for _ in range(5000):
         deep = [{"a": deep}]
-    _render.say_json({"deep": deep})
+    _render.print_json({"deep": deep})
     assert "".join(capsys.readouterr().out.split()).startswith('{"deep":' + '[{"a":' * 5000 + "7}]")
 
 
@@ -141,6 +141,6 @@ def test_json_is_json_in_every_encoding(encoding: str, monkeypatch: pytest.Monke
     stream = io.TextIOWrapper(raw, encoding, errors="backslashreplace")
     monkeypatch.setattr(sys, "stdout", stream)
     content = {"größe": "é 名前 😀 \x1b \\"}
-    _render.say_json(content)
+    _render.print_json(content)
     stream.flush()
     assert json.loads(raw.getvalue().decode(encoding)) == content

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from shardio_tools._engines import add_engine
+from shardio_tools._engines import add_engine_arguments
 from shardio_tools._render import utf8_name
 
 # What the converter takes, beside what every conversion takes: none of these is passed on unless
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
-    add_engine(add)
+    add_engine_arguments(add)
     _add_clips(parser.add_argument_group("clips and pictures"))
     _add_stores(parser.add_argument_group("how they are stored"))
     _add_arrays(parser.add_argument_group("arrays, tables and records"))

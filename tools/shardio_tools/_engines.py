@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def add_engine(add: Callable[..., Any]) -> None:
+def add_engine_arguments(add: Callable[..., Any]) -> None:
     """Add them to a parser, by its `add_argument`."""
     add(
         "--engine",
@@ -23,7 +23,7 @@ def add_engine(add: Callable[..., Any]) -> None:
     )
 
 
-def engine_of(options: argparse.Namespace) -> dict[str, Any]:
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     """Give them as functions take them; standard output then is the command's alone."""
     if options.engine == "ray":
         # Ray prints the log of every machine that is lost, from this process.

@@ -30,7 +30,7 @@ _CHANNELS: Final = (1, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
+class FrameSequence:
     """What can be shown of a value: `n` frames, or one picture if `is_still`.
 
     `size` is that of the first. `take` yields those of some numbers, scaled to a size; `times_s`
@@ -90,7 +90,9 @@ def _layout(shape: Sequence[int | None]) -> str | None:
     return layout if all(side is None or side >= _SMALLEST for side in sides) else None
 
 
-def frames_of(value: Any, kind: Any, times_s: npt.NDArray[np.float64] | None = None) -> Frames:
+def frames_of(
+    value: Any, kind: Any, times_s: npt.NDArray[np.float64] | None = None
+) -> FrameSequence:
     """Tell what can be shown of a value that is there.
 
     Args:
@@ -103,7 +105,7 @@ def frames_of(value: Any, kind: Any, times_s: npt.NDArray[np.float64] | None = N
         ShardCorrupt: it is damaged.
     """
     if isinstance(kind, shardio.Video):
-        return Frames(
+        return FrameSequence(
             value.n_frames,
             is_still=False,
             size=(value.height, value.width),
@@ -113,7 +115,7 @@ def frames_of(value: Any, kind: Any, times_s: npt.NDArray[np.float64] | None = N
     if isinstance(kind, shardio.List):
         return _frames_of_list(value, times_s)
     if isinstance(kind, shardio.Image) or can_hold_files(kind):
-        return Frames(1, True, _encoded_size(value), partial(_from_items, [value]))
+        return FrameSequence(1, True, _encoded_size(value), partial(_from_items, [value]))
     pixels = np.asarray(value)
     layout = _layout(kind.shape) or ""
     if "C" in layout:
@@ -124,10 +126,10 @@ def frames_of(value: Any, kind: Any, times_s: npt.NDArray[np.float64] | None = N
     items = pixels[np.newaxis] if is_still else pixels
     n_frames = len(items) if items.size else 0
     height, width = items.shape[1:3]
-    return Frames(n_frames, is_still, (height, width), partial(_from_items, items), times_s)
+    return FrameSequence(n_frames, is_still, (height, width), partial(_from_items, items), times_s)
 
 
-def _frames_of_list(value: Sequence[Any], times_s: npt.NDArray[np.float64] | None) -> Frames:
+def _frames_of_list(value: Sequence[Any], times_s: npt.NDArray[np.float64] | None) -> FrameSequence:
     """Tell what can be shown of a list: frames as pixels, or each as the bytes of a file."""
     size, failure = None, None
     for item in value:
@@ -139,7 +141,7 @@ def _frames_of_list(value: Sequence[Any], times_s: npt.NDArray[np.float64] | Non
             break
     if size is None and failure is not None:
         raise failure
-    return Frames(len(value), False, size or (0, 0), partial(_from_items, value), times_s)
+    return FrameSequence(len(value), False, size or (0, 0), partial(_from_items, value), times_s)
 
 
 def _item_size(item: npt.NDArray[Any]) -> Size:

@@ -9,25 +9,25 @@ import shardio
 from shardio_tools._facts import READING, Inspection
 from shardio_tools._frames import (
     Frame,
-    Frames,
+    FrameSequence,
     Pixels,
     can_hold_files,
     clip_times_s,
     frames_of,
     holds_pictures,
 )
-from shardio_tools._pictures import Wish
-from shardio_tools._samples import Samples
+from shardio_tools._pictures import RenderOptions
+from shardio_tools._samples import SampleReader
 
 
-class Look:
+class FieldViewer:
     """Looks at one field of samples; what is damaged it puts among the findings."""
 
-    def __init__(self, inspection: Inspection, samples: Samples, wish: Wish) -> None:
+    def __init__(self, inspection: Inspection, samples: SampleReader, wish: RenderOptions) -> None:
         self.inspection, self.samples, self.path = inspection, samples, wish.path
         self.name = _chosen_field(wish.path, samples.schema, wish.field)
 
-    def frames(self, number: int) -> Frames | None:
+    def frames(self, number: int) -> FrameSequence | None:
         """What a sample has to show; None, and a finding, if that cannot be read.
 
         A sample that lacks the field has no frame.
@@ -39,7 +39,9 @@ class Look:
         try:
             value = self.samples.value(number, self.name)
             if value is None:
-                return Frames(0, is_still=True, size=(0, 0), take=lambda numbers, size: iter(()))
+                return FrameSequence(
+                    0, is_still=True, size=(0, 0), take=lambda numbers, size: iter(())
+                )
             times_s = clip_times_s(*(self._beside(number, name) for name in ("pts", "time_base")))
             return frames_of(value, kind, times_s)
         except READING as error:

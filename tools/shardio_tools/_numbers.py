@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardio_tools._render import counted, listed, plain, table
+from shardio_tools._render import escaped, format_count, format_list, format_table
 
 _COLUMNS = ("mean", "std", "min", "max", "count")
 
@@ -17,7 +17,7 @@ def describe_stats(stats: Mapping[str, Any]) -> Iterator[str]:
         yield from describe_counts(stats["whole"])
     of_subsets = stats.get("subsets")
     for name, found in of_subsets.items() if isinstance(of_subsets, Mapping) else ():
-        yield f"statistics of subset {plain(name)}"
+        yield f"statistics of subset {escaped(name)}"
         yield from describe_counts(found)
 
 
@@ -31,12 +31,12 @@ def describe_counts(found: Any) -> Iterator[str]:
     for name, values in fields.items():
         if isinstance(values, Mapping):
             cells = [_number(values.get(key)) for key in _COLUMNS]
-            rows.append([plain(name), *cells, _remarks(values)])
-    yield table(rows, indent="  ")
+            rows.append([escaped(name), *cells, _remarks(values)])
+    yield format_table(rows, indent="  ")
     if isinstance(classes := found.get("classes"), Mapping):
-        lines = [f"{plain(name)}: {_number(n)}" for name, n in classes.items()]
-        yield f"samples of {counted(len(lines), 'class', 'classes')}"
-        yield listed(lines, "--json lists all")
+        lines = [f"{escaped(name)}: {_number(n)}" for name, n in classes.items()]
+        yield f"samples of {format_count(len(lines), 'class', 'classes')}"
+        yield format_list(lines, "--json lists all")
 
 
 def _remarks(values: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import shardio
 from shardio_tools._frames import Pixels
-from shardio_tools._sheets import image_of, in_few_colours
+from shardio_tools._sheets import image_of, quantized
 
 if TYPE_CHECKING:
     from av import VideoStream
@@ -81,7 +81,7 @@ def encoded_animation(frames: Sequence[Pixels], durations_s: Sequence[float], su
     if suffix == ".mp4":
         return _encoded_film(frames, durations)
     out, kind = io.BytesIO(), STILLS[suffix]
-    first, *others = map(in_few_colours if kind == "GIF" else image_of, frames)
+    first, *others = map(quantized if kind == "GIF" else image_of, frames)
     first.save(
         out,
         kind,

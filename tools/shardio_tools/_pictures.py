@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RenderOptions:
     """Which pictures are wanted, of what lies at `path`: checked before anything is read."""
 
     path: str
@@ -68,20 +68,20 @@ class Wish:
         return bool(self.image or self.sheet or self.is_shown)
 
 
-def wish_of(options: argparse.Namespace) -> Wish:
+def parse_render_options(options: argparse.Namespace) -> RenderOptions:
     """Check the options about pictures.
 
     Raises:
         InvalidArgument: one does not make sense, or not together with another.
         UnsupportedEnvironment: pictures are wanted, and Pillow is not installed.
     """
-    wish = Wish(
+    wish = RenderOptions(
         path=options.path,
         image=options.image,
         sheet=options.sheet,
         is_shown=options.show,
         frame=options.frame,
-        clip=None if options.clip is None else _slice_of(options.clip),
+        clip=None if options.clip is None else _parse_slice(options.clip),
         count=COUNT if options.count is None else options.count,
         field=options.field,
         side=options.side,
@@ -104,7 +104,7 @@ def wish_of(options: argparse.Namespace) -> Wish:
     return wish
 
 
-def _check_together(wish: Wish, options: argparse.Namespace) -> None:
+def _check_together(wish: RenderOptions, options: argparse.Namespace) -> None:
     """Refuse options that another one needs, or excludes."""
     is_of_sample = bool(wish.image or wish.is_shown)
     needs = [
@@ -133,7 +133,7 @@ def _check_together(wish: Wish, options: argparse.Namespace) -> None:
         )
 
 
-def _slice_of(text: str) -> slice:
+def _parse_slice(text: str) -> slice:
     """Understand START:STOP[:STRIDE], of which each may be left out, as Python does."""
     parts = text.split(":")
     try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_LISTED: Final = 20
 """Entries of a list that are printed before the rest is only counted."""
-_STEPS: Final = 10
+_N_PROGRESS_LINES: Final = 10
 """Lines of plain progress from start to end."""
 _UNDECODED: Final = re.compile("[\udc80-\udcff]+")
 """Bytes of a file name that the locale's encoding lacks, as Python spells them."""
@@ -55,18 +55,18 @@ def escape_unwritable() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def say(text: str = "") -> None:
+def print_out(text: str = "") -> None:
     """Print a line of the report."""
     _attempt(sys.stdout, partial(print, text))
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Print an error: one line on standard error, behind what was reported so far."""
     flush()
     _attempt(sys.stderr, partial(print, f"shardio: {text}", file=sys.stderr, flush=True))
 
 
-def show_line(text: str, stream: TextIO) -> None:
+def print_now(text: str, stream: TextIO) -> None:
     """Print a line at once: plain progress, or what the parser says."""
     _attempt(stream, partial(print, text, file=stream, flush=True))
 
@@ -90,10 +90,10 @@ def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        silence(stream)
+        redirect_to_null(stream)
         if stream is sys.stdout:
             _is_report_lost = True
-            complain(f"standard output: {error.strerror}; the report is incomplete")
+            print_error(f"standard output: {error.strerror}; the report is incomplete")
 
 
 def begin_report() -> None:
@@ -107,7 +107,7 @@ def is_report_lost() -> bool:
     return _is_report_lost
 
 
-def silence(stream: TextIO) -> None:
+def redirect_to_null(stream: TextIO) -> None:
     """Let a stream, and what it still holds, lead nowhere."""
     with contextlib.suppress(OSError):  # one that is no file of the system's
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -115,11 +115,11 @@ def silence(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def say_json(content: Mapping[str, Any]) -> None:
+def print_json(content: Mapping[str, Any]) -> None:
     """Print one JSON object, and nothing that other programs' parsers refuse."""
     # Where the encoding lacks a character, Python would write it as \x or \U, which JSON lacks.
     is_utf8 = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
-    say("".join(_json_pieces(content, json.JSONEncoder(ensure_ascii=not is_utf8))))
+    print_out("".join(_json_pieces(content, json.JSONEncoder(ensure_ascii=not is_utf8))))
 
 
 def _json_pieces(content: Any, encoder: json.JSONEncoder) -> Iterator[str]:
@@ -147,22 +147,22 @@ def _json_begin(
     """The entries of a list or object, each with what comes before it; and how `value` begins."""
     if isinstance(value, Mapping) and value:
         return (
-            (f"{encoder.encode(readable(str(key)))}: ", entry) for key, entry in value.items()
+            (f"{encoder.encode(decode_names(str(key)))}: ", entry) for key, entry in value.items()
         ), "{"
     if isinstance(value, list | tuple) and value:
         return (("", entry) for entry in value), "["
     if isinstance(value, float) and not math.isfinite(value):
         value = str(value)
-    return None, encoder.encode(readable(value) if isinstance(value, str) else value)
+    return None, encoder.encode(decode_names(value) if isinstance(value, str) else value)
 
 
-def plain(text: str) -> str:
+def escaped(text: str) -> str:
     """`text` with line breaks and control characters escaped: names come from other people."""
-    text = readable(text)
+    text = decode_names(text)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def readable(text: str) -> str:
+def decode_names(text: str) -> str:
     """Return `text` with what the locale could not decode of file names decoded as UTF-8."""
     return _UNDECODED.sub(
         lambda found: (
@@ -180,18 +180,18 @@ def utf8_name(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
-def shortened(text: str, n_chars: int = 72) -> str:
+def shorten(text: str, n_chars: int = 72) -> str:
     """At most n_chars of `text`, on one line."""
-    text = plain(text)
+    text = escaped(text)
     return text if len(text) <= n_chars else text[: n_chars - 1] + "…"
 
 
-def counted(n: int, thing: str, things: str = "") -> str:
+def format_count(n: int, thing: str, things: str = "") -> str:
     """`n` of a thing in words: "1 file", "2,000 files"."""
     return f"{n:,} {thing if n == 1 else things or thing + 's'}"
 
 
-def size(n_bytes: float) -> str:
+def format_size(n_bytes: float) -> str:
     """A number of bytes in the largest unit that keeps it above 1."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if n_bytes < 1024:
@@ -200,7 +200,7 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:,.1f} TiB"
 
 
-def seconds(elapsed_s: float) -> str:
+def format_duration(elapsed_s: float) -> str:
     """A duration as people say it."""
     if elapsed_s < 60:
         return f"{elapsed_s:.1f} s"
@@ -209,7 +209,7 @@ def seconds(elapsed_s: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
+def format_table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
     """Rows of cells as aligned columns; the last column is not padded."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -219,7 +219,7 @@ def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def listed(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
+def format_list(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
     """The first MAX_LISTED lines; `rest` says where the others are."""
     every = list(lines)
     shown = [indent + line for line in every[:MAX_LISTED]]
@@ -263,12 +263,12 @@ class ProgressLine:
             (task,) = self._bar.task_ids
             self._bar.update(task, completed=n_bytes_done, total=n_bytes, note=note)
         elif not self._is_silent:
-            step = _STEPS * n_bytes_done // n_bytes if n_bytes else 0
+            step = _N_PROGRESS_LINES * n_bytes_done // n_bytes if n_bytes else 0
             if step > self._n_said:
                 self._n_said = step
-                done = f"{100 * n_bytes_done // n_bytes}% of {size(n_bytes)}"
+                done = f"{100 * n_bytes_done // n_bytes}% of {format_size(n_bytes)}"
                 line = f"{self._title}: {done}, {note}"
-                show_line(line, sys.stderr)
+                print_now(line, sys.stderr)
 
     def wait(self, note: str) -> None:
         """Say what is waited for, now that no number moves any more."""
@@ -276,7 +276,7 @@ class ProgressLine:
             (task,) = self._bar.task_ids
             self._bar.update(task, note=note)
         elif not self._is_silent:
-            show_line(f"{self._title}: {note}", sys.stderr)
+            print_now(f"{self._title}: {note}", sys.stderr)
 
 
 def _bar() -> Progress:

@@ -12,7 +12,7 @@ import numpy as np
 import shardio
 
 
-class Samples:
+class SampleReader:
     """The samples of a dataset, or of one shard, that is open."""
 
     def __init__(self, opened: shardio.ShardDataset | shardio.ShardReader) -> None:
@@ -58,7 +58,7 @@ def _located(dataset: shardio.ShardDataset, number: int) -> tuple[int, int]:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Samples]:
+def open_samples(path: str) -> Iterator[SampleReader]:
     """Open the dataset or the shard at `path` until the end of `with`.
 
     Raises:
@@ -66,7 +66,7 @@ def opened(path: str) -> Iterator[Samples]:
     """
     if os.path.isdir(path):
         with shardio.open(path) as dataset:
-            yield Samples(dataset)
+            yield SampleReader(dataset)
     else:
         with shardio.ShardReader(path) as reader:
-            yield Samples(reader)
+            yield SampleReader(reader)

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardio.media import pillow_image
 from shardio_tools._frames import Pixels, Size
-from shardio_tools._render import plain
+from shardio_tools._render import escaped
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,7 +48,7 @@ def columns_of(n_tiles: int) -> int:
     return max(1, min(n_tiles, math.ceil(math.sqrt(n_tiles * _WIDE))))
 
 
-def sheet(tiles: Sequence[Tile], side: int) -> Pixels:
+def draw_sheet(tiles: Sequence[Tile], side: int) -> Pixels:
     """Draw tiles of at most `side` x `side` pixels in rows, each with its caption below; RGB.
 
     Small pictures are enlarged by a whole number of pixels; a tile is as large as the largest.
@@ -80,7 +80,7 @@ def sheet(tiles: Sequence[Tile], side: int) -> Pixels:
     return np.asarray(canvas)
 
 
-def marked(size: Size) -> Pixels:
+def placeholder(size: Size) -> Pixels:
     """Draw what stands for a frame that cannot be shown: a crossed out picture of that size."""
     canvas = pillow_image().new("RGB", (size[1], size[0]), _EMPTY)
     from PIL import ImageDraw
@@ -114,7 +114,7 @@ def _cross(draw: ImageDraw, left: int, top: int, right: int, bottom: int) -> Non
 def _written(text: str, width: int) -> str:
     """Shorten `text` to so many pixels; what Pillow's font lacks is escaped, as in reports."""
     font = _font()
-    known = plain(text).encode("ascii", "backslashreplace").decode()
+    known = escaped(text).encode("ascii", "backslashreplace").decode()
     if font.getlength(known) <= width:
         return known
     while known and font.getlength(known + "...") > width:
@@ -142,6 +142,6 @@ def image_of(pixels: Pixels) -> Image:
     return found
 
 
-def in_few_colours(pixels: Pixels) -> Image:
+def quantized(pixels: Pixels) -> Image:
     """The same in 256 colours, found fifty times as fast as by default, and about 1 dB worse."""
     return image_of(pixels).quantize(256, method=pillow_image().Quantize.FASTOCTREE)

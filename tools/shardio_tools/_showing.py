@@ -10,8 +10,8 @@ from typing import Final
 
 import shardio
 from shardio_tools._facts import Facts, Inspection
-from shardio_tools._frames import Frames, Pixels, Size, within
-from shardio_tools._look import Look
+from shardio_tools._frames import FrameSequence, Pixels, Size, within
+from shardio_tools._look import FieldViewer
 from shardio_tools._picture_files import (
     MOVING,
     STILLS,
@@ -20,18 +20,25 @@ from shardio_tools._picture_files import (
     suffix_of,
     write_whole,
 )
-from shardio_tools._pictures import COUNT, MAX_SIDE, MOST_PIXELS, MOVING_SIDE, TILE_SIDE, Wish
-from shardio_tools._render import counted, plain
-from shardio_tools._samples import opened
-from shardio_tools._sheets import Tile, marked, sheet
-from shardio_tools._terminal import shown
+from shardio_tools._pictures import (
+    COUNT,
+    MAX_SIDE,
+    MOST_PIXELS,
+    MOVING_SIDE,
+    TILE_SIDE,
+    RenderOptions,
+)
+from shardio_tools._render import escaped, format_count
+from shardio_tools._samples import open_samples
+from shardio_tools._sheets import Tile, draw_sheet, placeholder
+from shardio_tools._terminal import encode_for_terminal
 
 N_FRAMES: Final = 240
 """Frames of an animation, unless others are asked for."""
 _IN_TERMINAL: Final = 4
 
 
-def add_pictures(inspection: Inspection, wish: Wish) -> str:
+def add_pictures(inspection: Inspection, wish: RenderOptions) -> str:
     """Make the pictures that are wanted, and add to the facts what they are.
 
     Returns what the terminal is sent to show one; nothing if that is not wanted.
@@ -46,30 +53,30 @@ def add_pictures(inspection: Inspection, wish: Wish) -> str:
     if not wish.is_any or not is_open:
         return ""
     text = ""
-    with opened(wish.path) as samples:
-        look = Look(inspection, samples, wish)
+    with open_samples(wish.path) as samples:
+        look = FieldViewer(inspection, samples, wish)
         if wish.image or wish.is_shown:
-            text = _show_sample(look, wish)
+            text = _render_sample(look, wish)
         if wish.sheet:
-            facts["sheet"] = _draw_sheet(look, wish, wish.sheet)
+            facts["sheet"] = _write_sheet(look, wish, wish.sheet)
     return text
 
 
-def describe_pictures(facts: Facts, wish: Wish) -> Iterator[str]:
+def describe_pictures(facts: Facts, wish: RenderOptions) -> Iterator[str]:
     """Say what was written."""
     for kind, path in (("image", wish.image), ("sheet", wish.sheet)):
         if path is None:
             continue
         found = facts.get(kind)
-        yield _description(found) if found else f"{plain(path)}: not written; see the damage"
+        yield _description(found) if found else f"{escaped(path)}: not written; see the damage"
 
 
 def _description(found: Facts) -> str:
-    said = f"wrote {plain(found['path'])}: {found['width']:,} × {found['height']:,} pixels, "
+    said = f"wrote {escaped(found['path'])}: {found['width']:,} × {found['height']:,} pixels, "
     if "samples" in found:
-        said += f"{counted(len(found['samples']), 'sample')}"
+        said += f"{format_count(len(found['samples']), 'sample')}"
     else:
-        said += f"{plain(found['field'])} of sample {found['sample']:,}"
+        said += f"{escaped(found['field'])} of sample {found['sample']:,}"
         if (frames := found.get("frames")) is not None:
             said += f", {_frames_in_words(frames)} of {found['of_frames']:,}"
     if damaged := found["damaged"]:
@@ -83,7 +90,7 @@ def _frames_in_words(frames: Sequence[int]) -> str:
     return f"{len(frames):,} frames from {frames[0]:,} to {frames[-1]:,}"
 
 
-def _show_sample(look: Look, wish: Wish) -> str:
+def _render_sample(look: FieldViewer, wish: RenderOptions) -> str:
     """Write the picture or clip of the sample that is looked at, and give that for the terminal."""
     facts = look.inspection.facts
     if "sample" not in facts:
@@ -103,10 +110,12 @@ def _show_sample(look: Look, wish: Wish) -> str:
         return ""
     taken = list(frames.take(spread(numbers, _IN_TERMINAL), within(frames.size, MOVING_SIDE)))
     sound = look.sound(number, taken)
-    return "" if not any(one is not None for one in sound) else shown(_with_marks(sound))
+    return (
+        "" if not any(one is not None for one in sound) else encode_for_terminal(_with_marks(sound))
+    )
 
 
-def _numbers(look: Look, frames: Frames, wish: Wish) -> Sequence[int]:
+def _numbers(look: FieldViewer, frames: FrameSequence, wish: RenderOptions) -> Sequence[int]:
     """Which frames are shown.
 
     Raises:
@@ -135,7 +144,11 @@ def _numbers(look: Look, frames: Frames, wish: Wish) -> Sequence[int]:
 
 
 def _write_image(
-    look: Look, wish: Wish, number: int, frames: Frames, numbers: Sequence[int]
+    look: FieldViewer,
+    wish: RenderOptions,
+    number: int,
+    frames: FrameSequence,
+    numbers: Sequence[int],
 ) -> Facts | None:
     """Write frames of a sample as a picture, an animation or a strip; None if none is sound."""
     path = wish.image or ""
@@ -165,7 +178,7 @@ def _write_image(
         data = encoded_animation(_with_marks(sound), frames.durations_s(numbers), suffix)
     else:
         tiles = [_tile(str(n), one) for n, one in zip(numbers, sound, strict=True)]
-        pixels = sheet(tiles, side)
+        pixels = draw_sheet(tiles, side)
         size, data = (pixels.shape[0], pixels.shape[1]), encoded_still(pixels, suffix)
     write_whole(path, data, may_replace=wish.may_replace)
     found: Facts = {"path": path, "field": look.name, "sample": number}
@@ -183,7 +196,7 @@ def _even(size: Size) -> Size:
 def _with_marks(sound: Sequence[Pixels | None]) -> list[Pixels]:
     """Frames of one size, at least one of them sound, with a mark for every other."""
     height, width = next(one.shape[:2] for one in sound if one is not None)
-    return [marked((height, width)) if one is None else one for one in sound]
+    return [placeholder((height, width)) if one is None else one for one in sound]
 
 
 def _tile(caption: str, pixels: Pixels | None) -> Tile:
@@ -192,14 +205,14 @@ def _tile(caption: str, pixels: Pixels | None) -> Tile:
     return Tile(caption, pixels)
 
 
-def _draw_sheet(look: Look, wish: Wish, path: str) -> Facts:
+def _write_sheet(look: FieldViewer, wish: RenderOptions, path: str) -> Facts:
     """Write a sheet of samples from all over the dataset."""
     numbers = spread(range(len(look.samples)), wish.count)
     if not numbers:
         raise shardio.InvalidArgument(f"{look.path}: there is no sample to show")
     side = wish.side or TILE_SIDE
     tiles = [_sample_tile(look, number, side) for number in numbers]
-    pixels = sheet(tiles, side)
+    pixels = draw_sheet(tiles, side)
     write_whole(path, encoded_still(pixels, suffix_of(path)), may_replace=wish.may_replace)
     return {
         "path": path,
@@ -211,7 +224,7 @@ def _draw_sheet(look: Look, wish: Wish, path: str) -> Facts:
     }
 
 
-def _sample_tile(look: Look, number: int, side: int) -> Tile:
+def _sample_tile(look: FieldViewer, number: int, side: int) -> Tile:
     """Show a sample by its picture, or by the frame in the middle."""
     caption = look.caption(number)
     frames = look.frames(number)

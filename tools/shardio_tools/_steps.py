@@ -7,10 +7,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from shardio.maintenance import MaintenanceProgress, MaintenanceReport
-from shardio_tools._render import ProgressLine, counted, plain, say, say_json, size
+from shardio_tools._render import (
+    ProgressLine,
+    escaped,
+    format_count,
+    format_size,
+    print_json,
+    print_out,
+)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_rewrite_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that all of these commands take."""
     add = parser.add_argument
     add(
@@ -25,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the report as JSON")
 
 
-class Steps(ExitStack):
+class StepProgress(ExitStack):
     """Shows a progress line for one step after the other; call `show` with each state."""
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -39,18 +46,18 @@ class Steps(ExitStack):
             self.close()
             self._step = state.step
             self._line = self.enter_context(ProgressLine(state.step, is_silent=self._is_silent))
-        note = f"{state.n_shards_done:,} of {counted(state.n_shards, 'shard')}"
+        note = f"{state.n_shards_done:,} of {format_count(state.n_shards, 'shard')}"
         self._line.show(state.n_bytes_done, state.n_bytes, note)
 
 
-def rewrite(
+def run_rewrite(
     surgery: Callable[..., MaintenanceReport],
     options: argparse.Namespace,
     *places: str,
     **more: object,
 ) -> MaintenanceReport:
     """Call a surgery with the options that all of these commands take; shows how far it is."""
-    with Steps(options) as steps:
+    with StepProgress(options) as steps:
         return surgery(
             *places,
             shard_bytes=options.shard_bytes,
@@ -60,13 +67,14 @@ def rewrite(
         )
 
 
-def tell(report: MaintenanceReport, options: argparse.Namespace, did: str) -> None:
+def print_report(report: MaintenanceReport, options: argparse.Namespace, did: str) -> None:
     """Say what came of it: `did` begins the sentence."""
     if options.json:
-        say_json(report.as_json())
+        print_json(report.as_json())
     elif not options.quiet:
-        shards = counted(report.n_shards, "shard")
-        say(
-            f"{did}: {counted(report.n_samples, 'sample')} in {shards}, {size(report.n_bytes)}, "
-            f"generation {report.generation}: {plain(str(report.dataset))}"
+        shards = format_count(report.n_shards, "shard")
+        print_out(
+            f"{did}: {format_count(report.n_samples, 'sample')} in {shards}, "
+            f"{format_size(report.n_bytes)}, "
+            f"generation {report.generation}: {escaped(str(report.dataset))}"
         )

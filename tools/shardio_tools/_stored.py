@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import shardio
 from shardio.measuring import StoredReport, source_bytes
-from shardio_tools._render import plain, size
+from shardio_tools._render import escaped, format_size
 
 MEDIA: Final = {"audio": "sound", "images": "picture", "videos": "clip"}
 """What a sample of media is called; of all other kinds it has the fields that were found."""
@@ -46,7 +46,8 @@ def describe_stored(report: shardio.ConversionReport, stored: StoredReport | Non
     n_bytes = source_bytes(report)
     if not report.n_samples or not n_bytes:
         return
-    line = f"{size(report.n_bytes)} from {size(n_bytes)}: {report.n_bytes / n_bytes:.2f} of it"
+    ratio = report.n_bytes / n_bytes
+    line = f"{format_size(report.n_bytes)} from {format_size(n_bytes)}: {ratio:.2f} of it"
     if stored is not None:
         if stored.psnr_db:
             line += f"; lossy: {_nearness(stored.psnr_db)}, where --store raw is exact"
@@ -62,4 +63,4 @@ def _nearness(psnr_db: Mapping[str, float]) -> str:
     if len(psnr_db) == 1:
         return f"{said}, of 1 file"
     worst = min(psnr_db, key=lambda name: psnr_db[name])
-    return f"{said} (median of {len(psnr_db)} files; least {psnr_db[worst]:.1f}: {plain(worst)})"
+    return f"{said} (median of {len(psnr_db)} files; least {psnr_db[worst]:.1f}: {escaped(worst)})"

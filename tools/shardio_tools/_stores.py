@@ -15,11 +15,11 @@ from shardio_tools._facts import (
     dataset_sample,
 )
 
-_LOOKS = ("inspect", "serve")
+_READS_URLS = ("inspect", "serve")
 """Commands that take the URL of a dataset."""
-_WRITES = ("convert",)
+_WRITES_URLS = ("convert",)
 """Commands whose result may be at a URL."""
-_OF_HOSTS = ("address", "bind")
+_ADDRESS_OPTIONS = ("address", "bind")
 """Options that say where others are reached, in what looks like a URL."""
 
 
@@ -35,11 +35,11 @@ def refuse_urls(options: argparse.Namespace) -> None:
         InvalidArgument: it is; the message says how to have the folder.
     """
     for name, value in vars(options).items():
-        if name in _OF_HOSTS:
+        if name in _ADDRESS_OPTIONS:
             continue
         for each in value if isinstance(value, list) else [value]:
-            is_taken = options.command in _LOOKS and name == "path"
-            is_taken |= options.command in _WRITES and name == "out"
+            is_taken = options.command in _READS_URLS and name == "path"
+            is_taken |= options.command in _WRITES_URLS and name == "out"
             if is_url(each) and not is_taken:
                 raise shardio.InvalidArgument(
                     f"{each}: shardio {options.command} works on a folder: copy the dataset to "

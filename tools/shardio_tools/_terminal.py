@@ -73,7 +73,7 @@ def protocol_of(environment: Mapping[str, str]) -> Protocol:
     return "blocks"
 
 
-def shown(pictures: Sequence[Pixels]) -> str:
+def encode_for_terminal(pictures: Sequence[Pixels]) -> str:
     """What the terminal is sent to show RGB pictures of one height, side by side.
 
     They are shrunk to what it has room for; small ones are enlarged by a whole number of pixels.

@@ -14,9 +14,9 @@ from typing import Any
 from shardio import InvalidArgument
 from shardio.maintenance import add_column
 from shardio_tools._columns import Kind, parse_field, read_column, read_function
-from shardio_tools._engines import add_engine, engine_of
-from shardio_tools._render import plain, utf8_name
-from shardio_tools._steps import Steps, tell
+from shardio_tools._engines import add_engine_arguments, engine_options
+from shardio_tools._render import escaped, utf8_name
+from shardio_tools._steps import StepProgress, print_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--batch-size", type=int, metavar="N", help="call the function with so many samples")
     add("--workers", type=int, metavar="N", help="processes that call the function (default: none)")
-    add_engine(add)
+    add_engine_arguments(add)
     add("--gpus", type=float, default=0, metavar="N", help="of the cluster, for each process")
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print the report as JSON")
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     """Add the column, report, and return the exit code."""
     given = None if options.field is None else parse_field(options.field)
     field, values = _field_and_values(options, given)
-    with Steps(options) as steps:
+    with StepProgress(options) as steps:
         report = add_column(
             options.path,
             options.name,
@@ -64,10 +64,10 @@ def run(options: argparse.Namespace) -> int:
             batch_size=options.batch_size,
             workers=options.workers,
             gpus=options.gpus,
-            **engine_of(options),
+            **engine_options(options),
             progress=steps.show,
         )
-    tell(report, options, f"added {plain(options.name)}")
+    print_report(report, options, f"added {escaped(options.name)}")
     return 0
 
 

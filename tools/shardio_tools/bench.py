@@ -13,7 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 from shardio.measuring import Conclusion, LoadingReport, LoadingRun, measure_loading
-from shardio_tools._render import counted, plain, say, say_json, show_line, table, utf8_name
+from shardio_tools._render import (
+    escaped,
+    format_count,
+    format_table,
+    print_json,
+    print_now,
+    print_out,
+    utf8_name,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,37 +70,37 @@ def run(options: argparse.Namespace) -> int:
         **more,
     )
     if options.json:
-        say_json(report.as_json())
+        print_json(report.as_json())
     elif not options.quiet:
         _tell(report)
     if report.timeline is not None:  # last: what was measured is said also if it cannot be saved
         report.timeline.save(options.timeline)
         if not options.json and not options.quiet:
-            say(f"drew {report.timeline.title}: {plain(options.timeline)}")
+            print_out(f"drew {report.timeline.title}: {escaped(options.timeline)}")
     return 0
 
 
 def _progress(*, is_silent: bool) -> Callable[[int], None]:
     def show(n_workers: int) -> None:
         if not is_silent:
-            show_line(f"measuring with {counted(n_workers, 'worker')}", sys.stderr)
+            print_now(f"measuring with {format_count(n_workers, 'worker')}", sys.stderr)
 
     return show
 
 
 def _tell(report: LoadingReport) -> None:
     head = ("workers", "samples/s", "first", "GB/s", "limit", "of limit", "waiting", "ready")
-    say(table([head, *map(_row, report.runs)]))
-    say()
+    print_out(format_table([head, *map(_row, report.runs)]))
+    print_out()
     if report.cached_share is not None:
-        say(f"of the files, {report.cached_share:.0%} was in the page cache at the start")
+        print_out(f"of the files, {report.cached_share:.0%} was in the page cache at the start")
     _tell_conclusion("first reading", report.first_conclusion)
-    workers = counted(report.best.n_workers, "worker")
+    workers = format_count(report.best.n_workers, "worker")
     _tell_conclusion(f"from memory, {workers}", report.conclusion)
-    n_runs = counted(len(report.runs), "run")
-    say(
-        f"measured {counted(report.n_samples, 'sample')} in batches of {report.batch_size:,}, "
-        f"{n_runs} on {counted(report.n_cpus, 'CPU')}: {plain(report.path)}"
+    n_runs = format_count(len(report.runs), "run")
+    print_out(
+        f"measured {format_count(report.n_samples, 'sample')} in batches of {report.batch_size:,}, "
+        f"{n_runs} on {format_count(report.n_cpus, 'CPU')}: {escaped(report.path)}"
     )
 
 
@@ -111,7 +119,7 @@ def _row(run: LoadingRun) -> tuple[str, ...]:
 
 
 def _tell_conclusion(what: str, conclusion: Conclusion) -> None:
-    say(f"{what}: limited by {conclusion.limit}")
-    say(f"  {conclusion.because}")
+    print_out(f"{what}: limited by {conclusion.limit}")
+    print_out(f"  {conclusion.because}")
     for line in conclusion.advice:
-        say(f"  → {line}")
+        print_out(f"  → {line}")

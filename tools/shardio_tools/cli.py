@@ -44,19 +44,19 @@ from shardio_tools import (
 )
 from shardio_tools._render import (
     begin_report,
-    complain,
     escape_unwritable,
+    escaped,
     flush,
     is_report_lost,
-    plain,
-    show_line,
-    silence,
+    print_error,
+    print_now,
+    redirect_to_null,
 )
 from shardio_tools._stores import refuse_urls
 
-OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 3, 130, 141
+OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 """Errors that only who writes can meet."""
 
 COMMANDS: dict[str, ModuleType] = {
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: from argparse: 0 after --help, 2 for arguments that do not parse.
     """
-    _stand_in()
+    _ensure_std_fds()
     escape_unwritable()
     begin_report()
     try:
@@ -102,12 +102,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 stream.flush()
             except OSError:
-                silence(stream)  # Python flushes once more at exit, and would complain
-        return NOBODY_READS
+                redirect_to_null(stream)  # Python flushes once more at exit, and would complain
+        return BROKEN_PIPE
     return ENVIRONMENT if is_report_lost() and code in (OK, BAD_DATA) else code
 
 
-def _stand_in() -> None:
+def _ensure_std_fds() -> None:
     """Open as /dev/null what this process was started without.
 
     Otherwise a shard that is being written may get the number of standard error, and with it what
@@ -127,37 +127,39 @@ def _run(options: argparse.Namespace) -> int:
     try:
         refuse_urls(options)
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: complain(f"warning: {plain(str(message))}")
+            warnings.showwarning = lambda message, *_: print_error(
+                f"warning: {escaped(str(message))}"
+            )
             code: int = COMMANDS[options.command].run(options)
     except KeyboardInterrupt as error:
-        _complain_of(error, f"{options.command}: interrupted")
+        _print_exception(error, f"{options.command}: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         raise
     except ClosedError:
         raise  # nothing that a user types leads there: a bug, which keeps its traceback
     except shardio.ShardioError as error:
-        _complain_of(error, str(error))
+        _print_exception(error, str(error))
         return exit_code(error)
     except OSError as error:
-        _complain_of(error, _system_error(error, options))
+        _print_exception(error, _system_error(error, options))
         return ENVIRONMENT
     return code
 
 
-def _complain_of(error: BaseException, what: str) -> None:
+def _print_exception(error: BaseException, what: str) -> None:
     """Print what went wrong, and what was noted about it: how to go on."""
     keeps_lines = isinstance(error, shardio.WorkerDied | TransformError)
     for text in (what, *getattr(error, "__notes__", ())):
         # A worker's traceback keeps its lines; in a name, a line's end would pass for one of ours.
-        complain("\n".join(map(plain, text.splitlines())) if keeps_lines else plain(text))
+        print_error("\n".join(map(escaped, text.splitlines())) if keeps_lines else escaped(text))
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose help and version are reports: argparse ignores errors of writing them."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        show_line(message.removesuffix("\n"), file or sys.stderr)
+        print_now(message.removesuffix("\n"), file or sys.stderr)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -195,5 +197,5 @@ def _system_error(error: OSError, options: argparse.Namespace) -> str:
     if isinstance(error.filename, str | bytes):
         return f"{os.fsdecode(error.filename)}: {reason}"
     if hasattr(options, "out"):
-        return f"{options.out if error.errno in FULL else options.command}: {reason}"
+        return f"{options.out if error.errno in DISK_FULL_ERRORS else options.command}: {reason}"
     return f"{options.path}: {reason}"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 
 from shardio.maintenance import compact
-from shardio_tools._render import counted
-from shardio_tools._steps import add_options, rewrite, tell
+from shardio_tools._render import format_count
+from shardio_tools._steps import add_rewrite_options, print_report, run_rewrite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,16 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="DATASET", help="the dataset to tidy up")
     add("--remove-old", action="store_true", help="remove shards that only older generations name")
-    add_options(parser)
+    add_rewrite_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Compact, report, and return the exit code."""
-    report = rewrite(compact, options, options.path, remove_old=options.remove_old)
-    did = f"compacted into {counted(report.n_rewritten, 'new shard')}"
+    report = run_rewrite(compact, options, options.path, remove_old=options.remove_old)
+    did = f"compacted into {format_count(report.n_rewritten, 'new shard')}"
     if not report.n_rewritten:
         did = "nothing to put together"
     if options.remove_old:
-        did += f", {counted(report.n_removed, 'old shard')} removed"
-    tell(report, options, did)
+        did += f", {format_count(report.n_removed, 'old shard')} removed"
+    print_report(report, options, did)
     return 0

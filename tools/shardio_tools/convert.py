@@ -16,19 +16,19 @@ from typing import Any, Final
 import shardio
 from shardio.measuring import StoredReport, estimate, measure_stored
 from shardio_tools._convert_options import CONVERTER_OPTIONS, add_arguments
-from shardio_tools._engines import engine_of
+from shardio_tools._engines import engine_options
 from shardio_tools._render import (
     OUTCOMES,
     ProgressLine,
-    complain,
-    counted,
-    listed,
-    plain,
-    say,
-    say_json,
-    seconds,
-    size,
-    table,
+    escaped,
+    format_count,
+    format_duration,
+    format_list,
+    format_size,
+    format_table,
+    print_error,
+    print_json,
+    print_out,
 )
 from shardio_tools._stored import MEDIA, describe_stored, n_clips, noun, stored_json
 from shardio_tools._stores import is_url
@@ -95,31 +95,31 @@ def run(options: argparse.Namespace) -> int:
             overwrite=options.overwrite,
             append=options.append,
             labels=options.labels,
-            **engine_of(options),
+            **engine_options(options),
             progress=lambda state: line.show(state.n_bytes_done, state.n_bytes, _note(state)),
             **given,
         )
     code = 1 if report.broken or report.modified or not report.generation else 0
     if options.quiet and not options.json:
         for source in (*report.modified, *report.broken):
-            complain(f"{source.outcome}: {plain(source.name)}: {plain(source.reason)}")
+            print_error(f"{source.outcome}: {escaped(source.name)}: {escaped(source.reason)}")
         if not report.generation:
-            complain(_nothing(report))
+            print_error(_nothing(report))
         return code
     stored = _measured(report, options)
     if options.json:
-        say_json({**as_json(report), **stored_json(report, stored)})
+        print_json({**as_json(report), **stored_json(report, stored)})
     else:
         lines = describe(report, has_file=options.labels is not None, appends=options.append)
         *before, last = lines
-        say("\n".join([*before, *_fields(report), *describe_stored(report, stored), last]))
+        print_out("\n".join([*before, *_fields(report), *describe_stored(report, stored), last]))
     return code
 
 
 def _nothing(report: shardio.ConversionReport) -> str:
     """Return the line of a report for a conversion without a sample."""
-    n_files = counted(len(report.inputs), "file")
-    place = plain(str(report.dataset))
+    n_files = format_count(len(report.inputs), "file")
+    place = escaped(str(report.dataset))
     return f"no sample came of {n_files}: nothing is published, {place} is as it was"
 
 
@@ -128,7 +128,7 @@ def _fields(report: shardio.ConversionReport) -> Iterator[str]:
     if report.kind not in MEDIA and report.generation:
         with shardio.open(report.dataset) as dataset:
             fields = ", ".join(_field(*each) for each in dataset.schema.items())
-        yield f"a sample has {plain(fields)}"
+        yield f"a sample has {escaped(fields)}"
 
 
 def _field(name: str, field: object) -> str:
@@ -154,7 +154,7 @@ def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> 
     except (shardio.ShardioError, OSError) as error:
         is_unchecked = options.store == "packets" and not options.check
         hint = "; --check finds such files, and leaves them out" if is_unchecked else ""
-        complain(f"the result is not measured: {plain(str(error))}{hint}")
+        print_error(f"the result is not measured: {escaped(str(error))}{hint}")
         return None
 
 
@@ -176,7 +176,7 @@ def _estimate(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     )
     if options.json:
         facts = stored_json(found.sample, found.stored)
-        say_json(
+        print_json(
             {
                 **facts,
                 "files": found.n_inputs,
@@ -189,19 +189,19 @@ def _estimate(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
     n_tried = len(found.sample.inputs)
     outcomes = (f"{n:,} {OUTCOMES[kind]}" for kind, n in found.sample.counts.items())
     lines = [
-        f"tried {n_tried:,} of {counted(found.n_inputs, 'file')}: {', '.join(outcomes)}",
+        f"tried {n_tried:,} of {format_count(found.n_inputs, 'file')}: {', '.join(outcomes)}",
         *describe_stored(found.sample, found.stored),
-        f"estimated: {size(found.n_bytes)} from {size(found.n_source_bytes)}, in "
-        f"{seconds(found.elapsed_s)}; nothing was written",
+        f"estimated: {format_size(found.n_bytes)} from {format_size(found.n_source_bytes)}, in "
+        f"{format_duration(found.elapsed_s)}; nothing was written",
     ]
-    say("\n".join(lines))
+    print_out("\n".join(lines))
     return 0
 
 
 def _note(state: Any) -> str:
     """How far a conversion is, in files and samples."""
-    note = f"{state.n_inputs_done:,} of {counted(state.n_inputs, 'file')}"
-    note += f", {counted(state.n_samples, 'sample')}"
+    note = f"{state.n_inputs_done:,} of {format_count(state.n_inputs, 'file')}"
+    note += f", {format_count(state.n_samples, 'sample')}"
     return f"{note}, {state.n_broken} broken" if state.n_broken else note
 
 
@@ -262,11 +262,12 @@ def describe(
     total = report.n_samples_before + report.n_samples
     yield (
         f"{'appended' if appends else 'converted'} {n_converted:,} of "
-        f"{counted(len(report.inputs), 'file')} {'as' if appends else 'into'} "
-        f"{counted(report.n_samples, noun(report))}{_in_clips(report)}, {size(report.n_bytes)}, "
-        f"in {seconds(report.elapsed_s)}: {plain(str(report.dataset))}"
+        f"{format_count(len(report.inputs), 'file')} {'as' if appends else 'into'} "
+        f"{format_count(report.n_samples, noun(report))}{_in_clips(report)}, "
+        f"{format_size(report.n_bytes)}, "
+        f"in {format_duration(report.elapsed_s)}: {escaped(str(report.dataset))}"
         + (
-            f", generation {report.generation}, {counted(total, noun(report))} in all"
+            f", generation {report.generation}, {format_count(total, noun(report))} in all"
             if appends
             else ""
         )
@@ -276,7 +277,7 @@ def describe(
 def _in_clips(report: shardio.ConversionReport) -> str:
     """How many clips the default view has of videos."""
     is_view = report.view["kind"] == "clips"
-    return f" ({counted(n_clips(report), 'clip')})" if is_view else ""
+    return f" ({format_count(n_clips(report), 'clip')})" if is_view else ""
 
 
 def _describe_clips(report: shardio.ConversionReport, *, has_file: bool) -> Iterator[str]:
@@ -284,17 +285,17 @@ def _describe_clips(report: shardio.ConversionReport, *, has_file: bool) -> Iter
     by_class = clips_by_class(report)
     n_unlabelled = report.n_samples - sum(by_class.values())
     if by_class:
-        rows = [[plain(name), f"{n:,}"] for name, n in by_class.items()]
-        yield f"{counted(len(by_class), 'class', 'classes')}, with {noun(report)}s:"
-        yield listed(table(rows).splitlines(), "shardio inspect lists them")
+        rows = [[escaped(name), f"{n:,}"] for name, n in by_class.items()]
+        yield f"{format_count(len(by_class), 'class', 'classes')}, with {noun(report)}s:"
+        yield format_list(format_table(rows).splitlines(), "shardio inspect lists them")
     if n_unlabelled:
         why = "not in the file of labels" if has_file else "directly in SRC"
-        yield f"{counted(n_unlabelled, noun(report))} without a class (label -1): {why}"
+        yield f"{format_count(n_unlabelled, noun(report))} without a class (label -1): {why}"
     if dropped := n_dropped(report):
         n_files = sum(bool(source.detail.get("dropped")) for source in report.inputs)
         yield (
-            f"{counted(dropped, 'frame')} dropped: too few for another clip, "
-            f"at the ends of {counted(n_files, 'file')}"
+            f"{format_count(dropped, 'frame')} dropped: too few for another clip, "
+            f"at the ends of {format_count(n_files, 'file')}"
         )
     yield from _describe_sound(report)
 
@@ -305,9 +306,11 @@ def _describe_sound(report: shardio.ConversionReport) -> Iterator[str]:
     if report.kind != "videos" or not told:
         return
     kept = [each for each in told if each]
-    line = f"sound: in {len(kept):,} of {counted(len(told), 'file')}"
+    line = f"sound: in {len(kept):,} of {format_count(len(told), 'file')}"
     if n_several := sum(each.get("streams", 1) > 1 for each in kept):
-        line += f"; {counted(n_several, 'file')} with several streams, of which the first is kept"
+        line += (
+            f"; {format_count(n_several, 'file')} with several streams, of which the first is kept"
+        )
     yield line
 
 
@@ -321,14 +324,14 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
         words = NOT_OF_KIND.get(report.kind, "of another kind")
     if outcome == "empty" and report.kind not in MEDIA:
         words = "no sample"
-    yield f"{words}: {counted(len(group), 'file')}"
+    yield f"{words}: {format_count(len(group), 'file')}"
     if outcome == "part":
         return  # as many as a store has chunks
     lines = []
     for source in group:
-        kept = f" ({counted(source.n_samples, noun(report))} kept)" if source.n_samples else ""
-        lines.append(plain(": ".join(filter(None, (source.name, source.reason)))) + kept)
+        kept = f" ({format_count(source.n_samples, noun(report))} kept)" if source.n_samples else ""
+        lines.append(escaped(": ".join(filter(None, (source.name, source.reason)))) + kept)
     if outcome in ("broken", "modified"):
         yield from (f"  {line}" for line in lines)
     else:
-        yield listed(lines, "shardio inspect --json OUT lists all")
+        yield format_list(lines, "shardio inspect --json OUT lists all")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from shardio.maintenance import DiffReport, diff
 from shardio_tools._facts import is_dataset
-from shardio_tools._render import counted, listed, plain, say, say_json
+from shardio_tools._render import escaped, format_count, format_list, print_json, print_out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,41 +30,41 @@ def run(options: argparse.Namespace) -> int:
         is_dataset(path)  # that it is there, and no pipe
     report = diff(options.path, options.other)
     if options.json:
-        say_json(report.as_json())
+        print_json(report.as_json())
     elif not options.quiet:
         for text in _differences(report):
-            say(text)
-        say(_summary(report))
+            print_out(text)
+        print_out(_summary(report))
     return 0 if report.is_same else 1
 
 
 def _differences(report: DiffReport) -> Iterator[str]:
     for side, names in (("A", report.fields_only_a), ("B", report.fields_only_b)):
         if names:
-            yield f"fields only in {side}: {plain(', '.join(names))}"
+            yield f"fields only in {side}: {escaped(', '.join(names))}"
     if report.fields_redefined:
-        yield f"fields defined otherwise: {plain(', '.join(report.fields_redefined))}"
+        yield f"fields defined otherwise: {escaped(', '.join(report.fields_redefined))}"
     if report.classes_differ:
         yield "the classes are not the same"
     rest = "--json lists more"
     if report.changed:
         yield "samples that differ"
-        lines = [f"{row}: {plain(', '.join(names))}" for row, names in report.changed]
-        yield listed(lines, rest)
+        lines = [f"{row}: {escaped(', '.join(names))}" for row, names in report.changed]
+        yield format_list(lines, rest)
     for side, rows in (("A", report.only_a), ("B", report.only_b)):
         if rows:
             yield f"samples only in {side}"
-            yield listed(map(str, rows), rest)
+            yield format_list(map(str, rows), rest)
 
 
 def _summary(report: DiffReport) -> str:
     """Say in one line what was compared, and how that ended."""
     if report.n_a == report.n_b:
-        numbers = counted(report.n_a, "sample")
+        numbers = format_count(report.n_a, "sample")
         verdict = f"{report.n_changed:,} differ" if report.n_changed else "all the same"
     else:
-        numbers = f"{report.n_a:,} and {counted(report.n_b, 'sample')}"
+        numbers = f"{report.n_a:,} and {format_count(report.n_b, 'sample')}"
         verdict = f"{report.n_only_a:,} only in A, {report.n_only_b:,} only in B"
     if report.n_changed + report.n_only_a + report.n_only_b == 0 and not report.is_same:
         verdict = "the samples' common fields are the same"
-    return f"compared {plain(report.a)} with {plain(report.b)}: {numbers}: {verdict}"
+    return f"compared {escaped(report.a)} with {escaped(report.b)}: {numbers}: {verdict}"

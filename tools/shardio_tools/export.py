@@ -11,13 +11,13 @@ import argparse
 from shardio.export import ExportProgress, ExportReport, export
 from shardio_tools._render import (
     ProgressLine,
-    complain,
-    counted,
-    listed,
-    plain,
-    say,
-    say_json,
-    size,
+    escaped,
+    format_count,
+    format_list,
+    format_size,
+    print_error,
+    print_json,
+    print_out,
     utf8_name,
 )
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             if state.is_syncing:
                 line.wait("writing to the disk")
                 return
-            note = f"{state.n_samples_done:,} of {counted(state.n_samples, 'sample')}"
+            note = f"{state.n_samples_done:,} of {format_count(state.n_samples, 'sample')}"
             line.show(state.n_bytes_done, state.n_bytes, note)
 
         report = export(
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
             progress=show,
         )
     if options.json:
-        say_json(report.as_json())
+        print_json(report.as_json())
     else:
         _tell(report, is_quiet=options.quiet)
     return 1 if report.skipped else 0
@@ -85,12 +85,13 @@ def run(options: argparse.Namespace) -> int:
 def _tell(report: ExportReport, *, is_quiet: bool) -> None:
     """Say what was left out, and what was written."""
     if report.skipped:
-        lines = [f"sample {one.sample}: {plain(one.reason)}" for one in report.skipped]
-        tell = complain if is_quiet else say
-        tell(f"left out {counted(len(lines), 'damaged sample')}:")
-        tell(listed(lines, "--json lists them all"))
+        lines = [f"sample {one.sample}: {escaped(one.reason)}" for one in report.skipped]
+        tell = print_error if is_quiet else print_out
+        tell(f"left out {format_count(len(lines), 'damaged sample')}:")
+        tell(format_list(lines, "--json lists them all"))
     if not is_quiet:
-        say(
-            f"exported {counted(report.n_samples, 'sample')} to {counted(report.n_files, 'file')}, "
-            f"{size(report.n_bytes)}: {plain(report.out)}"
+        print_out(
+            f"exported {format_count(report.n_samples, 'sample')} to "
+            f"{format_count(report.n_files, 'file')}, "
+            f"{format_size(report.n_bytes)}: {escaped(report.out)}"
         )

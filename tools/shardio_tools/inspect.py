@@ -16,17 +16,17 @@ from typing import Any
 from shardio_tools._facts import Facts, Inspection, inspect_dataset, inspect_shard, is_dataset
 from shardio_tools._numbers import describe_stats
 from shardio_tools._pictures import add_arguments as add_picture_arguments
-from shardio_tools._pictures import wish_of
+from shardio_tools._pictures import parse_render_options
 from shardio_tools._render import (
     OUTCOMES,
-    counted,
-    listed,
-    plain,
-    say,
-    say_json,
-    shortened,
-    size,
-    table,
+    escaped,
+    format_count,
+    format_list,
+    format_size,
+    format_table,
+    print_json,
+    print_out,
+    shorten,
 )
 from shardio_tools._showing import add_pictures, describe_pictures
 from shardio_tools._stores import inspect_url, is_url
@@ -43,24 +43,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Look, report, and return the exit code."""
-    wish = wish_of(options)
+    wish = parse_render_options(options)
     is_folder = is_url(options.path) or is_dataset(options.path)
     look = inspect_dataset if is_folder else inspect_shard
     found = (inspect_url if is_url(options.path) else look)(options.path, options.sample)
     picture = add_pictures(found, wish)
     if options.json:
-        say_json(found.as_json())
+        print_json(found.as_json())
     else:
         describe = describe_dataset if is_folder else describe_shard
         for line in describe(found.facts):
-            say(line)
+            print_out(line)
         if picture:
-            say(picture)
+            print_out(picture)
         for line in describe_pictures(found.facts, wish):
-            say(line)
+            print_out(line)
         for line in _damage(found):
-            say(line)
-        say(_summary(options.path, found))
+            print_out(line)
+        print_out(_summary(options.path, found))
     return 1 if found.findings else 0
 
 
@@ -72,28 +72,28 @@ def describe_dataset(facts: Facts) -> Iterator[str]:
     if classes := facts.get("classes"):
         yield "classes"
         rows = [
-            [str(i), plain(name), "" if n is None else counted(n, "sample")]
+            [str(i), escaped(name), "" if n is None else format_count(n, "sample")]
             for i, (name, n) in enumerate(classes.items())
         ]
-        yield listed(table(rows).splitlines(), "--json lists all")
+        yield format_list(format_table(rows).splitlines(), "--json lists all")
     if n_without := facts.get("without_class"):
-        yield f"{counted(n_without, 'sample')} with a label that names no class"
+        yield f"{format_count(n_without, 'sample')} with a label that names no class"
     if subsets := facts.get("subsets"):
         yield "subsets"
-        rows = [[plain(name), counted(n, "sample")] for name, n in subsets.items()]
-        yield listed(table(rows).splitlines(), "--json lists all")
+        rows = [[escaped(name), format_count(n, "sample")] for name, n in subsets.items()]
+        yield format_list(format_table(rows).splitlines(), "--json lists all")
     yield from describe_stats(facts.get("stats", {}))
     yield "shards"
     rows = [_shard_row(shard) for shard in facts["shards"]]
-    yield listed(table(rows).splitlines() if rows else ["none"], "--json lists all")
+    yield format_list(format_table(rows).splitlines() if rows else ["none"], "--json lists all")
     for name, beside in facts.get("column_groups", {}).items():
-        yield f"shards of {plain(name)}, which was added later"
+        yield f"shards of {escaped(name)}, which was added later"
         rows = [_shard_row(shard) for shard in beside]
-        yield listed(table(rows).splitlines() if rows else ["none"], "--json lists all")
+        yield format_list(format_table(rows).splitlines() if rows else ["none"], "--json lists all")
     if without := facts.get("without_samples"):
         yield "inputs that gave no sample"
-        reasons = [plain(_reason(entry)) for entry in without]
-        yield listed(reasons, "--json lists all")
+        reasons = [escaped(_reason(entry)) for entry in without]
+        yield format_list(reasons, "--json lists all")
     yield from _sample(facts)
 
 
@@ -104,50 +104,52 @@ def _reason(entry: Mapping[str, Any]) -> str:
 
 def _origin(facts: Facts) -> Iterator[str]:
     """Say which generation this is, how much it holds, and where it came from."""
-    shards = counted(len(facts["shards"]), "shard")
+    shards = format_count(len(facts["shards"]), "shard")
     rows = [
         ["generation", f"{facts['generation']} of lineage {facts['lineage']}"],
-        ["samples", f"{facts['samples']:,} in {shards}, {size(facts['bytes'])}"],
+        ["samples", f"{facts['samples']:,} in {shards}, {format_size(facts['bytes'])}"],
     ]
     if converter := facts["converter"]:
         options = [f"{k}={json.dumps(v)}" for k, v in converter.get("options", {}).items()]
         rows.append(["converter", f"{converter.get('name')} {converter.get('version')}"])
-        rows.append(["options", plain(" ".join(options))])
+        rows.append(["options", escaped(" ".join(options))])
     rows.append(["versions", ", ".join(f"{k} {v}" for k, v in facts["versions"].items())])
     if surgery := facts["operation"]:
         given = surgery.get("options")
         said = [f"{k}={json.dumps(v)}" for k, v in given.items()] if isinstance(given, dict) else []
-        rows.append(["made by", plain(" ".join([str(surgery.get("name")), *said]))])
+        rows.append(["made by", escaped(" ".join([str(surgery.get("name")), *said]))])
     if facts["outcomes"]:
         counts = [f"{n:,} {OUTCOMES.get(kind, kind)}" for kind, n in facts["outcomes"].items()]
-        n_inputs = counted(sum(facts["outcomes"].values()), "file")
+        n_inputs = format_count(sum(facts["outcomes"].values()), "file")
         rows.append(["inputs", f"{n_inputs}: {', '.join(counts)}"])
-    yield table(rows)
+    yield format_table(rows)
 
 
 def describe_shard(facts: Facts) -> Iterator[str]:
     """Put the facts about a shard into words."""
-    rows = [["bytes", f"{facts['bytes']:,} ({size(facts['bytes'])})"]]
+    rows = [["bytes", f"{facts['bytes']:,} ({format_size(facts['bytes'])})"]]
     if facts["samples"] is not None:
         rows = [["samples", f"{facts['samples']:,}"], *rows, ["id", facts["id"]]]
-    yield table(rows)
+    yield format_table(rows)
     yield from _fields(facts["schema"])
     if facts["sections"]:
         yield "sections"
         header = ["kind", "field", "offset", "bytes", "count", "stride"]
         numbers = ("offset", "bytes", "count", "stride")
         cells = [
-            [s["kind"], plain(s["field"] or ""), *(f"{s[key]:,}" for key in numbers)]
+            [s["kind"], escaped(s["field"] or ""), *(f"{s[key]:,}" for key in numbers)]
             for s in facts["sections"]
         ]
-        yield table([header, *cells], indent="  ")
+        yield format_table([header, *cells], indent="  ")
     yield from _sample(facts)
 
 
 def _shard_row(shard: Mapping[str, Any]) -> list[str]:
-    n_samples = "unreadable" if shard["samples"] is None else counted(shard["samples"], "sample")
+    n_samples = (
+        "unreadable" if shard["samples"] is None else format_count(shard["samples"], "sample")
+    )
     state = "" if shard["is_readable"] else "damaged"
-    return [plain(shard["name"]), n_samples, size(shard["bytes"]), state]
+    return [escaped(shard["name"]), n_samples, format_size(shard["bytes"]), state]
 
 
 def _fields(schema: Facts) -> Iterator[str]:
@@ -155,7 +157,7 @@ def _fields(schema: Facts) -> Iterator[str]:
     if not schema:
         yield "  cannot be read"
         return
-    yield table([[plain(name), _type(kind)] for name, kind in schema.items()], indent="  ")
+    yield format_table([[escaped(name), _type(kind)] for name, kind in schema.items()], indent="  ")
 
 
 def _type(kind: Mapping[str, Any]) -> str:
@@ -176,7 +178,7 @@ def _sample(facts: Facts) -> Iterator[str]:
     if not (sample := facts.get("sample")):
         return
     row = f", row {sample['row']:,}" if "row" in sample else ""
-    yield f"sample {sample['sample']:,} ({plain(sample['shard'])}{row})"
+    yield f"sample {sample['sample']:,} ({escaped(sample['shard'])}{row})"
     if not sample["fields"]:
         yield "  cannot be read"
         return
@@ -191,9 +193,9 @@ def _sample(facts: Facts) -> Iterator[str]:
             and isinstance(value["min"], int)
             and 0 <= value["min"] < len(names)
         ):
-            text += f" ({plain(names[value['min']])})"
-        rows.append([plain(name), text])
-    yield table(rows, indent="  ")
+            text += f" ({escaped(names[value['min']])})"
+        rows.append([escaped(name), text])
+    yield format_table(rows, indent="  ")
 
 
 def _value(value: Mapping[str, Any]) -> str:
@@ -203,18 +205,18 @@ def _value(value: Mapping[str, Any]) -> str:
     if value["type"] == "List":
         shapes = ", ".join(_shape(shape) for shape in value["first"])
         more = ", …" if value["arrays"] > len(value["first"]) else ""
-        what = f"{counted(value['arrays'], 'array')} of {value['dtype']}"
+        what = f"{format_count(value['arrays'], 'array')} of {value['dtype']}"
         return f"{what}: {shapes}{more}" if shapes else what
     if value["type"] == "Text":
-        return f"{shortened(json.dumps(value['value'], ensure_ascii=False))}"
+        return f"{shorten(json.dumps(value['value'], ensure_ascii=False))}"
     if value["type"] == "Json":
         try:
-            return shortened(json.dumps(value["value"], ensure_ascii=False))
+            return shorten(json.dumps(value["value"], ensure_ascii=False))
         except RecursionError:
             return "nested too deeply for a line (--json shows it)"
     if value["type"] == "Bytes":
         more = " …" if value["bytes"] > len(value["first"].split()) else ""
-        return f"{counted(value['bytes'], 'byte')}: {value['first']}{more}"
+        return f"{format_count(value['bytes'], 'byte')}: {value['first']}{more}"
     if value["type"] in ("Image", "Video", "Audio"):
         return _media(value)
     kind = f"{value['dtype']} {_shape(value['shape'])}"
@@ -232,30 +234,30 @@ def _value(value: Mapping[str, Any]) -> str:
 
 def _media(value: Mapping[str, Any]) -> str:
     """Put a picture or a stream into a line."""
-    n_bytes = counted(value["bytes"], "byte")
+    n_bytes = format_count(value["bytes"], "byte")
     if value["type"] == "Image":
         sides = f"{value['width']} × {value['height']}"
-        return f"{sides} pixels, {counted(value['channels'], 'channel')}: {n_bytes}"
+        return f"{sides} pixels, {format_count(value['channels'], 'channel')}: {n_bytes}"
     length = "" if value["seconds"] is None else f" in {value['seconds']:.6g} s"
     if value["type"] == "Video":
-        what = f"{value['width']} × {value['height']}, {counted(value['frames'], 'frame')}"
+        what = f"{value['width']} × {value['height']}, {format_count(value['frames'], 'frame')}"
     else:
-        what = f"{counted(value['channels'], 'channel')} at {value['rate']:,} Hz, "
-        what += counted(value["samples"], "sample")
-    packets = counted(value["packets"], "packet")
-    return f"{plain(value['codec'])} {what}{length}: {n_bytes} in {packets}"
+        what = f"{format_count(value['channels'], 'channel')} at {value['rate']:,} Hz, "
+        what += format_count(value["samples"], "sample")
+    packets = format_count(value["packets"], "packet")
+    return f"{escaped(value['codec'])} {what}{length}: {n_bytes} in {packets}"
 
 
 def _damage(found: Inspection) -> Iterator[str]:
     if found.findings:
         yield "damage"
-        yield listed([plain(str(f)) for f in found.findings], "shardio verify lists all")
+        yield format_list([escaped(str(f)) for f in found.findings], "shardio verify lists all")
 
 
 def _summary(path: str, found: Inspection) -> str:
     """Say what was looked at, and how that ended."""
     if found.findings:
-        verdict = f"{counted(len(found.findings), 'finding')} of damage"
+        verdict = f"{format_count(len(found.findings), 'finding')} of damage"
     else:
         verdict = "no damage met (shardio verify checks every byte)"
-    return f"inspected {plain(path)}: {verdict}"
+    return f"inspected {escaped(path)}: {verdict}"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 
 from shardio.maintenance import merge
-from shardio_tools._render import counted
-from shardio_tools._steps import add_options, rewrite, tell
+from shardio_tools._render import format_count
+from shardio_tools._steps import add_rewrite_options, print_report, run_rewrite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,11 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
     add("sources", metavar="SRC", nargs="+", help="the datasets to put together, in their order")
-    add_options(parser)
+    add_rewrite_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Merge, report, and return the exit code."""
-    report = rewrite(merge, options, options.out, *options.sources)
-    tell(report, options, f"merged {counted(len(options.sources), 'dataset')}")
+    report = run_rewrite(merge, options, options.out, *options.sources)
+    print_report(report, options, f"merged {format_count(len(options.sources), 'dataset')}")
     return 0

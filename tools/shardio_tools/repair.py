@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from shardio.maintenance import Loss, RepairProgress, RepairReport, ShardRepair, repair
 from shardio_tools._render import (
     ProgressLine,
-    complain,
-    counted,
-    plain,
-    say,
-    say_json,
+    escaped,
+    format_count,
+    print_error,
+    print_json,
+    print_out,
 )
 
 
@@ -34,28 +34,28 @@ def run(options: argparse.Namespace) -> int:
     with ProgressLine("repairing", is_silent=options.quiet or options.json) as line:
 
         def show(state: RepairProgress) -> None:
-            note = f"{state.n_shards_done:,} of {counted(state.n_shards, 'shard')}"
+            note = f"{state.n_shards_done:,} of {format_count(state.n_shards, 'shard')}"
             line.show(state.n_bytes_done, state.n_bytes, note)
 
         report = repair(options.src, options.out, progress=show)
     if options.json:
-        say_json(report.as_json())
+        print_json(report.as_json())
         return 0 if report.is_whole else 1
-    tell = complain if options.quiet else say
+    tell = print_error if options.quiet else print_out
     for shard in report.shards:
         if not options.quiet:
             for note in shard.mended:
-                say(f"{plain(shard.name)}: mended: {plain(note)}")
+                print_out(f"{escaped(shard.name)}: mended: {escaped(note)}")
         for text in _losses(shard):
             tell(text)
     if not options.quiet:
-        say(_summary(report))
+        print_out(_summary(report))
     return 0 if report.is_whole else 1
 
 
 def _losses(shard: ShardRepair) -> Iterator[str]:
     for loss in shard.losses:
-        yield f"{plain(shard.name)}: lost: {_which(loss)}: {plain(loss.reason)}"
+        yield f"{escaped(shard.name)}: lost: {_which(loss)}: {escaped(loss.reason)}"
 
 
 def _which(loss: Loss) -> str:
@@ -74,6 +74,6 @@ def _summary(report: RepairReport) -> str:
     ):
         lost = f"{report.n_lost:,} or more lost"
     return (
-        f"repaired {counted(len(report.shards), 'shard')}: "
-        f"{counted(report.n_samples, 'sample')} saved, {lost}: {plain(str(report.dataset))}"
+        f"repaired {format_count(len(report.shards), 'shard')}: "
+        f"{format_count(report.n_samples, 'sample')} saved, {lost}: {escaped(str(report.dataset))}"
     )

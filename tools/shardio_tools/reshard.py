@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from shardio.maintenance import reshard
-from shardio_tools._steps import add_options, rewrite, tell
+from shardio_tools._steps import add_rewrite_options, print_report, run_rewrite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,11 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("src", metavar="SRC", help="the dataset to read")
     add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
-    add_options(parser)
+    add_rewrite_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Reshard, report, and return the exit code."""
-    report = rewrite(reshard, options, options.src, options.out)
-    tell(report, options, "resharded")
+    report = run_rewrite(reshard, options, options.src, options.out)
+    print_report(report, options, "resharded")
     return 0

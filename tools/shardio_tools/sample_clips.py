@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shardio_tools._render import escape_unwritable, plain
+from shardio_tools._render import escape_unwritable, escaped
 
 N_CLIPS = 6
 N_FRAMES = 96
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
     escape_unwritable()
     folder = Path(arguments[0])
     n_clips = write_clips(folder)
-    place = plain(str(folder))
+    place = escaped(str(folder))
     print(f"{n_clips} clips of {N_FRAMES} frames in {len(MOTIONS)} classes below {place}")
     return 0
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from shardio import InvalidArgument
 from shardio.serving import Server, make_keys, make_server
-from shardio_tools._render import flush, plain, say
+from shardio_tools._render import escaped, flush, print_out
 
 _BIND: Final = "tcp://127.0.0.1:5555"
 
@@ -62,15 +62,15 @@ def run(options: argparse.Namespace) -> int:
         memory_bytes=options.memory,
         max_clients=options.max_clients,
     ) as server:
-        _serve(server, None if options.quiet else plain(options.path))
+        _serve(server, None if options.quiet else escaped(options.path))
     return 0
 
 
 def _make_keys(options: argparse.Namespace) -> None:
     folder = make_keys(options.make_keys, options.client or "client")
     if not options.quiet:
-        say(f"made keys: copy {plain(str(folder))} to the client, and pass it as keys=")
-        say(f"and serve with --keys {plain(options.make_keys)}")
+        print_out(f"made keys: copy {escaped(str(folder))} to the client, and pass it as keys=")
+        print_out(f"and serve with --keys {escaped(options.make_keys)}")
 
 
 def _serve(server: Server, name: str | None) -> None:
@@ -82,7 +82,7 @@ def _serve(server: Server, name: str | None) -> None:
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if name is not None:
-            say(f"serving {name} at {server.address}")
+            print_out(f"serving {name} at {server.address}")
             flush()
         server.run()
     finally:

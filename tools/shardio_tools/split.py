@@ -9,7 +9,14 @@ from __future__ import annotations
 import argparse
 
 from shardio.maintenance import SplitReport, split
-from shardio_tools._render import counted, plain, say, say_json, table, utf8_name
+from shardio_tools._render import (
+    escaped,
+    format_count,
+    format_table,
+    print_json,
+    print_out,
+    utf8_name,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,9 +61,9 @@ def run(options: argparse.Namespace) -> int:
     """Split, report, and return the exit code."""
     report = split(options.path, options.parts, group=options.group, seed=options.seed)
     if options.json:
-        say_json(report.as_json())
+        print_json(report.as_json())
     elif not options.quiet:
-        say(_described(report, has_groups=options.group is not None))
+        print_out(_described(report, has_groups=options.group is not None))
     return 0
 
 
@@ -64,11 +71,11 @@ def _described(report: SplitReport, *, has_groups: object) -> str:
     """Say how many samples are where."""
     rows = []
     for name, n_samples in report.n_samples.items():
-        groups = [counted(report.n_groups[name], "group")] if has_groups else []
-        rows.append([plain(name), counted(n_samples, "sample"), *groups])
-    total = counted(sum(report.n_samples.values()), "sample")
+        groups = [format_count(report.n_groups[name], "group")] if has_groups else []
+        rows.append([escaped(name), format_count(n_samples, "sample"), *groups])
+    total = format_count(sum(report.n_samples.values()), "sample")
     summary = (
-        f"split {total} into {counted(len(rows), 'subset')}, "
-        f"generation {report.generation}: {plain(str(report.dataset))}"
+        f"split {total} into {format_count(len(rows), 'subset')}, "
+        f"generation {report.generation}: {escaped(str(report.dataset))}"
     )
-    return f"{table(rows)}\n{summary}"
+    return f"{format_table(rows)}\n{summary}"

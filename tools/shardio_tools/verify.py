@@ -13,17 +13,17 @@ from typing import Any
 
 from shardio import InvalidArgument
 from shardio.maintenance import AuditProgress, Finding, audit_dataset, audit_shard
-from shardio_tools._engines import add_engine, engine_of
+from shardio_tools._engines import add_engine_arguments, engine_options
 from shardio_tools._facts import is_dataset
 from shardio_tools._render import (
     ProgressLine,
-    complain,
-    counted,
-    plain,
-    say,
-    say_json,
-    seconds,
-    size,
+    escaped,
+    format_count,
+    format_duration,
+    format_size,
+    print_error,
+    print_json,
+    print_out,
 )
 
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", help="a dataset (a folder) or one shard (a file)")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
-    add_engine(add)
+    add_engine_arguments(add)
     add(
         "--access",
         choices=("auto", "mmap", "pread"),
@@ -62,15 +62,15 @@ def run(options: argparse.Namespace) -> int:
             "findings": [finding.as_json() for finding in findings],
         }
     if options.json:
-        say_json({**report, "seconds": round(time.monotonic() - start_s, 3)})
+        print_json({**report, "seconds": round(time.monotonic() - start_s, 3)})
         return 1 if findings else 0
-    tell = complain if options.quiet else say
+    tell = print_error if options.quiet else print_out
     for finding in findings:
-        tell(plain(str(finding)))
+        tell(escaped(str(finding)))
     if not options.quiet:
         for name in report.get("unknown", ()):
-            say(f"not part of the dataset: {plain(name)}")
-        say(_summary(report, findings, time.monotonic() - start_s))
+            print_out(f"not part of the dataset: {escaped(name)}")
+        print_out(_summary(report, findings, time.monotonic() - start_s))
     return 1 if findings else 0
 
 
@@ -86,7 +86,7 @@ def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[F
     with ProgressLine("verifying", is_silent=options.quiet or options.json) as line:
 
         def show(state: AuditProgress) -> None:
-            note = f"{state.n_shards_done:,} of {counted(state.n_shards, 'shard')}"
+            note = f"{state.n_shards_done:,} of {format_count(state.n_shards, 'shard')}"
             line.show(state.n_bytes_done, state.n_bytes, note)
 
         report = audit_dataset(
@@ -94,7 +94,7 @@ def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[F
             workers=options.workers,
             progress=show,
             access=options.access,
-            **engine_of(options),
+            **engine_options(options),
         )
     return report.as_json(), report.findings
 
@@ -103,12 +103,14 @@ def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: f
     """Say in one line what was checked, and how that ended."""
     if findings:
         n_files = len({finding.path for finding in findings})
-        verdict = f"{counted(_n_found(findings), 'finding')} in {counted(n_files, 'file')}"
+        verdict = (
+            f"{format_count(_n_found(findings), 'finding')} in {format_count(n_files, 'file')}"
+        )
     else:
         verdict = "all sound"
     return (
-        f"verified {counted(report['n_shards'], 'shard')}, {size(report['n_bytes'])}, "
-        f"in {seconds(elapsed_s)}: {verdict}: {plain(str(report['path']))}"
+        f"verified {format_count(report['n_shards'], 'shard')}, {format_size(report['n_bytes'])}, "
+        f"in {format_duration(elapsed_s)}: {verdict}: {escaped(str(report['path']))}"
     )
 
 
