@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardio_tools import _render
+from shardio_tools import output
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from shardio_tools import _render
     ],
 )
 def test_a_size_is_told_in_the_largest_unit_that_fits(n_bytes: int, said: str) -> None:
-    assert _render.format_size(n_bytes) == said
+    assert output.format_size(n_bytes) == said
 
 
 @pytest.mark.parametrize(
@@ -30,41 +30,41 @@ def test_a_size_is_told_in_the_largest_unit_that_fits(n_bytes: int, said: str) -
     [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 01 s"), (3600 * 26 + 120, "26 h 02 min")],
 )
 def test_a_duration_is_told_as_people_say_it(elapsed_s: float, said: str) -> None:
-    assert _render.format_duration(elapsed_s) == said
+    assert output.format_duration(elapsed_s) == said
 
 
 def test_things_are_counted_in_words() -> None:
-    assert _render.format_count(1, "file") == "1 file"
-    assert _render.format_count(0, "file") == "0 files"
-    assert _render.format_count(2000, "class", "classes") == "2,000 classes"
+    assert output.format_count(1, "file") == "1 file"
+    assert output.format_count(0, "file") == "0 files"
+    assert output.format_count(2000, "class", "classes") == "2,000 classes"
 
 
 def test_line_breaks_and_control_characters_are_escaped_and_letters_are_not() -> None:
-    assert _render.escaped("größe\n名前\x1b[2J") == "größe\\n名前\\x1b[2J"
+    assert output.escaped("größe\n名前\x1b[2J") == "größe\\n名前\\x1b[2J"
 
 
 def test_a_long_text_is_cut_to_the_length_asked_for() -> None:
-    assert _render.shorten("abcdef", 6) == "abcdef"
-    assert _render.shorten("abcdefg", 6) == "abcde…"
+    assert output.shorten("abcdef", 6) == "abcdef"
+    assert output.shorten("abcdefg", 6) == "abcde…"
 
 
 def test_columns_are_aligned_and_lines_have_no_blanks_at_their_ends() -> None:
-    assert _render.format_table([["a", "bb", ""], ["ccc", "d", "e"]]) == "a    bb\nccc  d   e"
+    assert output.format_table([["a", "bb", ""], ["ccc", "d", "e"]]) == "a    bb\nccc  d   e"
 
 
 def test_a_list_stops_and_says_how_many_more_there_are() -> None:
-    lines = [str(i) for i in range(_render.MAX_LISTED + 5)]
-    shown = _render.format_list(lines, "see elsewhere").splitlines()
-    assert len(shown) == _render.MAX_LISTED + 1
+    lines = [str(i) for i in range(output.MAX_LISTED + 5)]
+    shown = output.format_list(lines, "see elsewhere").splitlines()
+    assert len(shown) == output.MAX_LISTED + 1
     assert shown[-1] == "  … and 5 more (see elsewhere)"
 
 
 def test_a_list_that_fits_is_whole() -> None:
-    assert _render.format_list(["a", "b"], "see elsewhere") == "  a\n  b"
+    assert output.format_list(["a", "b"], "see elsewhere") == "  a\n  b"
 
 
 def test_json_is_what_every_parser_reads(capsys: pytest.CaptureFixture[str]) -> None:
-    _render.print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"ü": (1, None)}})
+    output.print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"ü": (1, None)}})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
         "a": "nan",
         "b": ["inf", 1.5],
@@ -75,7 +75,7 @@ def test_json_is_what_every_parser_reads(capsys: pytest.CaptureFixture[str]) -> 
 def test_elsewhere_than_on_a_terminal_progress_is_a_few_plain_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with _render.ProgressLine("working") as line:
+    with output.ProgressLine("working") as line:
         for done in range(0, 1001):
             line.show(done, 1000, f"{done} things")
     out, err = capsys.readouterr()
@@ -88,13 +88,13 @@ def test_elsewhere_than_on_a_terminal_progress_is_a_few_plain_lines(
 
 
 def test_progress_of_nothing_is_no_division_by_zero(capsys: pytest.CaptureFixture[str]) -> None:
-    with _render.ProgressLine("working") as line:
+    with output.ProgressLine("working") as line:
         line.show(0, 0, "nothing")
     assert capsys.readouterr().err == ""
 
 
 def test_silent_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with _render.ProgressLine("working", is_silent=True) as line:
+    with output.ProgressLine("working", is_silent=True) as line:
         line.show(1000, 1000, "all")
         line.wait("for the disk")
     assert capsys.readouterr() == ("", "")
@@ -106,7 +106,7 @@ def test_on_a_terminal_progress_is_a_bar_with_bytes_and_time_left(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
-    with _render.ProgressLine("working") as line:
+    with output.ProgressLine("working") as line:
         line.show(500_000, 1_000_000, "5 of 10 things")
         line.wait("for the disk")
     err = capsys.readouterr().err
@@ -122,7 +122,7 @@ def test_on_a_terminal_progress_is_a_bar_with_bytes_and_time_left(
 def test_json_is_laid_out_as_the_standard_library_does(
     content: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _render.print_json(content)
+    output.print_json(content)
     expected = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
     assert capsys.readouterr().out == expected
 
@@ -131,7 +131,7 @@ def test_json_may_be_nested_as_deeply_as_it_likes(capsys: pytest.CaptureFixture[
     deep: Any = 7
     for _ in range(5000):
         deep = [{"a": deep}]
-    _render.print_json({"deep": deep})
+    output.print_json({"deep": deep})
     assert "".join(capsys.readouterr().out.split()).startswith('{"deep":' + '[{"a":' * 5000 + "7}]")
 
 
@@ -141,6 +141,6 @@ def test_json_is_json_in_every_encoding(encoding: str, monkeypatch: pytest.Monke
     stream = io.TextIOWrapper(raw, encoding, errors="backslashreplace")
     monkeypatch.setattr(sys, "stdout", stream)
     content = {"größe": "é 名前 😀 \x1b \\"}
-    _render.print_json(content)
+    output.print_json(content)
     stream.flush()
     assert json.loads(raw.getvalue().decode(encoding)) == content

@@ -17,7 +17,7 @@ import numpy as np
 import shardio
 from shardio import Array, InvalidArgument
 from shardio.errors import SchemaError
-from shardio_tools._render import utf8_name
+from shardio_tools.output import utf8_name
 
 Kind = shardio.Array | shardio.Bytes | shardio.Json | shardio.List | shardio.Text
 

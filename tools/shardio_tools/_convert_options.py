@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from shardio_tools._engines import add_engine_arguments
-from shardio_tools._render import utf8_name
+from shardio_tools.output import utf8_name
 
 # What the converter takes, beside what every conversion takes: none of these is passed on unless
 # it is given, so that its default is stated in one place, the converter.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardio_tools._render import escaped, format_count, format_list, format_table
+from shardio_tools.output import escaped, format_count, format_list, format_table
 
 _COLUMNS = ("mean", "std", "min", "max", "count")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardio.media import pillow_image
 from shardio_tools._frames import Pixels, Size
-from shardio_tools._render import escaped
+from shardio_tools.output import escaped
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -28,10 +28,10 @@ from shardio_tools._pictures import (
     TILE_SIDE,
     RenderOptions,
 )
-from shardio_tools._render import escaped, format_count
 from shardio_tools._samples import open_samples
 from shardio_tools._sheets import Tile, draw_sheet, placeholder
 from shardio_tools._terminal import encode_for_terminal
+from shardio_tools.output import escaped, format_count
 
 N_FRAMES: Final = 240
 """Frames of an animation, unless others are asked for."""

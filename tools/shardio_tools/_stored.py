@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import shardio
 from shardio.measuring import StoredReport, source_bytes
-from shardio_tools._render import escaped, format_size
+from shardio_tools.output import escaped, format_size
 
 MEDIA: Final = {"audio": "sound", "images": "picture", "videos": "clip"}
 """What a sample of media is called; of all other kinds it has the fields that were found."""

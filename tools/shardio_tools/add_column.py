@@ -15,8 +15,7 @@ from shardio import InvalidArgument
 from shardio.maintenance import add_column
 from shardio_tools._columns import Kind, parse_field, read_column, read_function
 from shardio_tools._engines import add_engine_arguments, engine_options
-from shardio_tools._render import escaped, utf8_name
-from shardio_tools._steps import StepProgress, print_report
+from shardio_tools.output import StepProgress, escaped, print_report, utf8_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

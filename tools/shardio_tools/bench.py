@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardio.measuring import Conclusion, LoadingReport, LoadingRun, measure_loading
-from shardio_tools._render import (
+from shardio_tools.output import (
     escaped,
     format_count,
     format_table,

@@ -42,7 +42,8 @@ from shardio_tools import (
     stats,
     verify,
 )
-from shardio_tools._render import (
+from shardio_tools._stores import refuse_urls
+from shardio_tools.output import (
     begin_report,
     escape_unwritable,
     escaped,
@@ -52,7 +53,6 @@ from shardio_tools._render import (
     print_now,
     redirect_to_null,
 )
-from shardio_tools._stores import refuse_urls
 
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 

@@ -17,7 +17,9 @@ import shardio
 from shardio.measuring import StoredReport, estimate, measure_stored
 from shardio_tools._convert_options import CONVERTER_OPTIONS, add_arguments
 from shardio_tools._engines import engine_options
-from shardio_tools._render import (
+from shardio_tools._stored import MEDIA, describe_stored, n_clips, noun, stored_json
+from shardio_tools._stores import is_url
+from shardio_tools.output import (
     OUTCOMES,
     ProgressLine,
     escaped,
@@ -30,8 +32,6 @@ from shardio_tools._render import (
     print_json,
     print_out,
 )
-from shardio_tools._stored import MEDIA, describe_stored, n_clips, noun, stored_json
-from shardio_tools._stores import is_url
 
 __all__ = ["CONVERTER_OPTIONS", "add_arguments", "as_json", "run"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from shardio.maintenance import DiffReport, diff
 from shardio_tools._facts import is_dataset
-from shardio_tools._render import escaped, format_count, format_list, print_json, print_out
+from shardio_tools.output import escaped, format_count, format_list, print_json, print_out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

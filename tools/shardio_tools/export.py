@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from shardio.export import ExportProgress, ExportReport, export
-from shardio_tools._render import (
+from shardio_tools.output import (
     ProgressLine,
     escaped,
     format_count,

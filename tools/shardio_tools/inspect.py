@@ -17,7 +17,9 @@ from shardio_tools._facts import Facts, Inspection, inspect_dataset, inspect_sha
 from shardio_tools._numbers import describe_stats
 from shardio_tools._pictures import add_arguments as add_picture_arguments
 from shardio_tools._pictures import parse_render_options
-from shardio_tools._render import (
+from shardio_tools._showing import add_pictures, describe_pictures
+from shardio_tools._stores import inspect_url, is_url
+from shardio_tools.output import (
     OUTCOMES,
     escaped,
     format_count,
@@ -28,8 +30,6 @@ from shardio_tools._render import (
     print_out,
     shorten,
 )
-from shardio_tools._showing import add_pictures, describe_pictures
-from shardio_tools._stores import inspect_url, is_url
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterator
 
 from shardio.maintenance import Loss, RepairProgress, RepairReport, ShardRepair, repair
-from shardio_tools._render import (
+from shardio_tools.output import (
     ProgressLine,
     escaped,
     format_count,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from shardio.maintenance import reshard
-from shardio_tools._steps import add_rewrite_options, print_report, run_rewrite
+from shardio_tools.output import add_rewrite_options, print_report, run_rewrite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shardio_tools._render import escape_unwritable, escaped
+from shardio_tools.output import escape_unwritable, escaped
 
 N_CLIPS = 6
 N_FRAMES = 96

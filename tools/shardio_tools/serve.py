@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from shardio import InvalidArgument
 from shardio.serving import Server, make_keys, make_server
-from shardio_tools._render import escaped, flush, print_out
+from shardio_tools.output import escaped, flush, print_out
 
 _BIND: Final = "tcp://127.0.0.1:5555"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from shardio.maintenance import SplitReport, split
-from shardio_tools._render import (
+from shardio_tools.output import (
     escaped,
     format_count,
     format_table,

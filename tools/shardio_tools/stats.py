@@ -10,8 +10,14 @@ import argparse
 from shardio.maintenance import compute_stats
 from shardio_tools._engines import add_engine_arguments, engine_options
 from shardio_tools._numbers import describe_counts
-from shardio_tools._render import escaped, format_count, print_json, print_out, utf8_name
-from shardio_tools._steps import StepProgress
+from shardio_tools.output import (
+    StepProgress,
+    escaped,
+    format_count,
+    print_json,
+    print_out,
+    utf8_name,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

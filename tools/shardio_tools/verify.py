@@ -15,7 +15,7 @@ from shardio import InvalidArgument
 from shardio.maintenance import AuditProgress, Finding, audit_dataset, audit_shard
 from shardio_tools._engines import add_engine_arguments, engine_options
 from shardio_tools._facts import is_dataset
-from shardio_tools._render import (
+from shardio_tools.output import (
     ProgressLine,
     escaped,
     format_count,
