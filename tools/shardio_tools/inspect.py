@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardio_tools._facts import Facts, Inspection, inspect_dataset, inspect_shard, is_dataset
-from shardio_tools._numbers import describe_stats
 from shardio_tools._pictures import add_arguments as add_picture_arguments
 from shardio_tools._pictures import parse_render_options
 from shardio_tools._showing import add_pictures, describe_pictures
@@ -30,6 +29,7 @@ from shardio_tools.output import (
     print_out,
     shorten,
 )
+from shardio_tools.stats import describe_stats
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
