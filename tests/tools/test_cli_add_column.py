@@ -12,7 +12,7 @@ import pytest
 import shardio
 from shardio import Array, Bytes, Json, List, Text
 from shardio_tools import cli
-from shardio_tools._columns import parse_field
+from shardio_tools.add_column import parse_field
 from tests.maintenance.datasets import LABELS, labelled, write
 
 Capture = pytest.CaptureFixture[str]

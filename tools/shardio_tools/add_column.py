@@ -1,4 +1,6 @@
-"""Give every sample of a dataset one more field, as its next generation.
+"""What `add-column` reads: a type from a text; from a file values, or a function of samples.
+
+Give every sample of a dataset one more field, as its next generation.
 
 The values come from a file, in the order of the samples: .npy (an array with a row for each),
 .jsonl (a JSON value in each line) or .csv (the column of that name). Or a function in a Python
@@ -8,14 +10,258 @@ file computes them. Nothing that is there is changed: they go into shards beside
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
-from typing import Any
+import csv
+import json
+import math
+import os
+import re
+import runpy
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, cast
 
-from shardio import InvalidArgument
+import numpy as np
+
+import shardio
+from shardio import Array, InvalidArgument
+from shardio.errors import SchemaError
 from shardio.maintenance import add_column
-from shardio_tools._columns import Kind, parse_field, read_column, read_function
 from shardio_tools._engines import add_engine_arguments, engine_options
 from shardio_tools.output import StepProgress, escaped, print_report, utf8_name
+
+Kind = shardio.Array | shardio.Bytes | shardio.Json | shardio.List | shardio.Text
+
+_PLAIN: Final[dict[str, Callable[..., Kind]]] = {
+    "text": shardio.Text,
+    "bytes": shardio.Bytes,
+    "json": shardio.Json,
+}
+_TYPE: Final = re.compile(r"(list of )?(\w+)(?:\[([^\]]*)\])?((?:,\w+)*)")
+_JSON_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
+_MAX_SHOWN: Final = 60
+_TRUE, _FALSE = ("true", "1"), ("false", "0")
+
+
+def parse_field(text: str) -> Kind:
+    """Read a field's type, such as "float32[3]", "list of uint8[any,2]" or "text, zstd, optional".
+
+    Raises:
+        InvalidArgument: it is not in that form.
+        SchemaError: there is no such dtype, or dimension.
+    """
+    found = _TYPE.fullmatch(re.sub(r"\s*([,\[\]])\s*", r"\1", text.strip()))
+    if found is None:
+        raise InvalidArgument(_not_a_field(text))
+    is_list, name, dims, rest = found.groups()
+    words = rest.split(",")[1:]
+    optional = "optional" in words
+    codecs = [word for word in words if word != "optional"]
+    if len(codecs) > 1 or len(words) > len(codecs) + optional:
+        raise InvalidArgument(_not_a_field(text))
+    codec = codecs[0] if codecs else "raw"
+    if name in _PLAIN:
+        if is_list or dims is not None:
+            raise InvalidArgument(_not_a_field(text))
+        return _PLAIN[name](codec, optional=optional)
+    try:
+        shape = [None if d == "any" else int(d) for d in (dims.split(",") if dims else [])]
+    except ValueError as error:
+        raise InvalidArgument(_not_a_field(text)) from error
+    if is_list:
+        return shardio.List(Array(name, tuple(shape)), codec, optional=optional)
+    return Array(name, tuple(shape), codec, optional=optional)
+
+
+def _not_a_field(text: str) -> str:
+    return (
+        f"{text!r} is no type of a field: expected a dtype and dimensions as in float32[3] or "
+        "uint8[any,2], or that behind 'list of', or text, bytes or json; then, behind commas, zstd "
+        "or zstd_dictionary, and optional"
+    )
+
+
+def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
+    """The type and the values of a column in a file; its name's end says what the file is.
+
+    Args:
+        path: `.npy`: an array, a row for each sample; `.jsonl`: a JSON value in each line; `.csv`:
+            a first line that names the columns, of which one is `name`.
+        name: of the new field.
+        field: its type; only an array has one of its own.
+
+    Raises:
+        InvalidArgument: there is no such file, or it is not in that form; also from the values.
+        OSError: it cannot be read.
+    """
+    suffix = Path(path).suffix.lower()
+    if not os.path.isfile(path):
+        raise InvalidArgument(f"{path}: there is no such file of values")
+    if suffix == ".npy":
+        return _array(path, field)
+    readers = dict.fromkeys(_JSON_SUFFIXES, _json_lines) | {".csv": _csv_lines}
+    if suffix not in readers:
+        raise InvalidArgument(f"{path}: expected a file that ends in .npy, .jsonl or .csv")
+    if field is None:
+        raise InvalidArgument(f"{path}: does not tell the type of {name}; say it with --field")
+    if isinstance(field, shardio.Bytes):
+        raise InvalidArgument(f"{path}: holds text; for a field of bytes use shardio.maintenance")
+    return field, _as_utf8(path, readers[suffix](path, name, field))
+
+
+def read_function(place: str) -> Callable[..., Any]:
+    """The function that `FILE.py:NAME` names; the file is run, as a module is that is imported.
+
+    It is part of no module that could be imported elsewhere, so it travels to workers as it is.
+
+    Raises:
+        InvalidArgument: there is no such file, or no such function in it.
+    """
+    path, _, name = place.rpartition(":")
+    if not os.path.isfile(path):
+        raise InvalidArgument(f"{place}: expected FILE.py:NAME; there is no file {path!r}")
+    found = runpy.run_path(path).get(utf8_name(name))
+    if not callable(found):
+        raise InvalidArgument(f"{path}: has no function {name!r}")
+    return cast(Callable[..., Any], found)
+
+
+def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise InvalidArgument(f"{path}: not an array that can be read: {error}") from error
+    if not isinstance(array, np.ndarray) or array.ndim == 0:
+        raise InvalidArgument(f"{path}: expected an array with a row for each sample")
+    if field is not None:
+        return field, array
+    try:  # one of its own, as the dtype has no byte order: that is changed on writing
+        return Array(array.dtype.name, array.shape[1:]), array
+    except SchemaError as error:
+        raise SchemaError(f"{path}: {error}") from error
+
+
+def _as_utf8(path: str, values: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from values
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _json_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
+    with open(path, encoding="utf-8-sig") as file:
+        for line, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            try:
+                yield json.loads(text, object_pairs_hook=_unique, parse_float=_real)
+            except _OutOfRange as error:
+                raise InvalidArgument(f"{path}, line {line}: {error}") from error
+            except (ValueError, RecursionError) as error:
+                raise InvalidArgument(f"{path}, line {line}: not JSON: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, unless it says one thing twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(key for key in names if names.count(key) > 1)
+        raise ValueError(f"the key {_shown(twice)} comes twice")
+    return found
+
+
+def _csv_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
+    convert = _from_text(field)
+    if convert is None:
+        raise InvalidArgument(f"{path}: a cell holds a number or text; for others use .jsonl")
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, strict=True)
+        try:
+            names = next(rows, [])
+            place = _place_of(path, name, names)
+            for row in rows:
+                if not row:  # an empty line
+                    continue
+                if len(row) != len(names):
+                    raise InvalidArgument(
+                        f"{path}, line {rows.line_num}: has {len(row)} cells, and the first line "
+                        f"{len(names)}; text that holds a comma stands in quotes"
+                    )
+                cell = row[place]
+                try:
+                    yield None if field.optional and not cell else convert(cell)
+                except _OutOfRange as error:
+                    raise InvalidArgument(f"{path}, line {rows.line_num}: {error}") from error
+                except ValueError as error:
+                    where = f"{path}, line {rows.line_num}"
+                    raise InvalidArgument(
+                        f"{where}: {_shown(cell)} is no value of {name}"
+                    ) from error
+        except csv.Error as error:
+            where = f"{path}, line {rows.line_num}"
+            raise InvalidArgument(
+                f"{where}: not CSV: {error}; values of any form and length fit into .jsonl"
+            ) from error
+
+
+def _place_of(path: str, name: str, names: list[str]) -> int:
+    """Which of the columns is the one of that name."""
+    if names.count(name) == 1:
+        return names.index(name)
+    if name in names:
+        raise InvalidArgument(f"{path}: has {names.count(name)} columns {name!r}; expected one")
+    known = ", ".join(map(repr, names)) or "none"
+    raise InvalidArgument(f"{path}: has no column {name!r}; there are {known}")
+
+
+def _from_text(field: Kind) -> Callable[[str], Any] | None:
+    """What makes a value of a cell's text; None where a cell cannot hold one."""
+    if isinstance(field, shardio.Text):
+        return str
+    if not isinstance(field, Array) or field.shape:
+        return None
+    if field.dtype == "bool":
+        return _truth
+    return _real if "float" in field.dtype and field.dtype != "bfloat16" else _whole
+
+
+def _whole(text: str) -> int:
+    return int(_digits(text))
+
+
+class _OutOfRange(ValueError):
+    """A number that float64 holds only as infinity, or as 0 although it is not 0."""
+
+
+def _real(text: str) -> float:
+    """Return the float64 nearest to a number, as conversions of tables do."""
+    value = float(_digits(text))
+    is_zero = not text.lower().partition("e")[0].strip("+-0. ")
+    is_infinite = "n" in text.lower()
+    if (value == 0 and not is_zero) or (math.isinf(value) and not is_infinite):
+        raise _OutOfRange(
+            f"expected a number in the range of float64, found {_shown(text)}, which would become "
+            f"{value}; store it as text"
+        )
+    return value
+
+
+def _digits(text: str) -> str:
+    """The text, if it is a number in any language and not only in Python, which takes 1_000."""
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
+def _shown(text: str) -> str:
+    """The text in quotes; of a long one its beginning."""
+    return repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…")
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in (*_TRUE, *_FALSE):
+        raise ValueError(text)
+    return text.lower() in _TRUE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
