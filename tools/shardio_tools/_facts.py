@@ -6,7 +6,7 @@ Whatever is damaged becomes a finding, and what can still be read is looked at n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -346,3 +346,43 @@ def sample_facts(inspection: Inspection, reader: shardio.ShardReader, row: int) 
         fields[name] = None if read is None else value_facts(read[name], kind)
     shard = os.path.basename(reader.path)
     return {"sample": row, "shard": shard, "row": row, "fields": fields}
+
+
+def inspect_url(url: str, sample: int | None) -> Inspection:
+    """Look at what a dataset in a store says of itself, and at its first or the given sample.
+
+    Of shards that this sample is not in nothing is read.
+
+    Raises:
+        DatasetNotFound: there is none.
+        InvalidArgument: it has no such sample, or the URL is that of a shard.
+    """
+    if url.endswith(".shard"):
+        folder = url.rpartition("/")[0]
+        raise shardio.InvalidArgument(
+            f"{url}: a shard in a store is looked at through its dataset: shardio inspect {folder}"
+        )
+    inspection = Inspection(facts={"dataset": url})
+    with shardio.open(url) as dataset:
+        inspection.facts |= dataset_facts(inspection, dataset)
+        inspection.facts["shards"] = _listed(dataset.shards)
+        for name, beside in dataset.sides.items():
+            inspection.facts.setdefault("column_groups", {})[name] = _listed(beside)
+        row = checked_row(url, sample, len(dataset))
+        if row is not None:
+            inspection.facts["sample"] = dataset_sample(inspection, dataset, row)
+    return inspection
+
+
+def _listed(shards: Iterable[Any]) -> list[Facts]:
+    """What the dataset says of shards that are not looked at."""
+    return [
+        {
+            "name": shard.name,
+            "samples": shard.n_samples,
+            "bytes": shard.n_bytes,
+            "id": shard.id,
+            "is_readable": True,
+        }
+        for shard in shards
+    ]

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from typing import Any
 
 import shardio
-from shardio_tools._facts import (
-    Facts,
-    Inspection,
-    checked_row,
-    dataset_facts,
-    dataset_sample,
-)
 
 _READS_URLS = ("inspect", "serve")
 """Commands that take the URL of a dataset."""
@@ -45,43 +36,3 @@ def refuse_urls(options: argparse.Namespace) -> None:
                     f"{each}: shardio {options.command} works on a folder: copy the dataset to "
                     "one first, as by `aws s3 sync` or `gcloud storage rsync`"
                 )
-
-
-def inspect_url(url: str, sample: int | None) -> Inspection:
-    """Look at what a dataset in a store says of itself, and at its first or the given sample.
-
-    Of shards that this sample is not in nothing is read.
-
-    Raises:
-        DatasetNotFound: there is none.
-        InvalidArgument: it has no such sample, or the URL is that of a shard.
-    """
-    if url.endswith(".shard"):
-        folder = url.rpartition("/")[0]
-        raise shardio.InvalidArgument(
-            f"{url}: a shard in a store is looked at through its dataset: shardio inspect {folder}"
-        )
-    inspection = Inspection(facts={"dataset": url})
-    with shardio.open(url) as dataset:
-        inspection.facts |= dataset_facts(inspection, dataset)
-        inspection.facts["shards"] = _listed(dataset.shards)
-        for name, beside in dataset.sides.items():
-            inspection.facts.setdefault("column_groups", {})[name] = _listed(beside)
-        row = checked_row(url, sample, len(dataset))
-        if row is not None:
-            inspection.facts["sample"] = dataset_sample(inspection, dataset, row)
-    return inspection
-
-
-def _listed(shards: Iterable[Any]) -> list[Facts]:
-    """What the dataset says of shards that are not looked at."""
-    return [
-        {
-            "name": shard.name,
-            "samples": shard.n_samples,
-            "bytes": shard.n_bytes,
-            "id": shard.id,
-            "is_readable": True,
-        }
-        for shard in shards
-    ]

@@ -13,11 +13,18 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardio_tools._facts import Facts, Inspection, inspect_dataset, inspect_shard, is_dataset
+from shardio_tools._facts import (
+    Facts,
+    Inspection,
+    inspect_dataset,
+    inspect_shard,
+    inspect_url,
+    is_dataset,
+)
 from shardio_tools._pictures import add_arguments as add_picture_arguments
 from shardio_tools._pictures import parse_render_options
 from shardio_tools._showing import add_pictures, describe_pictures
-from shardio_tools._stores import inspect_url, is_url
+from shardio_tools._stores import is_url
 from shardio_tools.output import (
     OUTCOMES,
     escaped,
