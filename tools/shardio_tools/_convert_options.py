@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from shardio_tools._engines import add_engine_arguments
+from shardio_tools.arguments import add_engine_arguments
 from shardio_tools.output import utf8_name
 
 # What the converter takes, beside what every conversion takes: none of these is passed on unless

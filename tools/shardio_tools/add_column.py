@@ -26,7 +26,7 @@ import shardio
 from shardio import Array, InvalidArgument
 from shardio.errors import SchemaError
 from shardio.maintenance import add_column
-from shardio_tools._engines import add_engine_arguments, engine_options
+from shardio_tools.arguments import add_engine_arguments, engine_options
 from shardio_tools.output import StepProgress, escaped, print_report, utf8_name
 
 Kind = shardio.Array | shardio.Bytes | shardio.Json | shardio.List | shardio.Text

@@ -42,7 +42,7 @@ from shardio_tools import (
     stats,
     verify,
 )
-from shardio_tools._stores import refuse_urls
+from shardio_tools.arguments import refuse_urls
 from shardio_tools.output import (
     begin_report,
     escape_unwritable,

@@ -16,9 +16,8 @@ from typing import Any, Final
 import shardio
 from shardio.measuring import StoredReport, estimate, measure_stored
 from shardio_tools._convert_options import CONVERTER_OPTIONS, add_arguments
-from shardio_tools._engines import engine_options
 from shardio_tools._stored import MEDIA, describe_stored, n_clips, noun, stored_json
-from shardio_tools._stores import is_url
+from shardio_tools.arguments import engine_options, is_url
 from shardio_tools.output import (
     OUTCOMES,
     ProgressLine,

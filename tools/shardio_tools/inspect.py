@@ -24,7 +24,7 @@ from shardio_tools._facts import (
 from shardio_tools._pictures import add_arguments as add_picture_arguments
 from shardio_tools._pictures import parse_render_options
 from shardio_tools._showing import add_pictures, describe_pictures
-from shardio_tools._stores import is_url
+from shardio_tools.arguments import is_url
 from shardio_tools.output import (
     OUTCOMES,
     escaped,

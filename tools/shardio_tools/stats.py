@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardio.maintenance import compute_stats
-from shardio_tools._engines import add_engine_arguments, engine_options
+from shardio_tools.arguments import add_engine_arguments, engine_options
 from shardio_tools.output import (
     StepProgress,
     escaped,

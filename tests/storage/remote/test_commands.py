@@ -9,7 +9,7 @@ import pytest
 
 from shardio import ShardLoader
 from shardio_tools import cli
-from shardio_tools._stores import refuse_urls
+from shardio_tools.arguments import refuse_urls
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.serving.served import serving
 from tests.storage.remote.scene import Scene
