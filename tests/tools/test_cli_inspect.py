@@ -18,7 +18,7 @@ from shardio.dataset.manifest import load, publish_next
 from shardio.format import values
 from shardio.storage import checksummed_json
 from shardio_tools import cli
-from shardio_tools._values import value_facts
+from shardio_tools.inspect_report import value_facts
 from tests.shards import EVERY_FIELD, media_sample, write_media, write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import shardio
-from shardio_tools._facts import READING, Inspection
 from shardio_tools._frames import (
     Frame,
     FrameSequence,
@@ -18,6 +17,7 @@ from shardio_tools._frames import (
 )
 from shardio_tools._pictures import RenderOptions
 from shardio_tools._samples import SampleReader
+from shardio_tools.inspect_report import READING, Inspection
 
 
 class FieldViewer:

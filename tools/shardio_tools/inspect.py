@@ -13,7 +13,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardio_tools._facts import (
+from shardio_tools._pictures import add_arguments as add_picture_arguments
+from shardio_tools._pictures import parse_render_options
+from shardio_tools._showing import add_pictures, describe_pictures
+from shardio_tools.arguments import is_url
+from shardio_tools.inspect_report import (
     Facts,
     Inspection,
     inspect_dataset,
@@ -21,10 +25,6 @@ from shardio_tools._facts import (
     inspect_url,
     is_dataset,
 )
-from shardio_tools._pictures import add_arguments as add_picture_arguments
-from shardio_tools._pictures import parse_render_options
-from shardio_tools._showing import add_pictures, describe_pictures
-from shardio_tools.arguments import is_url
 from shardio_tools.output import (
     OUTCOMES,
     escaped,

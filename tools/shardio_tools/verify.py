@@ -13,8 +13,8 @@ from typing import Any
 
 from shardio import InvalidArgument
 from shardio.maintenance import AuditProgress, Finding, audit_dataset, audit_shard
-from shardio_tools._facts import is_dataset
 from shardio_tools.arguments import add_engine_arguments, engine_options
+from shardio_tools.inspect_report import is_dataset
 from shardio_tools.output import (
     ProgressLine,
     escaped,

@@ -1,4 +1,6 @@
-"""What `inspect` finds out, as plain facts that JSON can say; `inspect` puts them into words.
+"""A value of a sample as a few facts that JSON can say.
+
+What `inspect` finds out, as plain facts that JSON can say; `inspect` puts them into words.
 
 Whatever is damaged becomes a finding, and what can still be read is looked at nevertheless.
 """
@@ -6,7 +8,7 @@ Whatever is damaged becomes a finding, and what can still be read is looked at n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -17,7 +19,62 @@ import numpy.typing as npt
 import shardio
 from shardio.errors import DatasetNotFound
 from shardio.maintenance import Finding, Survey, survey_shard
-from shardio_tools._values import value_facts
+
+N_VALUES: Final = 8
+"""How many values of an array are shown."""
+
+
+def value_facts(value: Any, kind: Any) -> dict[str, Any]:
+    """Give a value as a few facts: of an array dtype, shape, range and first values."""
+    if value is None and kind.optional:
+        return {"type": type(kind).__name__, "absent": True}
+    if isinstance(kind, shardio.List):
+        shapes = [list(np.shape(array)) for array in value[:N_VALUES]]
+        return {"type": "List", "dtype": kind.element.dtype, "arrays": len(value), "first": shapes}
+    if isinstance(kind, shardio.Text):
+        return {"type": "Text", "characters": len(value), "value": value}
+    if isinstance(kind, shardio.Bytes):
+        return {"type": "Bytes", "bytes": len(value), "first": value[: 2 * N_VALUES].hex(" ")}
+    if isinstance(kind, shardio.Image):
+        sides = {name: getattr(value, name) for name in ("height", "width", "channels")}
+        return {"type": "Image", "bytes": len(value), **sides}
+    if isinstance(kind, shardio.Video | shardio.Audio):
+        return _stream_facts(value, type(kind).__name__)
+    if isinstance(kind, shardio.Json):
+        return {"type": "Json", "value": value}
+    numbers = np.asarray(value)
+    if kind.dtype == "bfloat16":  # held as the upper halves of float32
+        numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
+    facts = {"type": "Array", "dtype": kind.dtype, "shape": list(numbers.shape)}
+    if numbers.size:
+        facts |= _range(numbers)
+    return facts
+
+
+def _stream_facts(stream: shardio.EncodedStream, kind: str) -> dict[str, Any]:
+    """Give codec, sizes and length of a stream; of its packets nothing is read."""
+    names = ("width", "height") if kind == "Video" else ("channels", "rate")
+    return {
+        "type": kind,
+        "bytes": len(stream.data),
+        "codec": stream.parameters["codec"],
+        "packets": len(stream.packets),
+        "frames" if kind == "Video" else "samples": stream.n_frames,
+        names[0]: stream.width,
+        names[1]: stream.height,
+        "seconds": float(stream.duration * stream.time_base) if stream.duration else None,
+    }
+
+
+def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:
+    with np.errstate(all="ignore"):  # infinities have no mean, and what is no number no order
+        return {
+            "min": numbers.min().item(),
+            "max": numbers.max().item(),
+            "mean": float(numbers.astype(np.float64).mean()),
+            "first": numbers.reshape(-1)[:N_VALUES].tolist(),
+        }
+
 
 Facts = dict[str, Any]
 
