@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import shardio
-from shardio_tools._frames import (
+from shardio_tools._pictures import RenderOptions
+from shardio_tools.frames import (
     Frame,
     FrameSequence,
     Pixels,
+    SampleReader,
     can_hold_files,
     clip_times_s,
     frames_of,
     holds_pictures,
 )
-from shardio_tools._pictures import RenderOptions
-from shardio_tools._samples import SampleReader
 from shardio_tools.inspect_report import READING, Inspection
 
 

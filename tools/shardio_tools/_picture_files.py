@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import shardio
-from shardio_tools._frames import Pixels
 from shardio_tools._sheets import image_of, quantized
+from shardio_tools.frames import Pixels
 
 if TYPE_CHECKING:
     from av import VideoStream

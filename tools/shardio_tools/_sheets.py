@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from shardio.media import pillow_image
-from shardio_tools._frames import Pixels, Size
+from shardio_tools.frames import Pixels, Size
 from shardio_tools.output import escaped
 
 if TYPE_CHECKING:

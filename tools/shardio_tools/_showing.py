@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import shardio
-from shardio_tools._frames import FrameSequence, Pixels, Size, within
 from shardio_tools._look import FieldViewer
 from shardio_tools._picture_files import (
     MOVING,
@@ -27,9 +26,9 @@ from shardio_tools._pictures import (
     TILE_SIDE,
     RenderOptions,
 )
-from shardio_tools._samples import open_samples
 from shardio_tools._sheets import Tile, draw_sheet, placeholder
 from shardio_tools._terminal import encode_for_terminal
+from shardio_tools.frames import FrameSequence, Pixels, Size, open_samples, within
 from shardio_tools.inspect_report import Facts, Inspection
 from shardio_tools.output import escaped, format_count
 
