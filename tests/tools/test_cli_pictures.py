@@ -16,8 +16,8 @@ from PIL import Image as Pillow
 import shardio
 from shardio import Array, Bytes, Image, List
 from shardio.media import ClipDecoder, decode_image, encode_jpeg
-from shardio_tools import _picture_files, _showing
-from shardio_tools._sheets import CAPTION, GAP
+from shardio_tools import _showing, image_files
+from shardio_tools.image_files import CAPTION, GAP
 from tests.pictures_seen import (
     Pixels,
     clip,
@@ -345,5 +345,5 @@ def test_a_disk_that_refuses_leaves_nothing(
 def test_a_name_that_is_taken_meanwhile_stays_who_took_it(tmp_path: Path) -> None:
     (tmp_path / "out.png").write_text("mine")
     with pytest.raises(shardio.InvalidArgument, match="something of this name already"):
-        _picture_files.write_whole(str(tmp_path / "out.png"), b"new", may_replace=False)
+        image_files.write_whole(str(tmp_path / "out.png"), b"new", may_replace=False)
     assert [one.read_text() for one in tmp_path.iterdir()] == ["mine"]

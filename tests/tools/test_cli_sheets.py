@@ -18,8 +18,8 @@ from PIL import ImageSequence
 import shardio
 from shardio import Array, Image, List, ShardReader, Text, Video
 from shardio.media import StreamEncoder, encode_jpeg, pillow_image
-from shardio_tools._sheets import CAPTION, GAP, Tile, draw_sheet
 from shardio_tools._terminal import protocol_of
+from shardio_tools.image_files import CAPTION, GAP, Tile, draw_sheet
 from tests.pictures_seen import (
     MARK,
     N_CLIPS,

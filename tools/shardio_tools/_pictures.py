@@ -9,8 +9,8 @@ from typing import Final
 
 import shardio
 from shardio.media import pillow_image
-from shardio_tools._picture_files import STILLS, check_target, suffix_of
 from shardio_tools._terminal import check_terminal
+from shardio_tools.image_files import STILLS, check_target, suffix_of
 from shardio_tools.output import utf8_name
 
 COUNT: Final = 24

@@ -10,14 +10,6 @@ from typing import Final
 
 import shardio
 from shardio_tools._look import FieldViewer
-from shardio_tools._picture_files import (
-    MOVING,
-    STILLS,
-    encoded_animation,
-    encoded_still,
-    suffix_of,
-    write_whole,
-)
 from shardio_tools._pictures import (
     COUNT,
     MAX_SIDE,
@@ -26,9 +18,19 @@ from shardio_tools._pictures import (
     TILE_SIDE,
     RenderOptions,
 )
-from shardio_tools._sheets import Tile, draw_sheet, placeholder
 from shardio_tools._terminal import encode_for_terminal
 from shardio_tools.frames import FrameSequence, Pixels, Size, open_samples, within
+from shardio_tools.image_files import (
+    MOVING,
+    STILLS,
+    Tile,
+    draw_sheet,
+    encoded_animation,
+    encoded_still,
+    placeholder,
+    suffix_of,
+    write_whole,
+)
 from shardio_tools.inspect_report import Facts, Inspection
 from shardio_tools.output import escaped, format_count
 

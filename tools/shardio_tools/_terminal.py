@@ -18,9 +18,8 @@ from typing import Final, Literal
 import numpy as np
 
 import shardio
-from shardio_tools._picture_files import encoded_still
-from shardio_tools._sheets import enlarged
 from shardio_tools.frames import Pixels, Size, fitted
+from shardio_tools.image_files import encoded_still, enlarged
 
 Protocol = Literal["kitty", "iterm2", "blocks"]
 
