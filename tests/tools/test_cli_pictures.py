@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 import shardio
 from shardio import Array, Bytes, Image, List
 from shardio.media import ClipDecoder, decode_image, encode_jpeg
-from shardio_tools import _showing, image_files
+from shardio_tools import image_files, render
 from shardio_tools.image_files import CAPTION, GAP
 from tests.pictures_seen import (
     Pixels,
@@ -207,7 +207,7 @@ def test_a_long_video_is_thinned_to_so_many_frames(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_showing, "N_FRAMES", 8)
+    monkeypatch.setattr(render, "N_FRAMES", 8)
     facts = inspect_json(capsys, video, "--image", tmp_path / "out.gif")["image"]
     assert (facts["frames"], facts["of_frames"]) == (list(range(0, 30, 4)), 30)
     assert frames(tmp_path / "out.gif")[1] == [400] * 8
@@ -219,7 +219,7 @@ def test_more_than_fits_in_memory_is_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_showing, "MOST_PIXELS", 10 * 16 * 32)
+    monkeypatch.setattr(render, "MOST_PIXELS", 10 * 16 * 32)
     said = refused(capsys, video, "--image", tmp_path / "out.gif", "--clip", ":11")
     assert "11 frames of 32 x 16 pixels are more than fit in memory" in said
     inspect(video, "--image", tmp_path / "out.gif", "--clip", ":10")

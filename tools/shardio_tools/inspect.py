@@ -13,9 +13,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardio_tools._pictures import add_arguments as add_picture_arguments
-from shardio_tools._pictures import parse_render_options
-from shardio_tools._showing import add_pictures, describe_pictures
 from shardio_tools.arguments import is_url
 from shardio_tools.inspect_report import (
     Facts,
@@ -36,6 +33,8 @@ from shardio_tools.output import (
     print_out,
     shorten,
 )
+from shardio_tools.render import add_arguments as add_picture_arguments
+from shardio_tools.render import add_pictures, describe_pictures, parse_render_options
 from shardio_tools.stats import describe_stats
 
 

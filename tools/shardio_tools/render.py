@@ -1,0 +1,470 @@
+"""Which pictures `inspect` is asked for: options that are checked before anything is read.
+
+Looks at the samples of a dataset or a shard for what one field of them shows.
+
+Makes the pictures that `inspect` is asked for: of one sample, or a sheet of many.
+
+Whatever cannot be shown becomes a finding, and all else is shown nevertheless.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import shardio
+from shardio.media import pillow_image
+from shardio_tools._terminal import check_terminal, encode_for_terminal
+from shardio_tools.frames import (
+    Frame,
+    FrameSequence,
+    Pixels,
+    SampleReader,
+    Size,
+    can_hold_files,
+    clip_times_s,
+    frames_of,
+    holds_pictures,
+    open_samples,
+    within,
+)
+from shardio_tools.image_files import (
+    MOVING,
+    STILLS,
+    Tile,
+    check_target,
+    draw_sheet,
+    encoded_animation,
+    encoded_still,
+    placeholder,
+    suffix_of,
+    write_whole,
+)
+from shardio_tools.inspect_report import READING, Facts, Inspection
+from shardio_tools.output import escaped, format_count, utf8_name
+
+COUNT: Final = 24
+"""Tiles of a sheet."""
+TILE_SIDE: Final = 160
+MOVING_SIDE: Final = 512
+MAX_SIDE: Final = 16384
+MOST_PIXELS: Final = 1 << 27
+"""Of a sheet or of all frames of an animation: each takes several bytes of memory."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options about pictures to the command's parser."""
+    add = parser.add_argument_group("pictures, clips and videos").add_argument
+    add("--image", metavar="FILE", help="write the sample's picture or clip: its ending says how")
+    add("--show", action="store_true", help="show the sample's picture in the terminal")
+    add("--frame", type=int, metavar="N", help="one frame of a clip or video")
+    add("--clip", metavar="START:STOP[:STRIDE]", help="these frames of a clip or video")
+    add("--sheet", metavar="FILE", help="write samples from all over the dataset on one sheet")
+    add("--count", type=int, metavar="N", help=f"samples of a sheet (default: {COUNT})")
+    add(
+        "--field",
+        type=utf8_name,
+        metavar="NAME",
+        help="the field to show, where several hold pictures",
+    )
+    add(
+        "--side",
+        type=int,
+        metavar="N",
+        help="pixels of the longest side, at most; of a sheet's tiles (default: "
+        f"{TILE_SIDE}; of animations {MOVING_SIDE})",
+    )
+    add("--overwrite", action="store_true", help="replace FILE if it is there")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """Which pictures are wanted, of what lies at `path`: checked before anything is read."""
+
+    path: str
+    image: str | None
+    sheet: str | None
+    is_shown: bool
+    frame: int | None
+    clip: slice | None
+    count: int
+    field: str | None
+    side: int | None
+    may_replace: bool
+
+    @property
+    def is_any(self) -> bool:
+        """Whether a picture is wanted at all."""
+        return bool(self.image or self.sheet or self.is_shown)
+
+
+def parse_render_options(options: argparse.Namespace) -> RenderOptions:
+    """Check the options about pictures.
+
+    Raises:
+        InvalidArgument: one does not make sense, or not together with another.
+        UnsupportedEnvironment: pictures are wanted, and Pillow is not installed.
+    """
+    wish = RenderOptions(
+        path=options.path,
+        image=options.image,
+        sheet=options.sheet,
+        is_shown=options.show,
+        frame=options.frame,
+        clip=None if options.clip is None else _parse_slice(options.clip),
+        count=COUNT if options.count is None else options.count,
+        field=options.field,
+        side=options.side,
+        may_replace=options.overwrite,
+    )
+    _check_together(wish, options)
+    for name, target in (("--image", wish.image), ("--sheet", wish.sheet)):
+        if target == "":
+            raise shardio.InvalidArgument(f"{name}: expected the name of a file, found none")
+    for target in filter(None, (wish.image, wish.sheet)):
+        check_target(target, options.path, may_replace=wish.may_replace)
+    if wish.sheet and suffix_of(wish.sheet) not in STILLS:
+        raise shardio.InvalidArgument(
+            f"{wish.sheet}: a sheet is one of {', '.join(STILLS)}, which hold still pictures"
+        )
+    if wish.is_shown:
+        check_terminal()
+    if wish.is_any:
+        pillow_image()
+    return wish
+
+
+def _check_together(wish: RenderOptions, options: argparse.Namespace) -> None:
+    """Refuse options that another one needs, or excludes."""
+    is_of_sample = bool(wish.image or wish.is_shown)
+    needs = [
+        ("--frame", wish.frame is not None, is_of_sample, "--image or --show"),
+        ("--clip", wish.clip is not None, is_of_sample, "--image or --show"),
+        ("--count", options.count is not None, bool(wish.sheet), "--sheet"),
+        ("--field", wish.field is not None, wish.is_any, "--image, --show or --sheet"),
+        ("--side", wish.side is not None, bool(wish.image or wish.sheet), "--image or --sheet"),
+        ("--overwrite", wish.may_replace, bool(wish.image or wish.sheet), "--image or --sheet"),
+    ]
+    for name, is_given, is_met, other in needs:
+        if is_given and not is_met:
+            raise shardio.InvalidArgument(f"{name} needs {other}")
+    if wish.frame is not None and wish.clip is not None:
+        raise shardio.InvalidArgument("--frame and --clip exclude each other")
+    if wish.is_shown and options.json:
+        raise shardio.InvalidArgument("--show and --json exclude each other: JSON is for programs")
+    if wish.image and wish.sheet and os.path.realpath(wish.image) == os.path.realpath(wish.sheet):
+        raise shardio.InvalidArgument(f"{wish.image}: named by --image and by --sheet")
+    if wish.side is not None and not 8 <= wish.side <= MAX_SIDE:
+        raise shardio.InvalidArgument(f"--side must be from 8 to {MAX_SIDE}; found {wish.side}")
+    most = MOST_PIXELS // (wish.side or TILE_SIDE) ** 2
+    if wish.sheet and not 1 <= wish.count <= most:
+        raise shardio.InvalidArgument(
+            f"--count must be from 1 to {most:,} for tiles of this --side; found {wish.count}"
+        )
+
+
+def _parse_slice(text: str) -> slice:
+    """Understand START:STOP[:STRIDE], of which each may be left out, as Python does."""
+    parts = text.split(":")
+    try:
+        numbers = [int(part) if part.strip() else None for part in parts]
+    except ValueError:
+        numbers = []
+    strides = [number for number in numbers[2:] if number is not None]
+    if len(numbers) not in (2, 3) or any(stride < 1 for stride in strides):
+        raise shardio.InvalidArgument(
+            f"--clip must be START:STOP or START:STOP:STRIDE, such as 0:64:2; found {text!r}"
+        )
+    return slice(*numbers)
+
+
+class FieldViewer:
+    """Looks at one field of samples; what is damaged it puts among the findings."""
+
+    def __init__(self, inspection: Inspection, samples: SampleReader, wish: RenderOptions) -> None:
+        self.inspection, self.samples, self.path = inspection, samples, wish.path
+        self.name = _chosen_field(wish.path, samples.schema, wish.field)
+
+    def frames(self, number: int) -> FrameSequence | None:
+        """What a sample has to show; None, and a finding, if that cannot be read.
+
+        A sample that lacks the field has no frame.
+        """
+        path, row = self.samples.place(number, self.name)
+        if path in self.inspection.bad_files:
+            return None
+        kind = self.samples.schema[self.name]
+        try:
+            value = self.samples.value(number, self.name)
+            if value is None:
+                return FrameSequence(
+                    0, is_still=True, size=(0, 0), take=lambda numbers, size: iter(())
+                )
+            times_s = clip_times_s(*(self._beside(number, name) for name in ("pts", "time_base")))
+            return frames_of(value, kind, times_s)
+        except READING as error:
+            self.inspection.note(path, error, field=self.name, sample=row)
+        return None
+
+    def _beside(self, number: int, name: str) -> Any:
+        """Another field of a sample; None if there is none, or if it is damaged: a finding."""
+        if name not in self.samples.schema.columns:
+            return None
+        path, row = self.samples.place(number, name)
+        if path in self.inspection.bad_files:
+            return None
+        try:
+            return self.samples.value(number, name)
+        except READING as error:
+            self.inspection.note(path, error, field=name, sample=row)
+        return None
+
+    def caption(self, number: int) -> str:
+        """The number of a sample, and its class."""
+        label = self._beside(number, "label")
+        if label is None or label.shape or label.dtype.kind not in "iu" or label == -1:
+            return f"{number}"
+        names = self.samples.classes
+        return f"{number}  {names[label] if 0 <= label < len(names) else label}"
+
+    def sound(self, number: int, taken: Iterable[Frame]) -> list[Pixels | None]:
+        """Frames of a sample, None for those that are damaged; a finding says why the first is."""
+        frames = list(taken)
+        errors = [frame for frame in frames if isinstance(frame, shardio.DataError)]
+        if errors:
+            path, row = self.samples.place(number, self.name)
+            self.inspection.note(path, errors[0], field=self.name, sample=row)
+        return [None if isinstance(frame, shardio.DataError) else frame for frame in frames]
+
+
+def _chosen_field(path: str, schema: shardio.Schema, wished: str | None) -> str:
+    """The field to show.
+
+    Raises:
+        InvalidArgument: there is none, or several and nobody says which; or not the one wished for.
+    """
+    names = [name for name, kind in schema.items() if holds_pictures(kind)]
+    known = ", ".join(names) or "none"
+    if wished is not None:
+        if wished in names or (wished in schema and can_hold_files(schema[wished])):
+            return wished
+        raise shardio.InvalidArgument(
+            f"{path}: --field {wished}: not a field that can be shown; there are: {known}"
+        )
+    if len(names) != 1:
+        what = "several fields hold" if names else "no field holds"
+        way = "--field NAME says which; it also takes one of bytes that are pictures' files"
+        raise shardio.InvalidArgument(f"{path}: {what} pictures ({known}): {way}")
+    return names[0]
+
+
+N_FRAMES: Final = 240
+"""Frames of an animation, unless others are asked for."""
+_IN_TERMINAL: Final = 4
+
+
+def add_pictures(inspection: Inspection, wish: RenderOptions) -> str:
+    """Make the pictures that are wanted, and add to the facts what they are.
+
+    Returns what the terminal is sent to show one; nothing if that is not wanted.
+
+    Raises:
+        InvalidArgument: there is no such picture.
+        OSError: a file cannot be written.
+    """
+    facts = inspection.facts
+    is_open = "generation" in facts or "sample" in facts or not inspection.findings
+    facts |= {kind: None for kind in ("image", "sheet") if getattr(wish, kind)}
+    if not wish.is_any or not is_open:
+        return ""
+    text = ""
+    with open_samples(wish.path) as samples:
+        look = FieldViewer(inspection, samples, wish)
+        if wish.image or wish.is_shown:
+            text = _render_sample(look, wish)
+        if wish.sheet:
+            facts["sheet"] = _write_sheet(look, wish, wish.sheet)
+    return text
+
+
+def describe_pictures(facts: Facts, wish: RenderOptions) -> Iterator[str]:
+    """Say what was written."""
+    for kind, path in (("image", wish.image), ("sheet", wish.sheet)):
+        if path is None:
+            continue
+        found = facts.get(kind)
+        yield _description(found) if found else f"{escaped(path)}: not written; see the damage"
+
+
+def _description(found: Facts) -> str:
+    said = f"wrote {escaped(found['path'])}: {found['width']:,} × {found['height']:,} pixels, "
+    if "samples" in found:
+        said += f"{format_count(len(found['samples']), 'sample')}"
+    else:
+        said += f"{escaped(found['field'])} of sample {found['sample']:,}"
+        if (frames := found.get("frames")) is not None:
+            said += f", {_frames_in_words(frames)} of {found['of_frames']:,}"
+    if damaged := found["damaged"]:
+        said += f"; damaged, and crossed out: {len(damaged):,}"
+    return said
+
+
+def _frames_in_words(frames: Sequence[int]) -> str:
+    if len(frames) == 1:
+        return f"frame {frames[0]:,}"
+    return f"{len(frames):,} frames from {frames[0]:,} to {frames[-1]:,}"
+
+
+def _render_sample(look: FieldViewer, wish: RenderOptions) -> str:
+    """Write the picture or clip of the sample that is looked at, and give that for the terminal."""
+    facts = look.inspection.facts
+    if "sample" not in facts:
+        raise shardio.InvalidArgument(f"{look.path}: there is no sample to show")
+    number: int = facts["sample"]["sample"]
+    frames = look.frames(number)
+    if frames is None:
+        return ""
+    if not frames.n:
+        raise shardio.InvalidArgument(
+            f"{look.path}: sample {number} has nothing to show in field {look.name!r}"
+        )
+    numbers = _numbers(look, frames, wish)
+    if wish.image:
+        facts["image"] = _write_image(look, wish, number, frames, numbers)
+    if not wish.is_shown:
+        return ""
+    taken = list(frames.take(spread(numbers, _IN_TERMINAL), within(frames.size, MOVING_SIDE)))
+    sound = look.sound(number, taken)
+    return (
+        "" if not any(one is not None for one in sound) else encode_for_terminal(_with_marks(sound))
+    )
+
+
+def _numbers(look: FieldViewer, frames: FrameSequence, wish: RenderOptions) -> Sequence[int]:
+    """Which frames are shown.
+
+    Raises:
+        InvalidArgument: there are no such frames.
+    """
+    n = frames.n
+    if wish.frame is None and wish.clip is None:
+        return range(0, n, -(-n // N_FRAMES))
+    if frames.is_still:
+        raise shardio.InvalidArgument(
+            f"{look.path}: field {look.name!r} holds pictures; --frame and --clip are of clips and "
+            "videos"
+        )
+    if wish.frame is not None:
+        if not -n <= wish.frame < n:
+            raise shardio.InvalidArgument(
+                f"{look.path}: there is no frame {wish.frame}; the sample has {n:,}"
+            )
+        return [wish.frame % n]
+    found = range(n)[wish.clip or slice(None)]
+    if not found:
+        raise shardio.InvalidArgument(
+            f"{look.path}: --clip has none of the sample's {n:,} frames, 0 to {n - 1:,}"
+        )
+    return found
+
+
+def _write_image(
+    look: FieldViewer,
+    wish: RenderOptions,
+    number: int,
+    frames: FrameSequence,
+    numbers: Sequence[int],
+) -> Facts | None:
+    """Write frames of a sample as a picture, an animation or a strip; None if none is sound."""
+    path = wish.image or ""
+    suffix = suffix_of(path)
+    is_still = frames.is_still or wish.frame is not None
+    if is_still and suffix not in STILLS:
+        raise shardio.InvalidArgument(
+            f"{path}: one picture is written as one of {', '.join(STILLS)}"
+        )
+    if not is_still and suffix not in MOVING:
+        numbers, side = spread(numbers, COUNT), wish.side or TILE_SIDE
+    else:
+        side = wish.side or (MAX_SIDE if is_still else MOVING_SIDE)
+    size = _even(within(frames.size, side)) if suffix == ".mp4" else within(frames.size, side)
+    if not is_still and len(numbers) * size[0] * size[1] > MOST_PIXELS:
+        raise shardio.InvalidArgument(
+            f"{path}: {len(numbers):,} frames of {size[1]} x {size[0]} pixels are more than fit in "
+            f"memory, {MOST_PIXELS:,} pixels: take fewer by --clip START:STOP:STRIDE, or --side"
+        )
+    sound = look.sound(number, frames.take(numbers, size))
+    if all(one is None for one in sound):
+        return None
+    if is_still:
+        (pixels,) = _with_marks(sound)
+        data = encoded_still(pixels, suffix)
+    elif suffix in MOVING:
+        data = encoded_animation(_with_marks(sound), frames.durations_s(numbers), suffix)
+    else:
+        tiles = [_tile(str(n), one) for n, one in zip(numbers, sound, strict=True)]
+        pixels = draw_sheet(tiles, side)
+        size, data = (pixels.shape[0], pixels.shape[1]), encoded_still(pixels, suffix)
+    write_whole(path, data, may_replace=wish.may_replace)
+    found: Facts = {"path": path, "field": look.name, "sample": number}
+    if not frames.is_still:
+        found |= {"frames": list(numbers), "of_frames": frames.n}
+    damaged = [n for n, one in zip(numbers, sound, strict=True) if one is None]
+    return found | {"height": size[0], "width": size[1], "damaged": damaged}
+
+
+def _even(size: Size) -> Size:
+    """The size of a film, whose colours have half the pixels."""
+    return max(2, size[0] - size[0] % 2), max(2, size[1] - size[1] % 2)
+
+
+def _with_marks(sound: Sequence[Pixels | None]) -> list[Pixels]:
+    """Frames of one size, at least one of them sound, with a mark for every other."""
+    height, width = next(one.shape[:2] for one in sound if one is not None)
+    return [placeholder((height, width)) if one is None else one for one in sound]
+
+
+def _tile(caption: str, pixels: Pixels | None) -> Tile:
+    if pixels is None:
+        return Tile(caption, note="damaged", is_damaged=True)
+    return Tile(caption, pixels)
+
+
+def _write_sheet(look: FieldViewer, wish: RenderOptions, path: str) -> Facts:
+    """Write a sheet of samples from all over the dataset."""
+    numbers = spread(range(len(look.samples)), wish.count)
+    if not numbers:
+        raise shardio.InvalidArgument(f"{look.path}: there is no sample to show")
+    side = wish.side or TILE_SIDE
+    tiles = [_sample_tile(look, number, side) for number in numbers]
+    pixels = draw_sheet(tiles, side)
+    write_whole(path, encoded_still(pixels, suffix_of(path)), may_replace=wish.may_replace)
+    return {
+        "path": path,
+        "field": look.name,
+        "samples": list(numbers),
+        "height": pixels.shape[0],
+        "width": pixels.shape[1],
+        "damaged": [n for n, tile in zip(numbers, tiles, strict=True) if tile.is_damaged],
+    }
+
+
+def _sample_tile(look: FieldViewer, number: int, side: int) -> Tile:
+    """Show a sample by its picture, or by the frame in the middle."""
+    caption = look.caption(number)
+    frames = look.frames(number)
+    if frames is None:
+        return _tile(caption, None)
+    if not frames.n:
+        return Tile(caption, note="none")
+    (pixels,) = look.sound(number, frames.take([frames.n // 2], within(frames.size, side)))
+    return _tile(caption, pixels)
+
+
+def spread(items: Sequence[int], n: int) -> Sequence[int]:
+    """At most `n` of them, evenly from first to last."""
+    n = min(n, len(items))
+    return [items[(2 * k + 1) * len(items) // (2 * n)] for k in range(n)]
