@@ -23,7 +23,7 @@ MEDIA: Final = {"audio": "sound", "images": "picture", "videos": "clip"}
 """What a sample of media is called; of all other kinds it has the fields that were found."""
 
 
-def noun(report: shardio.ConversionReport) -> str:
+def sample_noun(report: shardio.ConversionReport) -> str:
     """What a sample of the dataset is called."""
     if report.view["kind"] == "clips":
         return "video"
@@ -60,7 +60,7 @@ def describe_stored(report: shardio.ConversionReport, stored: StoredReport | Non
     if stored is not None:
         if stored.psnr_db:
             line += f"; lossy: {_nearness(stored.psnr_db)}, where --store raw is exact"
-        what = "clip" if report.view["kind"] == "clips" else noun(report)
+        what = "clip" if report.view["kind"] == "clips" else sample_noun(report)
         rate = stored.samples_per_s
         line += f"; {rate:,.{0 if rate >= 10 else 1}f} random {what}s per second and core"
     yield line
@@ -98,14 +98,14 @@ NOT_OF_KIND: Final = {
 """What files are in words that a converter has no use for."""
 
 
-def _nothing(report: shardio.ConversionReport) -> str:
+def no_samples_line(report: shardio.ConversionReport) -> str:
     """Return the line of a report for a conversion without a sample."""
     n_files = format_count(len(report.inputs), "file")
     place = escaped(str(report.dataset))
     return f"no sample came of {n_files}: nothing is published, {place} is as it was"
 
 
-def _fields(report: shardio.ConversionReport) -> Iterator[str]:
+def field_lines(report: shardio.ConversionReport) -> Iterator[str]:
     """Say what was told from the files: the fields of a sample."""
     if report.kind not in MEDIA and report.generation:
         with shardio.open(report.dataset) as dataset:
@@ -129,7 +129,7 @@ def n_dropped(report: shardio.ConversionReport) -> int:
     return sum(int(source.detail.get("dropped", 0)) for source in report.inputs)
 
 
-def as_json(report: shardio.ConversionReport) -> dict[str, Any]:
+def report_as_json(report: shardio.ConversionReport) -> dict[str, Any]:
     """Give the report as JSON can say it."""
     return {
         "dataset": str(report.dataset),
@@ -156,7 +156,7 @@ def clips_by_class(report: shardio.ConversionReport) -> dict[str, int]:
     return {name: found[label] for label, name in enumerate(report.classes)}
 
 
-def describe(
+def describe_report(
     report: shardio.ConversionReport, *, has_file: bool = False, appends: bool = False
 ) -> Iterator[str]:
     """Say in words what was done, what was not and why, and where it is; `has_file`: of labels."""
@@ -175,18 +175,18 @@ def describe(
     if report.stats_dropped:
         yield "statistics of the samples before are dropped; shardio stats counts again"
     if not report.generation:
-        yield _nothing(report)
+        yield no_samples_line(report)
         return
     n_converted = report.counts.get("converted", 0)
     total = report.n_samples_before + report.n_samples
     yield (
         f"{'appended' if appends else 'converted'} {n_converted:,} of "
         f"{format_count(len(report.inputs), 'file')} {'as' if appends else 'into'} "
-        f"{format_count(report.n_samples, noun(report))}{_in_clips(report)}, "
+        f"{format_count(report.n_samples, sample_noun(report))}{_in_clips(report)}, "
         f"{format_size(report.n_bytes)}, "
         f"in {format_duration(report.elapsed_s)}: {escaped(str(report.dataset))}"
         + (
-            f", generation {report.generation}, {format_count(total, noun(report))} in all"
+            f", generation {report.generation}, {format_count(total, sample_noun(report))} in all"
             if appends
             else ""
         )
@@ -205,11 +205,11 @@ def _describe_clips(report: shardio.ConversionReport, *, has_file: bool) -> Iter
     n_unlabelled = report.n_samples - sum(by_class.values())
     if by_class:
         rows = [[escaped(name), f"{n:,}"] for name, n in by_class.items()]
-        yield f"{format_count(len(by_class), 'class', 'classes')}, with {noun(report)}s:"
+        yield f"{format_count(len(by_class), 'class', 'classes')}, with {sample_noun(report)}s:"
         yield format_list(format_table(rows).splitlines(), "shardio inspect lists them")
     if n_unlabelled:
         why = "not in the file of labels" if has_file else "directly in SRC"
-        yield f"{format_count(n_unlabelled, noun(report))} without a class (label -1): {why}"
+        yield f"{format_count(n_unlabelled, sample_noun(report))} without a class (label -1): {why}"
     if dropped := n_dropped(report):
         n_files = sum(bool(source.detail.get("dropped")) for source in report.inputs)
         yield (
@@ -248,7 +248,11 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
         return  # as many as a store has chunks
     lines = []
     for source in group:
-        kept = f" ({format_count(source.n_samples, noun(report))} kept)" if source.n_samples else ""
+        kept = (
+            f" ({format_count(source.n_samples, sample_noun(report))} kept)"
+            if source.n_samples
+            else ""
+        )
         lines.append(escaped(": ".join(filter(None, (source.name, source.reason)))) + kept)
     if outcome in ("broken", "modified"):
         yield from (f"  {line}" for line in lines)

@@ -82,18 +82,20 @@ def run(options: argparse.Namespace) -> int:
         for source in (*report.modified, *report.broken):
             print_error(f"{source.outcome}: {escaped(source.name)}: {escaped(source.reason)}")
         if not report.generation:
-            print_error(_stored._nothing(report))
+            print_error(_stored.no_samples_line(report))
         return code
     stored = _measured(report, options)
     if options.json:
-        print_json({**_stored.as_json(report), **stored_json(report, stored)})
+        print_json({**_stored.report_as_json(report), **stored_json(report, stored)})
     else:
-        lines = _stored.describe(
+        lines = _stored.describe_report(
             report, has_file=options.labels is not None, appends=options.append
         )
         *before, last = lines
         print_out(
-            "\n".join([*before, *_stored._fields(report), *describe_stored(report, stored), last])
+            "\n".join(
+                [*before, *_stored.field_lines(report), *describe_stored(report, stored), last]
+            )
         )
     return code
 
