@@ -86,8 +86,8 @@ HOMES_OF_PACKAGES = {
     "jax": {"shardio.outputs.jax"},
     "ray": {"shardio._workers.ray.job"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
-    "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools.image_files"},
-    "PIL": {"shardio.media", "shardio_tools.image_files"},
+    "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools.inspect.image_files"},
+    "PIL": {"shardio.media", "shardio_tools.inspect.image_files"},
     "simplejpeg": {"shardio.media"},
     "obstore": {"shardio.storage.remote.obstore_adapter"},
     "zmq": {"shardio._workers.tasks.messages"},

@@ -33,7 +33,6 @@ from shardio_tools import (
     convert,
     diff,
     export,
-    inspect,
     merge,
     repair,
     reshard,
@@ -43,6 +42,7 @@ from shardio_tools import (
     verify,
 )
 from shardio_tools.arguments import refuse_urls
+from shardio_tools.inspect.command import command
 from shardio_tools.output import (
     begin_report,
     escape_unwritable,
@@ -61,7 +61,7 @@ DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 COMMANDS: dict[str, ModuleType] = {
     "convert": convert,
-    "inspect": inspect,
+    "inspect": command,
     "verify": verify,
     "repair": repair,
     "diff": diff,

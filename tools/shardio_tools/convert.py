@@ -15,10 +15,10 @@ from typing import Any
 
 import shardio
 from shardio.measuring import StoredReport, estimate, measure_stored
-from shardio_tools import _stored
+from shardio_tools import convert_report
 from shardio_tools._convert_options import CONVERTER_OPTIONS, add_arguments
-from shardio_tools._stored import describe_stored, stored_json
 from shardio_tools.arguments import engine_options, is_url
+from shardio_tools.convert_report import describe_stored, stored_json
 from shardio_tools.output import (
     OUTCOMES,
     ProgressLine,
@@ -82,19 +82,24 @@ def run(options: argparse.Namespace) -> int:
         for source in (*report.modified, *report.broken):
             print_error(f"{source.outcome}: {escaped(source.name)}: {escaped(source.reason)}")
         if not report.generation:
-            print_error(_stored.no_samples_line(report))
+            print_error(convert_report.no_samples_line(report))
         return code
     stored = _measured(report, options)
     if options.json:
-        print_json({**_stored.report_as_json(report), **stored_json(report, stored)})
+        print_json({**convert_report.report_as_json(report), **stored_json(report, stored)})
     else:
-        lines = _stored.describe_report(
+        lines = convert_report.describe_report(
             report, has_file=options.labels is not None, appends=options.append
         )
         *before, last = lines
         print_out(
             "\n".join(
-                [*before, *_stored.field_lines(report), *describe_stored(report, stored), last]
+                [
+                    *before,
+                    *convert_report.field_lines(report),
+                    *describe_stored(report, stored),
+                    last,
+                ]
             )
         )
     return code

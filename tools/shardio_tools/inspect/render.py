@@ -15,10 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import shardio
-from shardio.media import pillow_image
-from shardio_tools._terminal import check_terminal, encode_for_terminal
-from shardio_tools.frames import (
+from shardio_tools.inspect.command.frames import (
     Frame,
     FrameSequence,
     Pixels,
@@ -31,7 +28,7 @@ from shardio_tools.frames import (
     open_samples,
     within,
 )
-from shardio_tools.image_files import (
+from shardio_tools.inspect.command.image_files import (
     MOVING,
     STILLS,
     Tile,
@@ -43,7 +40,11 @@ from shardio_tools.image_files import (
     suffix_of,
     write_whole,
 )
-from shardio_tools.inspect_report import READING, Facts, Inspection
+from shardio_tools.inspect.command.report import READING, Facts, Inspection
+from shardio_tools.inspect.command.terminal import check_terminal, encode_for_terminal
+
+import shardio
+from shardio.media import pillow_image
 from shardio_tools.output import escaped, format_count, utf8_name
 
 COUNT: Final = 24

@@ -13,8 +13,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardio_tools.arguments import is_url
-from shardio_tools.inspect_report import (
+from shardio_tools.inspect.command.render import add_arguments as add_picture_arguments
+from shardio_tools.inspect.command.render import (
+    add_pictures,
+    describe_pictures,
+    parse_render_options,
+)
+from shardio_tools.inspect.command.report import (
     Facts,
     Inspection,
     inspect_dataset,
@@ -22,6 +27,8 @@ from shardio_tools.inspect_report import (
     inspect_url,
     is_dataset,
 )
+
+from shardio_tools.arguments import is_url
 from shardio_tools.output import (
     OUTCOMES,
     escaped,
@@ -33,8 +40,6 @@ from shardio_tools.output import (
     print_out,
     shorten,
 )
-from shardio_tools.render import add_arguments as add_picture_arguments
-from shardio_tools.render import add_pictures, describe_pictures, parse_render_options
 from shardio_tools.stats import describe_stats
 
 
