@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardio_tools.arguments import is_url
 from shardio_tools.inspect.command.render import add_arguments as add_picture_arguments
 from shardio_tools.inspect.command.render import (
     add_pictures,
@@ -27,8 +28,6 @@ from shardio_tools.inspect.command.report import (
     inspect_url,
     is_dataset,
 )
-
-from shardio_tools.arguments import is_url
 from shardio_tools.output import (
     OUTCOMES,
     escaped,

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
-from shardio_tools.inspect.command.frames import Pixels, Size
 
 import shardio
 from shardio.media import pillow_image
+from shardio_tools.inspect.command.frames import Pixels, Size
 from shardio_tools.output import escaped
 
 if TYPE_CHECKING:

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import shardio
+from shardio.media import pillow_image
 from shardio_tools.inspect.command.frames import (
     Frame,
     FrameSequence,
@@ -42,9 +44,6 @@ from shardio_tools.inspect.command.image_files import (
 )
 from shardio_tools.inspect.command.report import READING, Facts, Inspection
 from shardio_tools.inspect.command.terminal import check_terminal, encode_for_terminal
-
-import shardio
-from shardio.media import pillow_image
 from shardio_tools.output import escaped, format_count, utf8_name
 
 COUNT: Final = 24

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import numpy as np
-from shardio_tools.inspect.command.frames import Pixels, Size, fitted
-from shardio_tools.inspect.command.image_files import encoded_still, enlarged
 
 import shardio
+from shardio_tools.inspect.command.frames import Pixels, Size, fitted
+from shardio_tools.inspect.command.image_files import encoded_still, enlarged
 
 Protocol = Literal["kitty", "iterm2", "blocks"]
 
