@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shardio_tools.inspect.command.report import value_facts
 
 import shardio
 from shardio import Array, Bytes, Json, List, Schema, ShardReader, Text
@@ -19,6 +18,7 @@ from shardio.dataset.manifest import load, publish_next
 from shardio.format import values
 from shardio.storage import checksummed_json
 from shardio_tools import cli
+from shardio_tools.inspect.report import value_facts
 from tests.shards import EVERY_FIELD, media_sample, write_media, write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image as Pillow
-from shardio_tools.inspect.command.image_files import CAPTION, GAP
 
 import shardio
 from shardio import Array, Bytes, Image, List
 from shardio.media import ClipDecoder, decode_image, encode_jpeg
-from shardio_tools.inspect.command import image_files, render
+from shardio_tools.inspect import image_files, render
+from shardio_tools.inspect.image_files import CAPTION, GAP
 from tests.pictures_seen import (
     Pixels,
     clip,

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 from PIL import ImageSequence
-from shardio_tools.inspect.command.image_files import CAPTION, GAP, Tile, draw_sheet
-from shardio_tools.inspect.command.terminal import protocol_of
 
 import shardio
 from shardio import Array, Image, List, ShardReader, Text, Video
 from shardio.media import StreamEncoder, encode_jpeg, pillow_image
+from shardio_tools.inspect.image_files import CAPTION, GAP, Tile, draw_sheet
+from shardio_tools.inspect.terminal import protocol_of
 from tests.pictures_seen import (
     MARK,
     N_CLIPS,

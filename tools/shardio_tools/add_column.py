@@ -1,6 +1,4 @@
-"""What `add-column` reads: a type from a text; from a file values, or a function of samples.
-
-Give every sample of a dataset one more field, as its next generation.
+"""Give every sample of a dataset one more field, as its next generation.
 
 The values come from a file, in the order of the samples: .npy (an array with a row for each),
 .jsonl (a JSON value in each line) or .csv (the column of that name). Or a function in a Python

@@ -42,7 +42,7 @@ from shardio_tools import (
     verify,
 )
 from shardio_tools.arguments import refuse_urls
-from shardio_tools.inspect.command import command
+from shardio_tools.inspect import command as inspect
 from shardio_tools.output import (
     begin_report,
     escape_unwritable,
@@ -61,7 +61,7 @@ DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 COMMANDS: dict[str, ModuleType] = {
     "convert": convert,
-    "inspect": command,
+    "inspect": inspect,
     "verify": verify,
     "repair": repair,
     "diff": diff,

@@ -1,6 +1,4 @@
-"""The arguments of `shardio convert`, and which of them a converter takes.
-
-Convert a folder of videos, pictures, sound, arrays, tables or datasets of others into a dataset.
+"""Convert a folder of videos, pictures, sound, arrays, tables or datasets of others into a dataset.
 
 Every file below SRC is looked at and accounted for. The name of the folder that holds a file is its
 class. Exit code 1 means that some files are broken, or have changed since they were converted; they

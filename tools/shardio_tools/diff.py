@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterator
 
 from shardio.maintenance import DiffReport, diff
-from shardio_tools.inspect.command.report import is_dataset
+from shardio_tools.inspect.report import is_dataset
 from shardio_tools.output import escaped, format_count, format_list, print_json, print_out
 
 

@@ -1,6 +1,4 @@
-"""How statistics of a dataset are put into words.
-
-Count a dataset: mean, deviation, range and shapes of each numeric field, and the classes.
+"""Count a dataset: mean, deviation, range and shapes of each numeric field, and the classes.
 
 The result is kept in the next generation, where shardio inspect and dataset.stats find it.
 """

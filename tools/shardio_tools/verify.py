@@ -14,7 +14,7 @@ from typing import Any
 from shardio import InvalidArgument
 from shardio.maintenance import AuditProgress, Finding, audit_dataset, audit_shard
 from shardio_tools.arguments import add_engine_arguments, engine_options
-from shardio_tools.inspect.command.report import is_dataset
+from shardio_tools.inspect.report import is_dataset
 from shardio_tools.output import (
     ProgressLine,
     escaped,

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardio_tools.arguments import is_url
-from shardio_tools.inspect.command.render import add_arguments as add_picture_arguments
-from shardio_tools.inspect.command.render import (
+from shardio_tools.inspect.render import add_arguments as add_picture_arguments
+from shardio_tools.inspect.render import (
     add_pictures,
     describe_pictures,
     parse_render_options,
 )
-from shardio_tools.inspect.command.report import (
+from shardio_tools.inspect.report import (
     Facts,
     Inspection,
     inspect_dataset,

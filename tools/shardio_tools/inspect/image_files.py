@@ -26,7 +26,7 @@ import numpy as np
 
 import shardio
 from shardio.media import pillow_image
-from shardio_tools.inspect.command.frames import Pixels, Size
+from shardio_tools.inspect.frames import Pixels, Size
 from shardio_tools.output import escaped
 
 if TYPE_CHECKING:

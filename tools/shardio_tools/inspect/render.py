@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import shardio
 from shardio.media import pillow_image
-from shardio_tools.inspect.command.frames import (
+from shardio_tools.inspect.frames import (
     Frame,
     FrameSequence,
     Pixels,
@@ -30,7 +30,7 @@ from shardio_tools.inspect.command.frames import (
     open_samples,
     within,
 )
-from shardio_tools.inspect.command.image_files import (
+from shardio_tools.inspect.image_files import (
     MOVING,
     STILLS,
     Tile,
@@ -42,8 +42,8 @@ from shardio_tools.inspect.command.image_files import (
     suffix_of,
     write_whole,
 )
-from shardio_tools.inspect.command.report import READING, Facts, Inspection
-from shardio_tools.inspect.command.terminal import check_terminal, encode_for_terminal
+from shardio_tools.inspect.report import READING, Facts, Inspection
+from shardio_tools.inspect.terminal import check_terminal, encode_for_terminal
 from shardio_tools.output import escaped, format_count, utf8_name
 
 COUNT: Final = 24

@@ -18,8 +18,8 @@ from typing import Final, Literal
 import numpy as np
 
 import shardio
-from shardio_tools.inspect.command.frames import Pixels, Size, fitted
-from shardio_tools.inspect.command.image_files import encoded_still, enlarged
+from shardio_tools.inspect.frames import Pixels, Size, fitted
+from shardio_tools.inspect.image_files import encoded_still, enlarged
 
 Protocol = Literal["kitty", "iterm2", "blocks"]
 
