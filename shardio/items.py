@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable
 from typing import Any, Final, Literal, get_args
 
 from shardio._loading.items import Loader, Loading, iterator, named, values
-from shardio._loading.option_checks import OnError, count, most_skips, one_of, seconds
+from shardio._loading.options import OnError, count, most_skips, one_of, seconds
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.inline import Here

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 from shardio._base.closing import Closing
 from shardio._base.statistics import SkippedItem
-from shardio._loading.option_checks import OnError, count, most_skips, one_of, refuse_path, seconds
+from shardio._loading.options import OnError, count, most_skips, one_of, refuse_path, seconds
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.messages import check_prefix, zeromq

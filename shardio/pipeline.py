@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from shardio._base.statistics import PipelineStats, StageStats
-from shardio._loading.option_checks import OnError, count, most_skips, one_of, seconds
+from shardio._loading.options import OnError, count, most_skips, one_of, seconds
 from shardio._loading.pipelines import ORDERS, Passes, each_of, one_for_one, piped
 from shardio._loading.sources import MapIterator, Position, Supply, behind
 from shardio._workers.tasks.executors import hire

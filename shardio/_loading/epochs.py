@@ -10,8 +10,7 @@ from shardio._engine.dispatch.iterations import Iteration
 from shardio._engine.filling.batch_spec import Plan
 from shardio._loading.checkpoint import Progress, progress_of, state_of
 from shardio._loading.epoch_sampler import Course
-from shardio._loading.option_checks import warn_of_no_batch
-from shardio._loading.options import Options
+from shardio._loading.options import Options, warn_of_no_batch
 from shardio.dataset.dataset import Dataset
 from shardio.order.partition import Division
 

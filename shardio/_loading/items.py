@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from shardio._base.closing import Closing
 from shardio._base.statistics import ItemStats, SkippedItem
-from shardio._loading.option_checks import refuse_path
+from shardio._loading.options import refuse_path
 from shardio._workers.processes.linux import Finalizer
 from shardio._workers.processes.serialization import add_note, shortened
 from shardio._workers.tasks.inline import Alone, Here

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from shardio._base.closing import Closing
 from shardio._base.statistics import PipelineStats
-from shardio._loading.option_checks import count, one_of
+from shardio._loading.options import count, one_of
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.tasks.pipeline_runner import Line

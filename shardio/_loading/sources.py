@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from shardio._loading.option_checks import count, refuse_path
+from shardio._loading.options import count, refuse_path
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.tasks.pipeline_spec import Positioned, Start
 from shardio._workers.tasks.stage import Origin

@@ -18,7 +18,7 @@ from typing import Any, Final
 from shardio._base.closing import Closing
 from shardio._base.signatures import takes_rng
 from shardio._engine.dispatch.backends import StartMethod
-from shardio._loading.option_checks import callable_or_none, count
+from shardio._loading.options import callable_or_none, count
 from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.messages import OWN_FILES, zeromq
 from shardio.dataset.dataset import open_dataset

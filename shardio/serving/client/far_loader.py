@@ -9,7 +9,7 @@ from typing import Any, Final, Self, TextIO
 
 from shardio._base.closing import Closing
 from shardio._base.statistics import LoaderStats, LoadingStats
-from shardio._loading.option_checks import (
+from shardio._loading.options import (
     count,
     device_or_none,
     one_of,
