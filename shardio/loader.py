@@ -19,8 +19,7 @@ from shardio._loading.preload import preload as bring_in
 from shardio._loading.progress_bar import ProgressBar
 from shardio._loading.remote_prefetch import Bringing, remote_of
 from shardio._loading.reopening import open_anew
-from shardio._loading.timeline import Timeline
-from shardio._loading.trace import timeline_of
+from shardio._loading.timeline import Timeline, timeline_of
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch
 from shardio.dataset.dataset import Dataset

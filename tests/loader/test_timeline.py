@@ -9,8 +9,15 @@ import pytest
 
 from shardio import InvalidArgument, ShardLoader
 from shardio._engine.dispatch.counters import Filling, Lap, Moment
-from shardio._loading.timeline import CHECKING, READING, TRANSFORMING, Filled, HandedOver, Timeline
-from shardio._loading.trace import timeline_of
+from shardio._loading.timeline import (
+    CHECKING,
+    READING,
+    TRANSFORMING,
+    Filled,
+    HandedOver,
+    Timeline,
+    timeline_of,
+)
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
