@@ -8,8 +8,7 @@ from typing import Any
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Iteration
 from shardio._engine.filling.batch_spec import Plan
-from shardio._loading.checkpoint import Progress, progress_of, state_of
-from shardio._loading.epoch_sampler import Course
+from shardio._loading.epoch_sampler import Course, Progress, progress_of, state_of
 from shardio._loading.options import Options, warn_of_no_batch
 from shardio.dataset.dataset import Dataset
 from shardio.order.partition import Division
