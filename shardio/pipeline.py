@@ -13,8 +13,17 @@ from typing import Any, Final, Literal
 
 from shardio._base.statistics import PipelineStats, StageStats
 from shardio._loading.options import OnError, count, most_skips, one_of, seconds
-from shardio._loading.pipelines import ORDERS, Passes, each_of, one_for_one, piped
-from shardio._loading.sources import MapIterator, Position, Supply, behind
+from shardio._loading.pipelines import (
+    ORDERS,
+    MapIterator,
+    Passes,
+    Position,
+    Supply,
+    behind,
+    each_of,
+    one_for_one,
+    piped,
+)
 from shardio._workers.tasks.executors import hire
 from shardio._workers.tasks.pipeline_runner import Line
 from shardio._workers.tasks.pipeline_spec import Batched, Piped, UserCall, Where

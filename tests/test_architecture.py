@@ -334,7 +334,7 @@ FACES = (
     "shardio.multi",
     "shardio._loading.pipelines",
     "shardio.pipeline",
-    "shardio._loading.sources",
+    "shardio._loading.pipelines",
 )
 OF_THE_ENGINE = {
     "_posixsubprocess",
