@@ -12,8 +12,7 @@ from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.counters import N_RECORDS
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.filling.batch_spec import Dct, Recipe
-from shardio._loading.epochs import Epochs
-from shardio._loading.iterator import Handover, Pass, RecordedPass
+from shardio._loading.iterator import Epochs, Handover, Pass, RecordedPass
 from shardio._loading.options import Asked, Collate, OnError, check_options, cut_of, recipe_of
 from shardio._loading.preload import preload as bring_in
 from shardio._loading.progress_bar import ProgressBar
