@@ -17,7 +17,7 @@ if sys.platform == "win32":
     raise UnsupportedEnvironment("shardio needs Linux; on Windows, run it inside WSL 2")
 
 if TYPE_CHECKING:
-    from shardio._loading.mixing import mix
+    from shardio._loading.open_for_loading import mix
     from shardio.batch.batch import Batch
     from shardio.conversion import ConversionReport, Input, Outcome, Source, convert
     from shardio.dataset.dataset import ShardDataset
@@ -119,7 +119,7 @@ _HOMES = {
     "convert": "shardio.conversion",
     "load": "shardio.items",
     "load_with_workers": "shardio.items",
-    "mix": "shardio._loading.mixing",
+    "mix": "shardio._loading.open_for_loading",
     "open": "shardio.dataset.dataset",
 }
 # Called so here only: inside the package `open` is the builtin.

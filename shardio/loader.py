@@ -13,11 +13,11 @@ from shardio._engine.dispatch.counters import N_RECORDS
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.filling.batch_spec import Dct, Recipe
 from shardio._loading.iterator import Epochs, Handover, Pass, RecordedPass
+from shardio._loading.open_for_loading import open_anew
 from shardio._loading.options import Asked, Collate, OnError, check_options, cut_of, recipe_of
 from shardio._loading.preload import preload as bring_in
 from shardio._loading.progress_bar import ProgressBar
 from shardio._loading.remote_prefetch import Bringing, remote_of
-from shardio._loading.reopening import open_anew
 from shardio._loading.timeline import Timeline, timeline_of
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch

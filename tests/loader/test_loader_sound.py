@@ -14,7 +14,7 @@ import pytest
 
 from shardio import Array, Audio, Clip, EncodedStream, InvalidArgument, Schema, ShardLoader, Video
 from shardio._engine.filling import audio
-from shardio._loading.mixing import mix
+from shardio._loading.open_for_loading import mix
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
