@@ -332,7 +332,6 @@ FACES = (
     "shardio.loader",
     "shardio._loading.items",
     "shardio.multi",
-    "shardio._loading.pipelines",
     "shardio.pipeline",
     "shardio._loading.pipelines",
 )
