@@ -25,8 +25,8 @@ from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.shard_storage import ShardPaths
-from shardio.outputs.adapters import Maker
 from shardio.order.partition import Division
+from shardio.outputs.adapters import Maker
 
 
 class Epochs:

@@ -23,8 +23,7 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.order.partition import told_by_launcher
-from shardio.order.partition import Tail
+from shardio.order.partition import Tail, told_by_launcher
 from shardio.order.sampling import Choice, check_deals_once, check_takes_one
 from shardio.outputs.adapters import OUTPUTS, Output
 from shardio.samples.audio import hear, heard, sound_fields
