@@ -68,7 +68,7 @@ def open_one(
         access=access,
         subset=dataset.subset if subset is None else subset,
         generation=dataset.generation,
-        remote=dataset.remote.like(remote),
+        remote=dataset.remote.with_usage_of(remote),
     )
     if dataset.rows.row_list is not None:
         opened.rows.show(dataset.rows.row_list)
@@ -76,7 +76,7 @@ def open_one(
 
 
 def _check_not_asked(remote: RemoteOptions, dataset: Dataset) -> None:
-    if remote.is_asked:
+    if remote.is_set:
         raise InvalidArgument(
             f"cache, cache_bytes and storage_options of {dataset.path}, which is open: give them "
             "to shardio.open instead"

@@ -382,7 +382,7 @@ def recipe_of(options: Options, dataset: Dataset, n_at_most: int | None, cut: Cu
     # No more rows than there are positions, unless a batch is filled up.
     is_whole = n_at_most is None or options.tail == "pad"
     most = options.batch_size if is_whole else max(1, n_at_most or 0)
-    mixed = dataset.mixed if isinstance(dataset, Mixture) else None
+    mixed = dataset.spec if isinstance(dataset, Mixture) else None
     media = options.media
     return Recipe(
         path=dataset.root,
@@ -392,7 +392,9 @@ def recipe_of(options: Options, dataset: Dataset, n_at_most: int | None, cut: Cu
         shuffle=options.choice.is_full,
         seed=options.choice.seed,
         verify=options.verify,
-        access=buckets[0].access_of_workers if (buckets := dataset.buckets) else options.access,
+        access=remote_storages[0].worker_access
+        if (remote_storages := dataset.remote_storages)
+        else options.access,
         transform=options.transform,
         takes_rng=options.takes_rng,
         subset=dataset.subset,
@@ -407,7 +409,7 @@ def recipe_of(options: Options, dataset: Dataset, n_at_most: int | None, cut: Cu
         cut=cut,
         packing=None if media.pack is None else Packing(media.pack, dataset.rows.n_rows),
         hearing=hear(dataset, media.sounds, media.sound, media.video),
-        remote=dataset.remote.of_workers if isinstance(dataset, ShardDataset) else None,
+        remote=dataset.remote.for_workers if isinstance(dataset, ShardDataset) else None,
     )
 
 

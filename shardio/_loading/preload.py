@@ -72,7 +72,7 @@ def _all(dataset: Dataset, extents: Extents, *, of_records: bool) -> Ranges:
     found = [NOTHING]
     is_packed = dataset.rows.packed is not None
     n = dataset.rows.n_rows if is_packed else len(dataset)
-    rows_of = dataset.rows.shown if is_packed else dataset.rows.at
+    rows_of = dataset.rows.map_rows if is_packed else dataset.rows.at
     for start in range(0, n, _AT_ONCE):
         rows = rows_of(np.arange(start, min(start + _AT_ONCE, n)))
         found.append(merged(of(rows, dataset.locate(rows)), _GRAIN_BYTES))

@@ -70,7 +70,7 @@ class Bringing:
         """How many bytes a pass goes to and fro among, and which are not to make room."""
         self._here = set[str]()
         """The paths of files that have come, and stay, if all fit into the cache."""
-        self._is_done = not dataset.buckets
+        self._is_done = not dataset.remote_storages
         if not self._is_done:
             self._check_room(choice)
 
@@ -131,30 +131,32 @@ class Bringing:
                 f"{self._dataset.path}: preload=True brings {sum(self._sizes().tolist())} bytes, "
                 "and the cache is for less: raise cache_bytes"
             )
-        run_parallel(N_THREADS, lambda file: file[0].bring(file[1]), self._all_files())
+        run_parallel(N_THREADS, lambda file: file[0].download(file[1]), self._all_files())
 
     def _has_all(self) -> bool:
         """Whether there is nothing left to bring, now or ever."""
         self._is_done = self._all_fit() and all(
-            bucket.path_of(summary) in self._here for bucket, summary in self._all_files()
+            storage.path_of(summary) in self._here for storage, summary in self._all_files()
         )
         return self._is_done
 
     def _all_files(self) -> Iterator[tuple[RemoteStorage, ShardSummary]]:
         for shard in range(len(self._dataset.shards)):
-            for place, summary in self._dataset.files.located(shard, self._recipe.fields):
-                if isinstance(place, RemoteStorage):
-                    yield place, summary
+            for storage, summary in self._dataset.files.files_with_storage(
+                shard, self._recipe.fields
+            ):
+                if isinstance(storage, RemoteStorage):
+                    yield storage, summary
 
     def _sizes(self) -> Rows:
         """The bytes of the files in object stores that the fields lie in."""
-        places = self._dataset.files.sizes_by_place(self._recipe.fields)
-        brought = [sizes for place, sizes in places if isinstance(place, RemoteStorage)]
+        storages = self._dataset.files.sizes_by_storage(self._recipe.fields)
+        brought = [sizes for storage, sizes in storages if isinstance(storage, RemoteStorage)]
         return np.concatenate([np.zeros(0, np.int64), *brought])
 
     def _most_bytes(self) -> int:
         """How much the caches may hold."""
-        return min(bucket.most_bytes for bucket in self._dataset.buckets)
+        return min(storage.max_bytes for storage in self._dataset.remote_storages)
 
     def _bytes_of_windows(self) -> int:
         """The most that a window of shards takes."""
@@ -162,7 +164,7 @@ class Bringing:
         return int(np.sort(of_shards)[-SHARDS_PER_WINDOW:].sum())
 
     def _all_fit(self) -> bool:
-        return all(bucket.keeps(self._sizes()) for bucket in self._dataset.buckets)
+        return all(storage.fits(self._sizes()) for storage in self._dataset.remote_storages)
 
     def end_with(self, close: Callable[[], None]) -> None:
         """End, and close the engine meanwhile."""
@@ -173,8 +175,8 @@ class Bringing:
         finally:
             if self._ahead is not None:
                 self._ahead.close()
-                for bucket in self._dataset.buckets:
-                    bucket.close()  # once more: what they had under way is in nobody's use now
+                for storage in self._dataset.remote_storages:
+                    storage.close()  # once more: what they had under way is in nobody's use now
 
 
 def _wanted(dataset: Dataset, recipe: Recipe, plan: Plan) -> Iterator[PrefetchRequest]:
@@ -186,13 +188,17 @@ def _wanted(dataset: Dataset, recipe: Recipe, plan: Plan) -> Iterator[PrefetchRe
     for number, first in enumerate(range(division.first_step, division.last_step, n_steps)):
         last = min(first + n_steps, division.last_step)
         stretch = itinerary.at(plan, division.positions(first, last))
-        rows = stretch.rows if dataset.rows.packed is None else dataset.rows.within(stretch.numbers)
-        shards, places = np.unique(dataset.locate(rows), return_index=True)
-        for i in np.argsort(places, kind="stable").tolist():
+        rows = (
+            stretch.rows
+            if dataset.rows.packed is None
+            else dataset.rows.covered_rows(stretch.numbers)
+        )
+        shards, storages = np.unique(dataset.locate(rows), return_index=True)
+        for i in np.argsort(storages, kind="stable").tolist():
             shard = int(shards[i])
             if last_seen[shard] < number - 1:
-                step = first + int(places[i]) * (last - first) // len(rows)
-                for place, summary in dataset.files.located(shard, recipe.fields):
-                    if isinstance(place, RemoteStorage):
-                        yield PrefetchRequest(step, place, summary)
+                step = first + int(storages[i]) * (last - first) // len(rows)
+                for storage, summary in dataset.files.files_with_storage(shard, recipe.fields):
+                    if isinstance(storage, RemoteStorage):
+                        yield PrefetchRequest(step, storage, summary)
         last_seen[shards] = number

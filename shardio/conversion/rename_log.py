@@ -50,7 +50,7 @@ def check_only_dataset(out: Path, exclude: str) -> None:
         DatasetCorrupt, ShardUnsupported: the files of the dataset cannot be determined.
     """
     if not holds_dataset(out):
-        refuse_existing(out, but=exclude)
+        refuse_existing(out, exclude=exclude)
         return
     if strangers := sorted({*os.listdir(out)} - {exclude, *_dataset_entries(out)}):
         raise DatasetExists(

@@ -196,7 +196,7 @@ class Staging:
             remove_leftovers(self.out)
             check_only_dataset(self.out, exclude=WORK_FOLDER)
         else:
-            refuse_existing(self.out, but=WORK_FOLDER)
+            refuse_existing(self.out, exclude=WORK_FOLDER)
 
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
         """Write the plan to the journal; keep the units of an earlier plan that this one has too.

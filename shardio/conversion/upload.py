@@ -166,7 +166,7 @@ class Upload(Closing):
         remote = RemoteOptions.of(None, None, storage_options)
         self._objects, self._start_s = ObjectStore(url, remote.options), time.monotonic()
         name = hash_bytes(f"{self._objects.endpoint} {self._objects.url}".encode())
-        self.folder = os.path.join(remote.folder, "converting", f"{name:016x}")
+        self.folder = os.path.join(remote.cache_folder, "converting", f"{name:016x}")
         """The local folder in which the dataset is converted."""
         self._hint = (
             f"to start again, remove {self.folder} and everything below {self._objects.url}"
@@ -184,8 +184,8 @@ class Upload(Closing):
         self.is_converted = False
         """True if only publishing is left to do."""
         try:
-            make_folder(remote.folder)
-            self._lock_locally(f"{remote.folder}/converting.lock", name >> 2)
+            make_folder(remote.cache_folder)
+            self._lock_locally(f"{remote.cache_folder}/converting.lock", name >> 2)
             self._clean_up()
             self.is_converted = holds_dataset(self.folder)
             self._has_lease = self._lease.is_held()
@@ -217,7 +217,7 @@ class Upload(Closing):
         if self._is_published():
             return
         if not self._has_lease:
-            if found := self._objects.names(1):
+            if found := self._objects.list_names(1):
                 raise DatasetExists(f"{url}: already holds data ({found[0]}); choose another URL")
             self._lease.acquire()
             self._has_lease = True
@@ -266,7 +266,7 @@ class Upload(Closing):
         if self.is_converted:  # the others were uploaded by an earlier process
             sent = [shard for shard in shards if shard.name not in here]
             run_parallel(_MAX_CONCURRENT, self._check_shard, sent)
-        for part in found.parts:
+        for part in found.external_lists:
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
         report = report or _report_from(found)  # may read the inputs from an external list
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
@@ -314,7 +314,7 @@ class Upload(Closing):
 
     def _remove_unused(self, names: set[str]) -> None:
         """Remove uploaded shards that the dataset does not list."""
-        for name in self._objects.names():
+        for name in self._objects.list_names():
             if _SHARD_NAME.fullmatch(name) and name not in names:
                 self._objects.remove(name)
 

@@ -74,7 +74,7 @@ class ColumnRange:
         self.n_bytes = max(1, sum(n_steps)) * step
         """Of addresses."""
         used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.maps_of_each = 1 if used == max(n_steps, default=1) * step else 2
+        self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
         """How many maps a part takes: of a file, and of the gap behind it."""
         self._stride, self._is_scattered = stride, False
         self._address = reserve(self.n_bytes)
@@ -121,7 +121,7 @@ class ColumnRange:
         if n_bytes := self._mapped.pop(part, 0):
             clear_reserved(self._address + int(self.slots[part]) * self._stride, n_bytes)
 
-    def expect_scattered(self) -> None:
+    def disable_readahead(self) -> None:
         """Have the kernel read no more than the pages that are touched, also of later maps."""
         self._is_scattered = True
         disable_readahead_at(self._address, self.n_bytes)
@@ -154,24 +154,24 @@ class MappedRows:
     """
 
     def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Rows) -> None:
-        self._have(ColumnRange(stride, counts.tolist()), stride, row_bytes)
+        self._use_range(ColumnRange(stride, counts.tolist()), stride, row_bytes)
         self._shift = self._range.slots - starts
 
-    def _have(self, parts: ColumnRange, stride: int, row_bytes: int) -> None:
+    def _use_range(self, parts: ColumnRange, stride: int, row_bytes: int) -> None:
         """Copy from this range."""
-        self.maps_of_each = parts.maps_of_each
+        self.maps_per_shard = parts.maps_per_shard
         """How many maps a shard takes that is put."""
         self._range, self._row_bytes = parts, row_bytes
-        self._touched, self._n_at_once = None, sys.maxsize
+        self._prefaulted, self._n_at_once = None, sys.maxsize
         if row_bytes in _PREFAULTED_BYTES:
             middle = row_bytes // 2
-            self._touched, self._n_at_once = self._range.rows[:, middle], _PREFAULTED_ROWS
+            self._prefaulted, self._n_at_once = self._range.rows[:, middle], _PREFAULTED_ROWS
         self._scratch: Lines | None = None
         if stride != row_bytes:
             self._n_at_once = min(self._n_at_once, max(1, _SCRATCH_BYTES // stride))
             self._scratch = np.empty((self._n_at_once, stride), np.uint8)
 
-    def put(self, shard: int, place: ColumnLocation) -> None:
+    def attach(self, shard: int, place: ColumnLocation) -> None:
         """Map what the file of a shard has.
 
         Raises:
@@ -179,7 +179,7 @@ class MappedRows:
         """
         self._range.map(shard, place)
 
-    def drop(self, shard: int) -> None:
+    def detach(self, shard: int) -> None:
         """Let go of the file of a shard."""
         self._range.unmap(shard)
 
@@ -192,17 +192,17 @@ class MappedRows:
         """Copy rows into the lines of out, one after the other; `slots` is what `place` gave."""
         step = self._n_at_once
         if len(slots) <= step:
-            self._copy_some(slots, out)
+            self._copy_slice(slots, out)
             return
         for i in range(0, len(slots), step):
-            self._copy_some(slots[i : i + step], out[i : i + step])
+            self._copy_slice(slots[i : i + step], out[i : i + step])
 
-    def _copy_some(self, slots: Rows, out: Lines) -> None:
+    def _copy_slice(self, slots: Rows, out: Lines) -> None:
         """Copy at most `_n_at_once` rows."""
-        if self._touched is not None:
+        if self._prefaulted is not None:
             # One byte of each row: the processor waits for many pages at once, where a copy waits
             # at the start of every row for its page. One in the middle, as the start comes at once.
-            self._touched[slots]
+            self._prefaulted[slots]
         if self._scratch is None:
             self._range.rows.take(slots, axis=0, out=out, mode="clip")
             return
@@ -211,9 +211,9 @@ class MappedRows:
         self._range.rows.take(slots, axis=0, out=scratch, mode="clip")
         out[:] = scratch[:, : self._row_bytes]
 
-    def expect_scattered(self) -> None:
+    def disable_readahead(self) -> None:
         """Have the kernel read no more than the pages that are touched."""
-        self._range.expect_scattered()
+        self._range.disable_readahead()
 
     def close(self) -> None:
         """Unmap everything. Idempotent."""
@@ -231,15 +231,17 @@ class PooledRows(MappedRows):
         most: how many shards may have been put at a time.
     """
 
-    def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Rows, most: int) -> None:
-        n_parts = min(most, len(counts))
+    def __init__(
+        self, stride: int, row_bytes: int, starts: Rows, counts: Rows, max_parts: int
+    ) -> None:
+        n_parts = min(max_parts, len(counts))
         largest = int(counts.max(initial=0))
-        self._have(ColumnRange(stride, [largest] * n_parts), stride, row_bytes)
+        self._use_range(ColumnRange(stride, [largest] * n_parts), stride, row_bytes)
         self._starts, self._shift = starts, np.zeros(len(counts), np.int64)
         self._parts: dict[int, int] = {}
         self._free = list(range(n_parts))
 
-    def put(self, shard: int, place: ColumnLocation) -> None:
+    def attach(self, shard: int, place: ColumnLocation) -> None:
         """Map what the file of a shard has, into any part that is free."""
         if not self._free:  # Ctrl-C may have cost some
             taken = self._parts.values()
@@ -249,7 +251,7 @@ class PooledRows(MappedRows):
         self._parts[shard] = self._free.pop()
         self._shift[shard] = self._range.slots[part] - self._starts[shard]
 
-    def drop(self, shard: int) -> None:
+    def detach(self, shard: int) -> None:
         """Let go of the file of a shard; its part is free for another."""
         if (part := self._parts.pop(shard, None)) is not None:
             self._range.unmap(part)
@@ -272,18 +274,18 @@ class FileRows:
         starts: the dataset's row number of each shard's first row.
     """
 
-    maps_of_each: Final = 0
+    maps_per_shard: Final = 0
     """How many maps a shard takes that is put."""
 
     def __init__(self, stride: int, starts: Rows) -> None:
         self._stride, self._starts = stride, starts
         self._places: dict[int, tuple[PreadFile, int]] = {}
 
-    def put(self, shard: int, file: PreadFile, offset: int) -> None:
+    def attach(self, shard: int, file: PreadFile, offset: int) -> None:
         """Read a shard's rows from this file, in which the column begins there."""
         self._places[shard] = file, offset
 
-    def drop(self, shard: int) -> None:
+    def detach(self, shard: int) -> None:
         """Let go of the file of a shard."""
         self._places.pop(shard, None)
 
@@ -310,7 +312,7 @@ class FileRows:
             file.read_ascending(offset, self._stride, local, out, order[part])
             start = end
 
-    def expect_scattered(self) -> None:
+    def disable_readahead(self) -> None:
         """Do nothing: nothing is read beyond what is asked for."""
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     @property
     def sides(self) -> Mapping[str, Sequence[ShardSummary]]:
         """By name, each column that was added later: its shards, in the order of `shards`."""
-        return {side.name: side.shards for side in self._generation.sides}
+        return {side.name: side.shards for side in self._generation.column_groups}
 
     @property
     def inputs(self) -> Sequence[Mapping[str, Any]]:
@@ -149,9 +149,9 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return self._generation.operation
 
     @property
-    def buckets(self) -> list[RemoteStorage]:
+    def remote_storages(self) -> list[RemoteStorage]:
         """The object stores that its files come from."""
-        return [place for place in self.files.places if isinstance(place, RemoteStorage)]
+        return [storage for storage in self.files.storages if isinstance(storage, RemoteStorage)]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -218,13 +218,13 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     def gather(self, name: str) -> ColumnGather:
         """Return the gather of a column, which copies rows of all shards; made on first use."""
-        self.files.opened.check_open()
+        self.files.open_files.check_open()
         found = self._gathers.get(name)
         while found is None:
             try:
                 found = self._gathers[name] = self._new_gather(name)
             except InsufficientMemory:  # not so many addresses
-                if not self.files.opened.halve():
+                if not self.files.open_files.halve():
                     raise
         return found
 
@@ -233,8 +233,8 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return ColumnGather(
             name,
             self.schema.columns[name],
-            self.files.opened,
-            self.files.first(name),
+            self.files.open_files,
+            self.files.first_file(name),
             is_mapped=self.access == "mmap",
             starts=self.starts[:-1],
             counts=np.diff(self.starts),
@@ -295,17 +295,17 @@ class ShardDataset(Dataset):
         path = local_path(os.fspath(path))
         self.remote = remote or RemoteOptions.of(cache, cache_bytes, storage_options)
         """How it is read if it is in an object store."""
-        place = _place_of(path, self.remote)
-        access = place.access(access)
-        state = _load(place, generation)
+        storage = _storage_of(path, self.remote)
+        access = storage.resolve_access(access)
+        state = _load(storage, generation)
         starts = starts_of(state)
         view = None if subset is None else _rows_of(state, subset, path)
         super().__init__(
             path=path,
-            root=place.root,
+            root=storage.root,
             generation=state,
             files=ShardFiles(
-                place,
+                storage,
                 groups_of(state),
                 np.diff(starts),
                 verify=verify,
@@ -378,7 +378,7 @@ class ShardDataset(Dataset):
             generation=self.generation,
             remote=self.remote,
         )
-        found.rows.show(RowList(self.rows.at(positions)))
+        found.rows.set_rows(RowList(self.rows.at(positions)))
         return found
 
     def _column(self, name: str) -> npt.NDArray[Any]:
@@ -405,19 +405,19 @@ def starts_of(generation: Generation) -> Rows:
 def groups_of(generation: Generation) -> list[FileGroup]:
     """Return the files of a generation: the shards, then those of each field beside them."""
     whole = "", generation.schema, generation.shards
-    sides = ((side.name, side.schema, side.shards) for side in generation.sides)
+    sides = ((side.name, side.schema, side.shards) for side in generation.column_groups)
     return [FileGroup(*group, shard_sizes(group[2])) for group in (whole, *sides)]
 
 
-def _load(place: ShardStorage, number: int | None) -> Generation:
+def _load(storage: ShardStorage, number: int | None) -> Generation:
     """Read a generation, by default the published one; once more if it came damaged."""
     try:
-        folder = place.described(number)
+        folder = storage.manifest_folder(number)
         return load(folder) if number is None else load_generation(folder, number)
     except DatasetCorrupt:
-        if not place.distrust():
+        if not storage.invalidate():
             raise
-        folder = place.described(number)
+        folder = storage.manifest_folder(number)
         return load(folder) if number is None else load_generation(folder, number)
 
 
@@ -430,7 +430,7 @@ def _rows_of(generation: Generation, subset: str, path: str) -> RowRuns:
     return rows
 
 
-def _place_of(path: str, remote: RemoteOptions) -> ShardStorage:
+def _storage_of(path: str, remote: RemoteOptions) -> ShardStorage:
     """Return where a dataset's files lie, by an absolute path: a later chdir changes nothing."""
     if is_url(path):
         return RemoteStorage(path, remote, external_list_names)

@@ -34,7 +34,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import read_checksummed_json, read_file, write_atomic
 from shardio.storage.fs import refuse_links_outside, unlink
 
-LISTED_MAX: Final = 4096
+MAX_INLINE_ENTRIES: Final = 4096
 """Entries that a list may have in the JSON of a generation; one that is longer lies in a part."""
 
 SHARDS: Final = "shards"
@@ -90,7 +90,7 @@ class ExternalList:
 
 def is_long(entries: Sized) -> bool:
     """Whether a list lies in a part."""
-    return len(entries) > LISTED_MAX
+    return len(entries) > MAX_INLINE_ENTRIES
 
 
 def list_file_name(id: str, kind: str) -> str:

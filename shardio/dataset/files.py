@@ -64,18 +64,18 @@ def _most_blocks(n_bytes: Rows) -> Rows:
     return n_bytes // BLOCK_BYTES + 1
 
 
-def check_marks(reader: ShardReader, most: int) -> None:
+def check_mark_count(reader: ShardReader, max_open: int) -> None:
     """Make sure that a shard has no more units than there is room for.
 
     Raises:
         ShardCorrupt: it has more hashes of chunks than its bytes could need.
     """
-    if reader.units.n_marks > most:
+    if reader.units.n_marks > max_open:
         raise ShardCorrupt(
             "it has more hashes than its bytes can need",
             code="section",
             path=reader.path,
-            expected=most,
+            expected=max_open,
             found=reader.units.n_marks,
         )
 
@@ -108,7 +108,7 @@ class DatasetFiles(ABC):
     """
 
     def __init__(
-        self, groups: Sequence[FileGroup], *, most_held: int | None, access: Access, path: str
+        self, groups: Sequence[FileGroup], *, max_pinned: int | None, access: Access, path: str
     ) -> None:
         self._groups, self.n_shards = groups, len(groups[0].shards)
         self.access: Access = access
@@ -116,13 +116,15 @@ class DatasetFiles(ABC):
         n_files = len(groups) * self.n_shards
         self._numbers = range(self.n_shards)
         self._first_files = {g.name: k * self.n_shards for k, g in enumerate(groups) if g.name}
-        most, n_maps = open_limit(n_files, most_held), int(access == "mmap")
-        self.opened = OpenFiles(n_files, self._open, most=most, n_maps=n_maps, path=path)
+        max_open, n_maps = open_limit(n_files, max_pinned), int(access == "mmap")
+        self.open_files = OpenFiles(
+            n_files, self._open, max_open=max_open, n_maps=n_maps, path=path
+        )
         """The files that are open, by number."""
         self._marks: Marks | None = None
         self._first_marks: Rows | None = None
 
-    def first(self, name: str) -> int:
+    def first_file(self, name: str) -> int:
         """Return the number of the first file that has a field; those of other shards follow."""
         return self._first_files.get(name, 0)
 
@@ -135,23 +137,23 @@ class DatasetFiles(ABC):
             DatasetCorrupt: the file is another one than the generation names.
             IndexError: there is no such shard.
         """
-        first = 0 if name is None else self._first_files.get(name, 0)
-        return self.opened.reader(first + self._numbers[shard])
+        first_file = 0 if name is None else self._first_files.get(name, 0)
+        return self.open_files.reader(first_file + self._numbers[shard])
 
-    def known(self, shard: int, name: str | None = None) -> ShardReader | None:
+    def reader_if_open(self, shard: int, name: str | None = None) -> ShardReader | None:
         """Return the reader of a shard if it is open, else None."""
-        first = 0 if name is None else self._first_files.get(name, 0)
-        return self.opened.known(first + self._numbers[shard])
+        first_file = 0 if name is None else self._first_files.get(name, 0)
+        return self.open_files.reader_if_open(first_file + self._numbers[shard])
 
     def sample(
         self, shard: int, row: int, names: Iterable[str], *, beware: bool = True
     ) -> dict[str, Any]:
         """Return some fields of one sample, by its row in its shard."""
         if not self._first_files:
-            return self.opened.reader(self._numbers[shard]).sample(row, names, beware=beware)
-        sample, place = dict[str, Any](), self._numbers[shard]
-        for first, group in itertools.groupby(names, key=self.first):
-            sample |= self.opened.reader(first + place).sample(row, group, beware=beware)
+            return self.open_files.reader(self._numbers[shard]).sample(row, names, beware=beware)
+        sample, number = dict[str, Any](), self._numbers[shard]
+        for first_file, group in itertools.groupby(names, key=self.first_file):
+            sample |= self.open_files.reader(first_file + number).sample(row, group, beware=beware)
         return sample
 
     @abstractmethod
@@ -159,7 +161,7 @@ class DatasetFiles(ABC):
         """Open the file of a shard that has a field, anew; the reader belongs to the caller."""
 
     @abstractmethod
-    def glance(self, shard: int, name: str) -> ShardReader:
+    def open_metadata(self, shard: int, name: str) -> ShardReader:
         """Open the same file for a look at its index, without having it brought; in any thread.
 
         The reader belongs to the caller, and verifies for itself.
@@ -167,7 +169,7 @@ class DatasetFiles(ABC):
 
     @property
     @abstractmethod
-    def places(self) -> Sequence[ShardStorage]:
+    def storages(self) -> Sequence[ShardStorage]:
         """The places that the files lie in."""
 
     @abstractmethod
@@ -175,22 +177,24 @@ class DatasetFiles(ABC):
         """Return the path that a file has, or will have once it is opened."""
 
     @abstractmethod
-    def located(self, shard: int, names: Iterable[str]) -> list[tuple[ShardStorage, ShardSummary]]:
+    def files_with_storage(
+        self, shard: int, names: Iterable[str]
+    ) -> list[tuple[ShardStorage, ShardSummary]]:
         """Return the files that some fields of a shard's samples lie in, with their places."""
 
     @abstractmethod
-    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
+    def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
         """Return, for each place, the bytes of the files that some fields of all samples lie in."""
 
     @abstractmethod
-    def which_files(self, name: str | None = None) -> Rows:
+    def file_numbers(self, name: str | None = None) -> Rows:
         """Number the different files of a group from 0; return the number of each shard's file."""
 
     @abstractmethod
     def most_marks(self, name: str) -> Rows:
         """Return how many units the files of a group have at most; "" is that of the shards."""
 
-    def of_shard(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
+    def files_of_shard(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
         """Return the files that a shard's samples, or one field of them, lie in, with paths."""
         names = [None, *self._first_files] if name is None else [name]
         summaries = [self.summaries(each)[shard] for each in names]
@@ -227,13 +231,13 @@ class DatasetFiles(ABC):
         """
         for shard in distinct(shards).tolist():
             for file in range(shard, len(self._groups) * self.n_shards, self.n_shards):
-                if (reader := self.opened.known(file)) is not None:
+                if (reader := self.open_files.reader_if_open(file)) is not None:
                     reader.check_length()
 
     @property
     def is_partial(self) -> bool:
-        """True if there are too many files for all to be open at a time: see `shards.opened`."""
-        return self.opened.most is not None
+        """True if there are too many files for all to be open at a time: see OpenFiles."""
+        return self.open_files.max_open is not None
 
     @property
     def n_marks(self) -> int:
@@ -251,7 +255,7 @@ class DatasetFiles(ABC):
                 summaries = [each for group in self._groups for each in group.shards]
                 prefetch_ends([self.path_of(summary) for summary in summaries])
                 files = range(len(summaries))
-                counts = np.array([self.opened.reader(file).units.n_marks for file in files])
+                counts = np.array([self.open_files.reader(file).units.n_marks for file in files])
             self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         return self._first_marks
 
@@ -259,7 +263,7 @@ class DatasetFiles(ABC):
         """Remember what has been checked in `marks`, n_marks bytes; opens files as that does."""
         self._place_marks()
         self._marks = marks
-        for file, reader in self.opened.items():
+        for file, reader in self.open_files.items():
             self._mark(file, reader)
 
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
@@ -268,30 +272,30 @@ class DatasetFiles(ABC):
         Opens files as `n_marks` does.
         """
         marks, firsts = self._all_marks()
-        first = self.first(name)
-        return marks, firsts[first : first + self.n_shards]
+        first_file = self.first_file(name)
+        return marks, firsts[first_file : first_file + self.n_shards]
 
     def _all_marks(self) -> tuple[Marks, Rows]:
         """Return the marks of all files, and where those of each begin."""
-        first = self._place_marks()
+        first_file = self._place_marks()
         if self._marks is None:
             self.share_marks(lazy_zeros(self.n_marks))
-        return self._marks if self._marks is not None else lazy_zeros(0), first
+        return self._marks if self._marks is not None else lazy_zeros(0), first_file
 
     def _mark(self, file: int, reader: ShardReader) -> None:
         """Have a file's units remember what is checked in the table of all."""
         if self._marks is not None:
-            first, end = self._place_marks()[file : file + 2].tolist()
-            check_marks(reader, end - first)
-            reader.units.marks = self._marks[first : first + reader.units.n_marks]
+            first_file, end = self._place_marks()[file : file + 2].tolist()
+            check_mark_count(reader, end - first_file)
+            reader.units.marks = self._marks[first_file : first_file + reader.units.n_marks]
 
-    def expect_scattered(self) -> None:
+    def disable_readahead(self) -> None:
         """Have the kernel read no more of mapped files than the pages that are touched."""
-        self.opened.expect_scattered()
+        self.open_files.disable_readahead()
 
     def close(self) -> None:
         """Close all files; what was handed out of them stays valid. Idempotent."""
-        self.opened.close()
+        self.open_files.close()
         self._marks = None
 
 
@@ -309,7 +313,7 @@ class ShardFiles(DatasetFiles):
 
     def __init__(
         self,
-        place: ShardStorage,
+        storage: ShardStorage,
         groups: Sequence[FileGroup],
         n_samples: Rows,
         *,
@@ -317,10 +321,10 @@ class ShardFiles(DatasetFiles):
         access: Access,
         path: str,
     ) -> None:
-        self.most_held = place.most_held(np.concatenate([group.sizes for group in groups]))
+        self.max_pinned = storage.max_pinned(np.concatenate([group.sizes for group in groups]))
         """The maximum number of files that the place keeps at a time; None if unlimited."""
-        super().__init__(groups, most_held=self.most_held, access=access, path=path)
-        self._place, self._n_samples, self._verify = place, n_samples, verify
+        super().__init__(groups, max_pinned=self.max_pinned, access=access, path=path)
+        self._storage, self._n_samples, self._verify = storage, n_samples, verify
 
     def set_access(self, access: Access) -> None:
         """Read files by `access`; to be called before the first is opened."""
@@ -328,34 +332,36 @@ class ShardFiles(DatasetFiles):
 
     def open_file(self, shard: int, name: str) -> ShardReader:
         """Open the file of a shard that has a field, anew; the reader belongs to the caller."""
-        return self._open_from(self._group(name), shard, self._place.hold)
+        return self._open_from(self._group(name), shard, self._storage.pin)
 
-    def glance(self, shard: int, name: str) -> ShardReader:
+    def open_metadata(self, shard: int, name: str) -> ShardReader:
         """Open the same file for a look at its index, without having it brought; in any thread.
 
         The reader belongs to the caller, and verifies for itself.
         """
-        return self._open_from(self._group(name), shard, self._place.glance)
+        return self._open_from(self._group(name), shard, self._storage.pin_if_cached)
 
     @property
-    def places(self) -> Sequence[ShardStorage]:
+    def storages(self) -> Sequence[ShardStorage]:
         """The place that the files lie in."""
-        return [self._place]
+        return [self._storage]
 
     def path_of(self, summary: ShardSummary) -> str:
         """Return the path that a file has, or will have once it is opened."""
-        return self._place.path_of(summary)
+        return self._storage.path_of(summary)
 
-    def located(self, shard: int, names: Iterable[str]) -> list[tuple[ShardStorage, ShardSummary]]:
+    def files_with_storage(
+        self, shard: int, names: Iterable[str]
+    ) -> list[tuple[ShardStorage, ShardSummary]]:
         """Return the files that some fields of a shard's samples lie in, with their places."""
-        return [(self._place, group.shards[shard]) for group in self._groups_of(names)]
+        return [(self._storage, group.shards[shard]) for group in self._groups_of(names)]
 
-    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
+    def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
         """Return the bytes of the files that some fields of all samples lie in."""
         sizes = [group.sizes for group in self._groups_of(names)]
-        return [(self._place, np.concatenate([np.zeros(0, np.int64), *sizes]))]
+        return [(self._storage, np.concatenate([np.zeros(0, np.int64), *sizes]))]
 
-    def which_files(self, name: str | None = None) -> Rows:
+    def file_numbers(self, name: str | None = None) -> Rows:
         """Return the number of each shard's file: the shard's own, as no file comes again."""
         return np.arange(self.n_shards)
 
@@ -365,21 +371,21 @@ class ShardFiles(DatasetFiles):
         return max_marks(group.schema, self._n_samples, group.sizes)
 
     def _open_from(
-        self, group: FileGroup, shard: int, hold: Callable[[ShardSummary], str]
+        self, group: FileGroup, shard: int, pin: Callable[[ShardSummary], str]
     ) -> ShardReader:
         """Open a file of a group, once its place has it, or knows how to read it."""
         summary = group.shards[shard]
-        path = hold(summary)
-        content = self._place.content(summary, path)
+        path = pin(summary)
+        content = self._storage.remote_file(summary, path)
         if content is not None:  # read without being held: nothing to release
             return self._open_expected(path, summary, group.schema, content)
         try:
             reader = self._open_expected(path, summary, group.schema)
         except BaseException:
-            self._place.release(summary)
+            self._storage.unpin(summary)
             raise
         # Release the file when its last view is gone, the user's included.
-        held = weakref.finalize(reader.content, self._place.release, summary)
+        held = weakref.finalize(reader.content, self._storage.unpin, summary)
         held.atexit = False
         return reader
 
@@ -402,4 +408,4 @@ class ShardFiles(DatasetFiles):
     def close(self) -> None:
         """Close all files and their place; what was handed out stays valid. Idempotent."""
         super().close()
-        self._place.close()
+        self._storage.close()

@@ -71,8 +71,8 @@ class ColumnGather:
         self._row_bytes, self._stride = field.row_bytes or 0, field.stride
         self._marks, self._first_marks = marks, first_marks
         self._slices: list[slice] = []
-        self._all_known = verify == "off"
-        self._n_known_batches, self._next_look = 0, 32
+        self._all_verified = verify == "off"
+        self._n_verified_batches, self._next_check = 0, 32
         self._rows = self._new_rows(self._stride, self._row_bytes)
         self._rows_per_unit = rows_per_unit(self._row_bytes, self._stride)
         self._by_row = self._rows_per_unit == 1
@@ -81,80 +81,80 @@ class ColumnGather:
             self._hashes = self._new_rows(DIMENSION.size, DIMENSION.size)
         self._mark_shift: Rows = np.full(len(counts), _UNKNOWN)
         self._row_mark_shift, self._block_shift = self._mark_shift.copy(), self._mark_shift.copy()
-        self._is_here = np.zeros(len(counts), np.bool_)
-        self._is_partial = files.most is not None
+        self._is_open = np.zeros(len(counts), np.bool_)
+        self._is_partial = files.max_open is not None
         """Whether it may have to open files before it copies."""
         if self._is_partial:
-            n_maps = 0 if self._hashes is None else self._hashes.maps_of_each
-            files.tell(self._let_go, self._rows.maps_of_each + n_maps)
+            n_maps = 0 if self._hashes is None else self._hashes.maps_per_shard
+            files.add_listener(self._on_evict, self._rows.maps_per_shard + n_maps)
             return
         for shard in range(len(counts)):
-            self._bring_one(shard)
+            self._open_shard(shard)
 
     def _new_rows(self, stride: int, row_bytes: int) -> MappedRows | FileRows:
         """What copies rows of every shard; of none before its file is put there."""
         if not self._is_mapped:
             return FileRows(stride, self._starts)
-        if self._files.most is None:
+        if self._files.max_open is None:
             return MappedRows(stride, row_bytes, self._starts, self._counts)
-        return PooledRows(stride, row_bytes, self._starts, self._counts, self._files.most)
+        return PooledRows(stride, row_bytes, self._starts, self._counts, self._files.max_open)
 
     def _open(self, shard: int) -> ShardReader:
         return self._files.reader(self._first + shard)
 
-    def _bring_one(self, shard: int) -> None:
+    def _open_shard(self, shard: int) -> None:
         """Open the file of a shard, and have its rows at hand."""
         reader, name = self._open(shard), self._name
-        self._put(self._rows, shard, reader, reader.column_section(name))
+        self._attach(self._rows, shard, reader, reader.column_section(name))
         if self._hashes is not None:
-            self._put(self._hashes, shard, reader, reader.hashes_section(name))
+            self._attach(self._hashes, shard, reader, reader.hashes_section(name))
             self._block_shift[shard] = self._first_marks[shard] + reader.units.hashes_mark(name)
         self._mark_shift[shard] = self._first_marks[shard] + reader.units.column_mark(name)
         self._row_mark_shift[shard] = self._mark_shift[shard] - self._starts[shard]
-        self._is_here[shard] = True
+        self._is_open[shard] = True
 
-    def _put(
+    def _attach(
         self, rows: MappedRows | FileRows, shard: int, reader: ShardReader, section: Section
     ) -> None:
         if isinstance(rows, FileRows):
             if isinstance(reader.content, PreadFile):  # as of all files of a dataset, or of none
-                rows.put(shard, reader.content, section.offset)
+                rows.attach(shard, reader.content, section.offset)
             return
-        rows.drop(shard)  # what an attempt may have left that came to no end
-        rows.put(shard, ColumnLocation(reader.path, section.offset, section.count, reader.file))
+        rows.detach(shard)  # what an attempt may have left that came to no end
+        rows.attach(shard, ColumnLocation(reader.path, section.offset, section.count, reader.file))
 
-    def _let_go(self, file: int) -> None:
+    def _on_evict(self, file: int) -> None:
         """A file makes room."""
         shard = file - self._first
         if 0 <= shard < len(self._counts):
-            self._is_here[shard] = False
+            self._is_open[shard] = False
             for rows in (self._rows, self._hashes):
                 if rows is not None:
-                    rows.drop(shard)
+                    rows.detach(shard)
 
-    def _bring(self, shards: Rows) -> bool:
+    def _open_shards(self, shards: Rows) -> bool:
         """Have the rows of these shards at hand; False if that cannot be at a time."""
-        if self._is_here.take(shards).all():
-            self._files.use(shards + self._first)
+        if self._is_open.take(shards).all():
+            self._files.mark_used(shards + self._first)
             return True
         wanted = distinct(shards)
-        if len(wanted) > self._most_together:
+        if len(wanted) > self._max_together:
             return False
-        self._files.use(wanted + self._first)
-        for shard in wanted[~self._is_here[wanted]].tolist():
+        self._files.mark_used(wanted + self._first)
+        for shard in wanted[~self._is_open[wanted]].tolist():
             while True:
                 try:
-                    self._bring_one(shard)
+                    self._open_shard(shard)
                     break
                 except UnsupportedEnvironment:  # no more maps
                     if not self._files.halve():
                         raise
-        return bool(self._is_here[wanted].all())
+        return bool(self._is_open[wanted].all())
 
     @property
-    def _most_together(self) -> int:
+    def _max_together(self) -> int:
         """How many shards are brought at a time: none makes room for another of them."""
-        return max(1, (self._files.most or 1) // 2)
+        return max(1, (self._files.max_open or 1) // 2)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
         """Where `rows` of the dataset, which lie in `shards`, are; for `gather`."""
@@ -173,41 +173,41 @@ class ColumnGather:
             ChecksumMismatch: naming file, field, sample and offset; out then holds what was read.
             ShardChanged: likewise; mapped rows of a file that was cut short kill instead.
         """
-        if self._is_partial and not self._bring(shards):
+        if self._is_partial and not self._open_shards(shards):
             self._gather_in_parts(rows, shards, out)
             return
-        if not (self._all_known or self._by_row):
-            self._check_runs(rows, shards)
+        if not (self._all_verified or self._by_row):
+            self._verify_runs(rows, shards)
         try:
             self._rows.copy(slots, rows, shards, out)
         except ShardChanged as error:
             error.at(field=self._name)
             raise
-        if not self._all_known and self._by_row:
-            self._check_rows(rows, shards, out)
+        if not self._all_verified and self._by_row:
+            self._verify_rows(rows, shards, out)
 
     def _gather_in_parts(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
         """Copy rows of more shards than are brought at a time."""
         wanted = distinct(shards)
-        numbers = np.searchsorted(wanted, shards) // min(self._most_together, len(wanted) - 1)
+        numbers = np.searchsorted(wanted, shards) // min(self._max_together, len(wanted) - 1)
         for number in range(int(numbers.max()) + 1):
             part = np.flatnonzero(numbers == number)
             found = np.empty((len(part), self._row_bytes), np.uint8)
             self.gather(self.place(rows[part], shards[part]), rows[part], shards[part], found)
             out[part] = found
 
-    def _check_rows(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
+    def _verify_rows(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
         """Hash the delivered rows that nobody has hashed before."""
         marks = rows + self._row_mark_shift.take(shards)
         fresh = np.arange(len(rows))
         if self._verify == "first":
             known = self._marks.take(marks)
             if known.all():
-                self._look_whether_all_known()
+                self._update_all_verified()
                 return
             fresh = np.flatnonzero(known == 0)
             rows, shards, marks = rows[fresh], shards[fresh], marks[fresh]
-        self._check_hash_blocks(rows, shards)
+        self._verify_hash_blocks(rows, shards)
         if self._hashes is None:
             raise AssertionError("rows that are checked one by one have hashes")
         start_ns = now_ns()
@@ -218,20 +218,20 @@ class ColumnGather:
         found = np.array(list(map(hash_bytes, parts)), np.uint64)
         wrong = np.flatnonzero(found != expected)
         if len(wrong):
-            self._refuse(int(wrong[0]), rows, shards, expected, found)
+            self._raise_mismatch(int(wrong[0]), rows, shards, expected, found)
         self._marks[marks] = 1
         SPENT.sums_ns[CHECK] += now_ns() - start_ns
 
-    def _look_whether_all_known(self) -> None:
+    def _update_all_verified(self) -> None:
         """After ever more batches that held nothing new, see whether anything new is left."""
-        self._n_known_batches += 1
-        if self._n_known_batches < self._next_look:
+        self._n_verified_batches += 1
+        if self._n_verified_batches < self._next_check:
             return
-        self._next_look *= 2
+        self._next_check *= 2
         if (self._mark_shift == _UNKNOWN).any():
             return
         n_units = -(-self._counts // self._rows_per_unit)
-        self._all_known = all(
+        self._all_verified = all(
             self._marks[first : first + n].all()
             for first, n in zip(self._mark_shift.tolist(), n_units.tolist(), strict=True)
         )
@@ -245,7 +245,7 @@ class ColumnGather:
             return self._slices
         return [self._slices[j] for j in places.tolist()]
 
-    def _refuse(
+    def _raise_mismatch(
         self,
         i: int,
         rows: Rows,
@@ -259,7 +259,7 @@ class ColumnGather:
         offset = reader.column_section(self._name).offset + row * self._stride
         raise reader.units.mismatch(self._name, row, offset, int(expected[i]), int(found[i]))
 
-    def _check_hash_blocks(self, rows: Rows, shards: Rows) -> None:
+    def _verify_hash_blocks(self, rows: Rows, shards: Rows) -> None:
         """Make sure that the stored hashes of these rows are themselves checked."""
         local = rows - self._starts[shards]
         blocks = local * DIMENSION.size // BLOCK_BYTES + self._block_shift[shards]
@@ -268,21 +268,21 @@ class ColumnGather:
         for shard in distinct(shards).tolist():
             self._open(shard).units.column_hashes(self._name, local[shards == shard])
 
-    def _check_runs(self, rows: Rows, shards: Rows) -> None:
+    def _verify_runs(self, rows: Rows, shards: Rows) -> None:
         """Check the runs that hold these rows: they are read whole, from the map."""
         local = rows - self._starts[shards]
         marks = local // self._rows_per_unit + self._mark_shift[shards]
         if self._verify == "first" and self._marks.take(marks).all():
-            self._look_whether_all_known()
+            self._update_all_verified()
             return
         for shard in distinct(shards).tolist():
             self._open(shard).units.check_column(self._name, local[shards == shard])
 
-    def expect_scattered(self) -> None:
+    def disable_readahead(self) -> None:
         """Have the kernel read no more than the pages that are touched: others are asked for."""
         for part in (self._rows, self._hashes):
             if part is not None:
-                part.expect_scattered()
+                part.disable_readahead()
 
     def close(self) -> None:
         """Unmap everything. Idempotent."""

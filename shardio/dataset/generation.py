@@ -76,7 +76,7 @@ def view_error(view: Mapping[str, Any], schema: Schema) -> str | None:
             return f"{name} must be a whole number from 1 up to {most:,}; found {view.get(name)!r}"
     size = view.get("size", [1, 1])
     is_pair = isinstance(size, list | tuple) and len(size) == 2
-    if not is_pair or not all(_is_number(side, _MAX_SIDE) for side in size):
+    if not is_pair or not all(_is_number(group, _MAX_SIDE) for group in size):
         return f"size must be [height, width], each from 1 to {_MAX_SIDE}; found {size!r}"
     if (n := sum(isinstance(field, Video) for field in schema.values())) != 1:
         return f"clips need one field of videos; the schema has {n}"
@@ -112,17 +112,17 @@ class ColumnGroup:
         return np.array_equal(sample_counts(self.shards), sample_counts(shards))
 
 
-def whole_schema(schema: Schema, sides: Sequence[ColumnGroup]) -> Schema:
+def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema:
     """The fields of whole samples: those of the shards, then the added ones.
 
     Raises:
         SchemaError: two have the same name, or one is the nested record of another.
     """
-    if not sides:
+    if not column_groups:
         return schema
     fields: dict[str, Field] = dict(schema)
-    for side in sides:
-        for name, added in side.schema.items():
+    for group in column_groups:
+        for name, added in group.schema.items():
             if name in fields:
                 raise SchemaError(f"there is a field {name!r} already")
             fields[name] = added
@@ -149,11 +149,11 @@ def parse_schema(content: object) -> Schema:
 
 
 def describe_shards(
-    shards: Sequence[ShardSummary], parts: dict[str, bytes]
+    shards: Sequence[ShardSummary], external_lists: dict[str, bytes]
 ) -> list[dict[str, Any]] | dict[str, Any]:
-    """Shards as the JSON of a generation lists them, or names the part that it adds to `parts`."""
+    """Return shards as JSON: a list, or a reference to a list added to `external_lists`."""
     if is_long(shards):
-        return add_external_list(parts, SHARDS, pack_shards(shards), len(shards))
+        return add_external_list(external_lists, SHARDS, pack_shards(shards), len(shards))
     return [
         {"name": s.name, "samples": s.n_samples, "bytes": s.n_bytes, "id": s.id} for s in shards
     ]
@@ -185,9 +185,12 @@ def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
     return ShardSummary(name, entry["samples"], entry["bytes"], entry["id"])
 
 
-def describe_column_group(side: ColumnGroup, parts: dict[str, bytes]) -> dict[str, Any]:
+def describe_column_group(group: ColumnGroup, external_lists: dict[str, bytes]) -> dict[str, Any]:
     """A side as the JSON of a generation says it; see `describe_shards`."""
-    return {"schema": describe_schema(side.schema), "shards": describe_shards(side.shards, parts)}
+    return {
+        "schema": describe_schema(group.schema),
+        "shards": describe_shards(group.shards, external_lists),
+    }
 
 
 def parse_column_groups(
@@ -202,23 +205,23 @@ def parse_column_groups(
     for entry in content:
         if type(entry) is not dict or type(entry.get("shards")) not in (list, dict):
             raise DatasetCorrupt(f"{place}: a side must be a dict with shards; found {entry!r}")
-        side = ColumnGroup(parse_schema(entry["schema"]), parse_shards(entry["shards"], place))
-        if len(side.schema) != 1:
+        group = ColumnGroup(parse_schema(entry["schema"]), parse_shards(entry["shards"], place))
+        if len(group.schema) != 1:
             raise DatasetCorrupt(
-                f"{place}: a side has one field; found {', '.join(map(repr, side.schema))}"
+                f"{place}: a side has one field; found {', '.join(map(repr, group.schema))}"
             )
-        if not side.fits(shards):
+        if not group.fits(shards):
             raise DatasetCorrupt(
-                f"{place}: field {side.name!r}: expected a shard beside each of the "
-                f"{len(shards)}, with as many samples; found {len(side.shards)}, or other counts"
+                f"{place}: field {group.name!r}: expected a shard beside each of the "
+                f"{len(shards)}, with as many samples; found {len(group.shards)}, or other counts"
             )
-        found.append(side)
+        found.append(group)
     return tuple(found)
 
 
-_SIDE_COLUMNS: Final = "column_groups"
+_COLUMN_GROUPS: Final = "column_groups"
 """What a reader must know to read a generation that has sides."""
-_PARTS: Final = "external_lists"
+_EXTERNAL_LISTS: Final = "external_lists"
 """And one that has long lists, which lie in files of their own."""
 
 
@@ -226,12 +229,20 @@ _PARTS: Final = "external_lists"
 class Generation:
     """One published state of a dataset. Immutable.
 
-    `inputs` are what a conversion looked at, each with its outcome; `converter` is the name,
-    versions and those options that change the data; neither holds absolute paths, times or hosts.
-    `subsets` are named parts of the rows, `stats` what was counted of them, and `operation` says
-    what made this generation of an earlier one: its name and its options. `schema` is that of
-    `shards`; `sides` are columns that were added later, in the order in which they were. `view` is
-    what the samples of a loader are unless it is asked for others: see `default_view`.
+    Attributes:
+        number: 1 for the first generation; the next one has the next number.
+        lineage: the identity of the dataset, see `lineage_of`.
+        schema: the schema of `shards`.
+        classes: class names; a label is a position in them.
+        inputs: the files that a conversion read, each with its outcome. Like `converter`, it has
+            no absolute paths, times or hosts.
+        converter: the name, versions and those options of the converter that change the data.
+        versions: the versions of the libraries that the bytes depend on.
+        subsets: named selections of rows.
+        stats: statistics that `shardio stats` computed.
+        operation: the command that derived this generation from an earlier one, and its options.
+        column_groups: columns added to a finished dataset, in the order they were added.
+        view: the default kind of sample of a loader, such as rows or clips.
     """
 
     number: int
@@ -245,25 +256,25 @@ class Generation:
     subsets: Mapping[str, RowRuns] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)
     operation: Mapping[str, Any] = field(default_factory=dict)
-    sides: tuple[ColumnGroup, ...] = ()
+    column_groups: tuple[ColumnGroup, ...] = ()
     view: Mapping[str, Any] = field(default_factory=lambda: ROWS)
 
     @property
     def whole_schema(self) -> Schema:
         """The fields of its samples: those of the shards, then the added ones."""
-        return whole_schema(self.schema, self.sides)
+        return whole_schema(self.schema, self.column_groups)
 
     @property
     def files(self) -> ShardsWithSchemas:
         """Every shard with its schema: `shards`, then those of each side, in the same order."""
         return ShardsWithSchemas(
-            [(self.schema, self.shards), *((s.schema, s.shards) for s in self.sides)]
+            [(self.schema, self.shards), *((s.schema, s.shards) for s in self.column_groups)]
         )
 
     @property
     def names(self) -> list[str]:
         """The names of all files."""
-        lists = (self.shards, *(side.shards for side in self.sides))
+        lists = (self.shards, *(group.shards for group in self.column_groups))
         return [name for shards in lists for name in shard_names(shards)]
 
     @property
@@ -272,9 +283,9 @@ class Generation:
         return sample_counts(self.shards)
 
     @property
-    def parts(self) -> tuple[ExternalList, ...]:
+    def external_lists(self) -> tuple[ExternalList, ...]:
         """The files beside it that its long lists lie in, where it was read."""
-        lists = (self.shards, *(side.shards for side in self.sides), self.inputs)
+        lists = (self.shards, *(group.shards for group in self.column_groups), self.inputs)
         return tuple(each.part for each in lists if isinstance(each, ShardList | InputList))
 
     def check_inputs(self) -> None:
@@ -298,10 +309,10 @@ def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
     return f"{hash_bytes(schema.to_json() + ids):016x}"
 
 
-def describe_generation(generation: Generation, parts: dict[str, bytes]) -> dict[str, Any]:
+def describe_generation(generation: Generation, external_lists: dict[str, bytes]) -> dict[str, Any]:
     """The generation as JSON can say it; what only some have is left out where there is none.
 
-    What lies in files of their own is added to `parts`, by their names.
+    What lies in files of their own is added to `external_lists`, by their names.
 
     Raises:
         SchemaError: something in it is nothing that JSON can say.
@@ -312,9 +323,9 @@ def describe_generation(generation: Generation, parts: dict[str, bytes]) -> dict
         "generation": generation.number,
         "lineage": generation.lineage,
         "schema": describe_schema(generation.schema),
-        "shards": describe_shards(generation.shards, parts),
+        "shards": describe_shards(generation.shards, external_lists),
         "classes": list(generation.classes),
-        "inputs": _describe_inputs(generation.inputs, parts),
+        "inputs": _describe_inputs(generation.inputs, external_lists),
         "converter": dict(generation.converter),
         "versions": dict(generation.versions),
         "view": dict(generation.view),
@@ -327,21 +338,29 @@ def describe_generation(generation: Generation, parts: dict[str, bytes]) -> dict
         "subsets": subsets,
         "stats": dict(generation.stats),
         "operation": dict(generation.operation),
-        "column_groups": [describe_column_group(side, parts) for side in generation.sides],
-        "required": _required(has_parts=bool(parts), has_sides=bool(generation.sides)),
+        "column_groups": [
+            describe_column_group(group, external_lists) for group in generation.column_groups
+        ],
+        "required": _required(
+            has_lists=bool(external_lists), has_column_groups=bool(generation.column_groups)
+        ),
     }
     return content | {key: value for key, value in extras.items() if value}
 
 
-def _describe_inputs(inputs: Sequence[Mapping[str, Any]], parts: dict[str, bytes]) -> Any:
+def _describe_inputs(inputs: Sequence[Mapping[str, Any]], external_lists: dict[str, bytes]) -> Any:
     if is_long(inputs):
-        return add_external_list(parts, INPUTS, pack_inputs(inputs), len(inputs))
+        return add_external_list(external_lists, INPUTS, pack_inputs(inputs), len(inputs))
     return [dict(entry) for entry in inputs]
 
 
-def _required(*, has_parts: bool, has_sides: bool) -> list[str]:
+def _required(*, has_lists: bool, has_column_groups: bool) -> list[str]:
     """What a reader must know."""
-    return [name for name, is_so in ((_PARTS, has_parts), (_SIDE_COLUMNS, has_sides)) if is_so]
+    return [
+        name
+        for name, is_so in ((_EXTERNAL_LISTS, has_lists), (_COLUMN_GROUPS, has_column_groups))
+        if is_so
+    ]
 
 
 def parse_generation(content: dict[str, Any], place: Path) -> Generation:
@@ -367,7 +386,7 @@ def parse_generation(content: dict[str, Any], place: Path) -> Generation:
             subsets=_parse_subsets(content, sum(sample_counts(shards).tolist()), place),
             stats=content.get("stats", {}),
             operation=content.get("operation", {}),
-            sides=parse_column_groups(content.get("column_groups", []), shards, place),
+            column_groups=parse_column_groups(content.get("column_groups", []), shards, place),
             view=content["view"],
         )
         _ = generation.whole_schema  # whose names fit together, or this raises
@@ -408,19 +427,19 @@ def _check_required(content: dict[str, Any], place: Path) -> None:
     required = content.get("required", [])
     if type(required) is not list or not all(isinstance(name, str) for name in required):
         raise DatasetCorrupt(f"{place}: 'required' must be a list of names; found {required!r}")
-    if unknown := [name for name in required if name not in (_PARTS, _SIDE_COLUMNS)]:
+    if unknown := [name for name in required if name not in (_EXTERNAL_LISTS, _COLUMN_GROUPS)]:
         raise ShardUnsupported(
             f"{place}: needs {', '.join(map(repr, unknown))}, which this shardio cannot read; "
             "a newer one may"
         )
     expected = _required(
-        has_parts=has_external_lists(content), has_sides=bool(content.get("column_groups"))
+        has_lists=has_external_lists(content), has_column_groups=bool(content.get("column_groups"))
     )
     if content.get("required") != (expected or None):
         raise DatasetCorrupt(
-            f"{place}: 'required' must name {_SIDE_COLUMNS!r} once where there are sides, behind "
-            f"{_PARTS!r} once where a list lies in a part, and be left out elsewhere; found "
-            f"{required!r}"
+            f"{place}: 'required' must name {_EXTERNAL_LISTS!r} if a list is external, then "
+            f"{_COLUMN_GROUPS!r} if there are column groups, each once, and be left out otherwise; "
+            f"found {required!r}"
         )
 
 

@@ -79,7 +79,7 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
         raise InvalidArgument(f"out (OUT) is {text!r}, which is no name that a folder can have")
 
 
-def refuse_existing(folder: str | os.PathLike[str], *, but: str = "") -> None:
+def refuse_existing(folder: str | os.PathLike[str], *, exclude: str = "") -> None:
     """Make sure that a new dataset can be made in `folder`: it is missing or empty.
 
     Args:
@@ -92,7 +92,7 @@ def refuse_existing(folder: str | os.PathLike[str], *, but: str = "") -> None:
     if path.is_dir():
         if holds_dataset(path):
             raise DatasetExists(f"{path}: already holds a dataset; choose another folder")
-        if found := sorted({*os.listdir(path)} - {but}):
+        if found := sorted({*os.listdir(path)} - {exclude}):
             raise DatasetExists(
                 f"{path}: already holds data ({found[0]}, {len(found)} entries in all); "
                 "choose another folder"
@@ -158,14 +158,14 @@ def publish(
         operation=dict(operation or {}),
         view=view,
     )
-    root, parts = Path(folder), dict[str, bytes]()
-    content = to_checksummed_json(describe_generation(generation, parts))
-    if not parts:
-        _publish(root, generation, content, parts)
+    root, external_lists = Path(folder), dict[str, bytes]()
+    content = to_checksummed_json(describe_generation(generation, external_lists))
+    if not external_lists:
+        _publish(root, generation, content, external_lists)
         return generation
     make_folder(root / GENERATIONS)
     with _locked(root / GENERATIONS):  # who is writing the same, and fails, takes no part away
-        _publish(root, generation, content, parts)
+        _publish(root, generation, content, external_lists)
     return generation
 
 
@@ -190,14 +190,14 @@ def publish_next(
     root, number = Path(folder), previous.number + 1
     versions = {**changes.pop("versions", previous.versions), "shardio": __version__}
     fitting = dataclasses.replace(previous, versions=versions, **changes)
-    if lacking := [side.name for side in fitting.sides if not side.fits(fitting.shards)]:
+    if lacking := [group.name for group in fitting.column_groups if not group.fits(fitting.shards)]:
         raise InvalidArgument(
             f"{root}: fields {', '.join(lacking)} were added later, and lie in shards beside the "
             "others: not every shard has one; shardio compact puts them together"
         )
     generation = dataclasses.replace(fitting, number=number, lineage=previous.lineage)
-    parts = dict[str, bytes]()
-    content = to_checksummed_json(describe_generation(generation, parts))
+    external_lists = dict[str, bytes]()
+    content = to_checksummed_json(describe_generation(generation, external_lists))
     with _locked(root / GENERATIONS) as is_alone:
         if is_alone:
             remove_temporary_files(root)
@@ -209,7 +209,7 @@ def publish_next(
                 f"generation {previous.number} was read, and nothing of theirs was changed; do it "
                 "again, with what is published now"
             )
-        _publish(root, generation, content, parts)
+        _publish(root, generation, content, external_lists)
     return generation
 
 
@@ -279,14 +279,14 @@ def _write_pointer(root: Path, generation: Generation) -> None:
 
 
 def _publish(
-    root: Path, generation: Generation, content: bytes, parts: Mapping[str, bytes]
+    root: Path, generation: Generation, content: bytes, external_lists: Mapping[str, bytes]
 ) -> None:
     """Write both files, and the parts before them; or nothing."""
     number = generation.number
     place = root / GENERATIONS / f"{number:06d}.json"
     make_folder(place.parent)
     try:
-        for name, part in parts.items():
+        for name, part in external_lists.items():
             write_external_list(place.parent / name, part)
         try:
             write_atomic(place, content, exclusive=True)
@@ -297,8 +297,8 @@ def _publish(
             ) from error
         _write_pointer(root, generation)
     except DatasetConflict:
-        if parts:
-            remove_unreferenced(place.parent, parts)
+        if external_lists:
+            remove_unreferenced(place.parent, external_lists)
         raise
     except BaseException:
         with contextlib.suppress(OSError):  # somebody's generation is there, or the disk refuses
@@ -306,8 +306,8 @@ def _publish(
                 with contextlib.suppress(FileNotFoundError):
                     if place.read_bytes() == content:
                         unlink(place)
-                if parts:
-                    remove_unreferenced(place.parent, parts)
+                if external_lists:
+                    remove_unreferenced(place.parent, external_lists)
                 remove_folder(place.parent)
         raise
 
@@ -320,7 +320,7 @@ def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
         ours = load_generation(root, 1)
     if ours is not None and ours.lineage == lineage:
         unlink(root / GENERATIONS / "000001.json")
-        remove_unreferenced(root / GENERATIONS, [part.path.name for part in ours.parts])
+        remove_unreferenced(root / GENERATIONS, [part.path.name for part in ours.external_lists])
     with contextlib.suppress(FileNotFoundError), _locked(root / GENERATIONS) as is_alone:
         if is_alone:
             remove_unreferenced(root / GENERATIONS)

@@ -96,13 +96,13 @@ class MixtureSource:
 class MixtureSpec(NamedTuple):
     """The sources of a mixture and their shares, for another process to open it as well."""
 
-    ingredients: tuple[MixtureSource, ...]
+    sources: tuple[MixtureSource, ...]
     mixing: Mixing
 
     @property
     def n_selected(self) -> int:
         """Number of samples that its selections have together."""
-        return sum(each.n_selected or 0 for each in self.ingredients)
+        return sum(each.n_selected or 0 for each in self.sources)
 
 
 class MixtureFiles(DatasetFiles):
@@ -123,8 +123,8 @@ class MixtureFiles(DatasetFiles):
         access: Access,
         path: str,
     ) -> None:
-        bounds = [source.most_held for source in sources if source.most_held is not None]
-        super().__init__(groups, most_held=min(bounds, default=None), access=access, path=path)
+        bounds = [source.max_pinned for source in sources if source.max_pinned is not None]
+        super().__init__(groups, max_pinned=min(bounds, default=None), access=access, path=path)
         self._sources = tuple(sources)
         for source in sources:
             source.set_access(access)
@@ -141,31 +141,33 @@ class MixtureFiles(DatasetFiles):
         source, local = self._locate(shard)
         return source.open_file(local, name)
 
-    def glance(self, shard: int, name: str) -> ShardReader:
+    def open_metadata(self, shard: int, name: str) -> ShardReader:
         """Open the same file for a look at its index; see DatasetFiles."""
         source, local = self._locate(shard)
-        return source.glance(local, name)
+        return source.open_metadata(local, name)
 
     @property
-    def places(self) -> Sequence[ShardStorage]:
+    def storages(self) -> Sequence[ShardStorage]:
         """The places that the sources' files lie in."""
-        return [place for source in self._sources for place in source.places]
+        return [storage for source in self._sources for storage in source.storages]
 
     def path_of(self, summary: ShardSummary) -> str:
         """Return the path of a file, which the groups name it by."""
         return summary.name
 
-    def located(self, shard: int, names: Iterable[str]) -> list[tuple[ShardStorage, ShardSummary]]:
+    def files_with_storage(
+        self, shard: int, names: Iterable[str]
+    ) -> list[tuple[ShardStorage, ShardSummary]]:
         """Return the files that some fields of a shard's samples lie in, with their places."""
         source, local = self._locate(shard)
-        return source.located(local, names)
+        return source.files_with_storage(local, names)
 
-    def sizes_by_place(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
+    def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
         """Return, for each source, the bytes of the files that some fields lie in."""
         wanted = list(names)
-        return [each for source in self._sources for each in source.sizes_by_place(wanted)]
+        return [each for source in self._sources for each in source.sizes_by_storage(wanted)]
 
-    def which_files(self, name: str | None = None) -> Rows:
+    def file_numbers(self, name: str | None = None) -> Rows:
         """Number the different files of a group from 0; return the number of each shard's file.
 
         A source that comes again brings no file of its own.
@@ -219,27 +221,27 @@ class Mixture(Dataset):
         )
 
     @classmethod
-    def reopened(cls, mixed: MixtureSpec, verify: Verify, access: Access) -> Self:
+    def reopen(cls, spec: MixtureSpec, verify: Verify, access: Access) -> Self:
         """Open the same sources; the rows of those that are selections are shown to it later."""
         sources = []
-        for each in mixed.ingredients:
+        for each in spec.sources:
             source = ShardDataset(
                 each.path,
                 verify=verify,
                 access=access,
                 subset=each.subset,
                 generation=each.generation,
-                remote=each.remote.of_workers,
+                remote=each.remote.for_workers,
             )
             if each.n_selected is not None:
-                source.rows.show(RowList(np.broadcast_to(np.int64(0), each.n_selected)))
+                source.rows.set_rows(RowList(np.broadcast_to(np.int64(0), each.n_selected)))
             sources.append(source)
-        return cls(sources, mixed.mixing, verify)
+        return cls(sources, spec.mixing, verify)
 
     @property
-    def mixed(self) -> MixtureSpec:
-        """The argument of `reopened`."""
-        ingredients = (
+    def spec(self) -> MixtureSpec:
+        """The argument of `reopen`."""
+        sources = (
             MixtureSource(
                 each.root,
                 each.generation,
@@ -249,7 +251,7 @@ class Mixture(Dataset):
             )
             for each in self.sources
         )
-        return MixtureSpec(tuple(ingredients), self.mixing)
+        return MixtureSpec(tuple(sources), self.mixing)
 
     @property
     def blend(self) -> Blend:
@@ -303,7 +305,7 @@ def _generation_of(sources: Sequence[ShardDataset], view: Mapping[str, Any]) -> 
         shards=_summaries(sources),
         view=view,
         classes=classes.pop() if len(classes) == 1 else (),
-        sides=tuple(
+        column_groups=tuple(
             ColumnGroup(Schema({name: schema[name]}), _summaries(sources, name)) for name in sided
         ),
     )

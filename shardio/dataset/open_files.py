@@ -28,15 +28,15 @@ _EVICTED_SHARE: Final = 8
 """One in so many makes room at a time: to find those used longest ago takes a look at all."""
 
 
-def open_limit(n_files: int, most_held: int | None = None) -> int | None:
+def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
     """How many files of a dataset may be open at a time; None if all may.
 
     Args:
         n_files: how many there are.
         most_held: how many their place keeps, if that is bounded.
     """
-    if most_held is not None:
-        return max(1, most_held)
+    if max_pinned is not None:
+        return max(1, max_pinned)
     return None if n_files <= ALL_OPEN_LIMIT else MAX_OPEN_FILES
 
 
@@ -56,22 +56,22 @@ class OpenFiles:
         n_files: int,
         open_file: Callable[[int], ShardReader],
         *,
-        most: int | None,
+        max_open: int | None,
         n_maps: int,
         path: str,
     ) -> None:
         self._readers: dict[int, ShardReader] = {}
         self._open_file = weakref.WeakMethod(open_file)
         self._path, self._is_closed, self._is_scattered = path, False, False
-        self.most = most
+        self.max_open = max_open
         """How many may be open at a time, which may become fewer; None for all."""
-        self._maps_of_each = n_maps
-        if most is not None:
-            _users.append(weakref.ref(self, _users.remove))
-        self._used: Rows = np.zeros(0 if most is None else n_files, np.int64)
+        self._maps_per_file = n_maps
+        if max_open is not None:
+            _instances.append(weakref.ref(self, _instances.remove))
+        self._used: Rows = np.zeros(0 if max_open is None else n_files, np.int64)
         """When each was last used, as numbers of `_turn`."""
         self._turn = 0
-        self._told: list[weakref.WeakMethod[Callable[[int], None]]] = []
+        self._listeners: list[weakref.WeakMethod[Callable[[int], None]]] = []
 
     def __len__(self) -> int:
         return len(self._readers)
@@ -86,11 +86,11 @@ class OpenFiles:
         reader = self._readers.get(file)
         if reader is None:
             reader = self._open(file)
-        elif self.most is not None:
+        elif self.max_open is not None:
             self._used[file] = self._turn
         return reader
 
-    def known(self, file: int) -> ShardReader | None:
+    def reader_if_open(self, file: int) -> ShardReader | None:
         """The reader of a file if it is open."""
         return self._readers.get(file)
 
@@ -98,22 +98,22 @@ class OpenFiles:
         """The files that are open, with their readers."""
         return list(self._readers.items())
 
-    def expect_scattered(self) -> None:
+    def disable_readahead(self) -> None:
         """Have the kernel read no more of mapped files than the pages that are touched."""
         self._is_scattered = True
         for reader in self._readers.values():
             _expect_scattered(reader)
 
-    def tell(self, method: Callable[[int], None], n_maps: int) -> None:
+    def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
         """Have a method, whose object this does not keep, called before a file makes room.
 
         The object has so many maps of a file, and fewer files may be open for it.
         """
-        self._told.append(weakref.WeakMethod(method))
-        self._maps_of_each += n_maps
-        if self.most is not None:
+        self._listeners.append(weakref.WeakMethod(method))
+        self._maps_per_file += n_maps
+        if self.max_open is not None:
             self._share_maps()
-            self._make_room(len(self._readers) - self.most)
+            self._evict(len(self._readers) - self.max_open)
 
     def _share_maps(self) -> None:
         """Have no more files open than there are maps for.
@@ -121,34 +121,34 @@ class OpenFiles:
         Of those that the kernel lets a process have, three quarters are for datasets, and each that
         has files open has as many as any other: a loader's threads have a dataset each.
         """
-        if self.most is None or not self._maps_of_each:
+        if self.max_open is None or not self._maps_per_file:
             return
-        others = (each() for each in tuple(_users))
+        others = (each() for each in tuple(_instances))
         n = 1 + sum(bool(each is not None and each is not self and len(each)) for each in others)
-        most = max_maps() * 3 // 4 // (n * self._maps_of_each)
-        self.most = min(self.most, max(_MIN_OPEN_FILES, most))
+        max_open = max_maps() * 3 // 4 // (n * self._maps_per_file)
+        self.max_open = min(self.max_open, max(_MIN_OPEN_FILES, max_open))
 
-    def use(self, files: Rows) -> None:
+    def mark_used(self, files: Rows) -> None:
         """Have these files make room after all that were used before, where files make room."""
         self._turn += 1
         self._used[files] = self._turn
 
     def _open(self, file: int) -> ShardReader:
         self.check_open()
-        if self.most is not None:
+        if self.max_open is not None:
             self._share_maps()
-            if len(self._readers) >= self.most:
-                self._make_room(
-                    max(1, self.most // _EVICTED_SHARE) + len(self._readers) - self.most
+            if len(self._readers) >= self.max_open:
+                self._evict(
+                    max(1, self.max_open // _EVICTED_SHARE) + len(self._readers) - self.max_open
                 )
             self._turn += 1
             self._used[file] = self._turn
-        reader = self._readers[file] = self._open_anyhow(file)
+        reader = self._readers[file] = self._open_with_fewer_others(file)
         if self._is_scattered:
             _expect_scattered(reader)
         return reader
 
-    def _open_anyhow(self, file: int) -> ShardReader:
+    def _open_with_fewer_others(self, file: int) -> ShardReader:
         """Open a file, if need be with fewer others beside it."""
         while True:
             try:
@@ -171,19 +171,19 @@ class OpenFiles:
 
     def halve(self) -> bool:
         """From now on have half as many open at a time; False where they are few, or all may be."""
-        if self.most is None or self.most <= _MIN_OPEN_FILES:
+        if self.max_open is None or self.max_open <= _MIN_OPEN_FILES:
             return False
-        self.most = max(_MIN_OPEN_FILES, self.most // 2)
-        self._make_room(len(self._readers) - self.most)
+        self.max_open = max(_MIN_OPEN_FILES, self.max_open // 2)
+        self._evict(len(self._readers) - self.max_open)
         return True
 
-    def _make_room(self, n: int) -> None:
+    def _evict(self, n: int) -> None:
         """Let go of the n files that were used longest ago."""
         files = np.fromiter(self._readers, np.int64)
         for file in files[np.argsort(self._used[files], kind="stable")[: max(0, n)]].tolist():
-            for method in self._told:
-                if (tell := method()) is not None:
-                    tell(file)
+            for method in self._listeners:
+                if (add_listener := method()) is not None:
+                    add_listener(file)
             del self._readers[file]
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class OpenFiles:
         self._readers.clear()
 
 
-_users: Final[list[weakref.ref[OpenFiles]]] = []
+_instances: Final[list[weakref.ref[OpenFiles]]] = []
 """Those of this process that do not have all files open."""
 
 

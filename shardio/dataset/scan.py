@@ -57,8 +57,10 @@ def scan(
     Raises:
         ShardioError: from opening a shard, or from `find`.
     """
-    parts = _parts(dataset, dataset.rows.n_rows if n is None else n, rows_of or dataset.rows.shown)
-    if dataset.buckets:
+    parts = _parts(
+        dataset, dataset.rows.n_rows if n is None else n, rows_of or dataset.rows.map_rows
+    )
+    if dataset.remote_storages:
         yield from map_ordered(_N_THREADS, lambda part: (part, find(part)), parts)
     else:
         for part in parts:
@@ -78,14 +80,14 @@ def _parts(dataset: Dataset, n: int, rows_of: Callable[[Rows], Rows]) -> Iterato
 
 
 def _readers(dataset: Dataset, shard: int) -> Callable[[str], ShardReader]:
-    if not dataset.buckets:
+    if not dataset.remote_storages:
         return lambda name: dataset.reader(shard, name)
     opened: dict[str, ShardReader] = {}
 
-    def glance(name: str) -> ShardReader:
-        ((_, summary),) = dataset.files.located(shard, [name])
+    def open_metadata(name: str) -> ShardReader:
+        ((_, summary),) = dataset.files.files_with_storage(shard, [name])
         if summary.name not in opened:
-            opened[summary.name] = dataset.files.glance(shard, name)
+            opened[summary.name] = dataset.files.open_metadata(shard, name)
         return opened[summary.name]
 
-    return glance
+    return open_metadata

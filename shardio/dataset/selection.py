@@ -80,7 +80,7 @@ class RowSelection:
         """The rows that are shown, if `select` chose them."""
         return self._view if isinstance(self._view, RowList) else None
 
-    def show(self, row_list: RowList) -> None:
+    def set_rows(self, row_list: RowList) -> None:
         """Show these rows of all shards, and no others."""
         self._view = row_list
 
@@ -105,11 +105,11 @@ class RowSelection:
         """For each source, count the clips of its first video, its first two videos, and so on."""
         return [clips.ends]
 
-    def cut(self, clips: Clips) -> None:
+    def set_clips(self, clips: Clips) -> None:
         """Show clips of the videos in the rows that are shown."""
         self._clips = clips
 
-    def pack(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
+    def set_windows(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
         """Show windows of the documents in the rows that are shown; see Packed."""
         self._packed = Packed(pack, ends, firsts=firsts)
 
@@ -122,17 +122,17 @@ class RowSelection:
             positions = self._packed.firsts[positions]
         elif self._clips is not None:
             positions = self._clips.videos(positions)
-        return self.shown(positions)
+        return self.map_rows(positions)
 
-    def shown(self, numbers: Rows) -> Rows:
+    def map_rows(self, numbers: Rows) -> Rows:
         """Map numbers of shown rows, below `n_rows`, to rows of all shards."""
         return numbers if self._view is None else self._view.rows(numbers)
 
-    def within(self, positions: Rows) -> Rows:
+    def covered_rows(self, positions: Rows) -> Rows:
         """Return all rows that the samples at `positions` are made of, every document's."""
         if self._packed is None:
             return self.at(positions)
-        return self.shown(distinct(self._packed.parts(positions).documents))
+        return self.map_rows(distinct(self._packed.parts(positions).documents))
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -190,17 +190,17 @@ class MixtureSelection(RowSelection):
             self._row_list = RowList(np.concatenate(parts))
         return self._row_list
 
-    def show(self, row_list: RowList) -> None:
+    def set_rows(self, row_list: RowList) -> None:
         """Show these rows in the place of `row_list`, which has as many."""
         self._row_list = row_list
 
-    def cut(self, clips: Clips) -> None:
+    def set_clips(self, clips: Clips) -> None:
         """Show clips of the videos in the rows that the sources show.
 
         Raises:
             InvalidArgument: a source has no clip.
         """
-        super().cut(clips)
+        super().set_clips(clips)
         ends = np.concatenate([[0], clips.ends])
         self._ends = ends[np.cumsum([source.n_rows for source in self._sources])]
         for name, n in zip(self._names, np.diff(self._ends, prepend=0), strict=True):
@@ -209,7 +209,7 @@ class MixtureSelection(RowSelection):
                     f"{name} is to be mixed, and none of its videos has a clip: leave it out"
                 )
 
-    def pack(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
+    def set_windows(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
         """Show windows of the documents that the sources show, each window of one source.
 
         Raises:
@@ -227,9 +227,9 @@ class MixtureSelection(RowSelection):
         parts = np.split(clips.ends, np.cumsum([source.n_rows for source in self._sources])[:-1])
         return [part - before for part, before in zip(parts, [0, *self._ends], strict=False)]
 
-    def shown(self, numbers: Rows) -> Rows:
+    def map_rows(self, numbers: Rows) -> Rows:
         """Map numbers of rows that the sources show, below `n_rows`, to rows of all shards."""
-        rows = super().shown(numbers)
+        rows = super().map_rows(numbers)
         if self.row_list is not None:
             n_rows = self.shard_starts[-1]
             listed = np.flatnonzero(rows >= n_rows)

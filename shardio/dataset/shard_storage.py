@@ -24,24 +24,24 @@ class ShardStorage(Protocol):
     def root(self) -> str:
         """The folder of this machine that they lie in, absolute; or the URL that they come from."""
 
-    def access(self, asked: Access) -> Access:
+    def resolve_access(self, asked: Access) -> Access:
         """How they are read: "mmap" or "pread".
 
         Raises:
             InvalidArgument: as is asked for, they cannot be.
         """
 
-    def described(self, generation: int | None) -> str:
+    def manifest_folder(self, generation: int | None) -> str:
         """The folder of this machine with `dataset.json` and a state, by default the published one.
 
         Raises:
             DatasetNotFound, ShardioError: they cannot be brought there.
         """
 
-    def distrust(self) -> bool:
-        """What `described` has brought is damaged; whether it will be brought anew."""
+    def invalidate(self) -> bool:
+        """What `manifest_folder` has brought is damaged; whether it will be brought anew."""
 
-    def most_held(self, sizes: Rows) -> int | None:
+    def max_pinned(self, sizes: Rows) -> int | None:
         """How many of them, of so many bytes each, may be held at a time, if that is bounded.
 
         Then none is opened before it is needed.
@@ -52,24 +52,24 @@ class ShardStorage(Protocol):
     def path_of(self, summary: ShardSummary) -> str:
         """Where a file is, or will be once it is held."""
 
-    def hold(self, summary: ShardSummary) -> str:
-        """Have a file here, and keep it until as many calls of `release`; returns its path.
+    def pin(self, summary: ShardSummary) -> str:
+        """Have a file here, and keep it until as many calls of `unpin`; returns its path.
 
         Raises:
             DatasetCorrupt: it leads out of the dataset.
             ShardNotFound: there is none, as far as that is known without opening it.
         """
 
-    def glance(self, summary: ShardSummary) -> str:
+    def pin_if_cached(self, summary: ShardSummary) -> str:
         """The same for a look at a file, which is not brought here for it."""
 
-    def content(self, summary: ShardSummary, path: str) -> PreadFile | None:
+    def remote_file(self, summary: ShardSummary, path: str) -> PreadFile | None:
         """What reads a file by the path that it was held by, if it is not here; else None.
 
         That one is not held, and not to be released.
         """
 
-    def release(self, summary: ShardSummary) -> None:
+    def unpin(self, summary: ShardSummary) -> None:
         """No longer keep a file. In any thread, in the middle of anything, also once closed."""
 
     def close(self) -> None:
@@ -87,30 +87,30 @@ class LocalStorage:
     def __init__(self, root: str, named: str) -> None:
         self.root, self._named = root, named
 
-    def access(self, asked: Access) -> Access:
+    def resolve_access(self, asked: Access) -> Access:
         """What is asked for, or what suits the file system."""
         return choose_access(self.root, asked)
 
-    def described(self, generation: int | None) -> str:
+    def manifest_folder(self, generation: int | None) -> str:
         """The folder itself."""
         return self._named
 
-    def distrust(self) -> bool:
+    def invalidate(self) -> bool:
         """There is nowhere else to ask."""
         return False
 
-    def most_held(self, sizes: Rows) -> int | None:
+    def max_pinned(self, sizes: Rows) -> int | None:
         """Any number: every file stays where it is."""
         return None
 
-    def content(self, summary: ShardSummary, path: str) -> None:
+    def remote_file(self, summary: ShardSummary, path: str) -> None:
         """Nothing: every file is here."""
 
     def path_of(self, summary: ShardSummary) -> str:
         """Where a file is."""
         return os.path.join(self.root, summary.name)
 
-    def hold(self, summary: ShardSummary) -> str:
+    def pin(self, summary: ShardSummary) -> str:
         """The same, once it is known to lead nowhere else; that it exists, opening it will say.
 
         Raises:
@@ -120,11 +120,11 @@ class LocalStorage:
         refuse_links_outside(self.root, path)
         return path
 
-    def glance(self, summary: ShardSummary) -> str:
+    def pin_if_cached(self, summary: ShardSummary) -> str:
         """The same."""
-        return self.hold(summary)
+        return self.pin(summary)
 
-    def release(self, summary: ShardSummary) -> None:
+    def unpin(self, summary: ShardSummary) -> None:
         """Do nothing: files stay."""
 
     def close(self) -> None:

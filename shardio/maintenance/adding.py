@@ -99,7 +99,7 @@ def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Fi
         schema = Schema({name: field})
         if isinstance(field, Mapping):
             raise SchemaError(f"{name!r} is a nested record; add its fields one by one")
-        whole_schema(previous.schema, (*previous.sides, ColumnGroup(schema, ())))
+        whole_schema(previous.schema, (*previous.column_groups, ColumnGroup(schema, ())))
     except SchemaError as error:
         raise SchemaError(f"{dataset.path}: {error}") from error
     return schema

@@ -229,7 +229,7 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
     found = [name for name in sorted(os.listdir(root)) if name not in known]
     if (root / GENERATIONS).is_dir() and generations:
         numbers = {f"{generation.number:06d}.json" for generation in generations}
-        numbers |= {part.path.name for one in generations for part in one.parts}
+        numbers |= {part.path.name for one in generations for part in one.external_lists}
         inside = sorted(os.listdir(root / GENERATIONS))
         found += [f"{GENERATIONS}/{name}" for name in inside if name not in numbers]
     return found

@@ -127,7 +127,7 @@ def compact(
         groups = _groups(previous, shard_bytes)
         chosen = [k for group in groups if _is_rewritten(group, previous) for k in group]
         if chosen:
-            names = [shard.name for k in chosen for shard, _ in dataset.files.of_shard(k)]
+            names = [shard.name for k in chosen for shard, _ in dataset.files.files_of_shard(k)]
             require_sound_shards(folder, names, workers, progress)
             report = _compacted(dataset, previous, groups, shard_bytes, progress)
         else:
@@ -143,7 +143,7 @@ def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
     All together where columns lie beside them.
     """
     shards = previous.shards
-    if previous.sides:
+    if previous.column_groups:
         return [[*range(len(shards))]]
     found: list[list[int]] = []
     is_small = [shard.n_bytes < shard_bytes // 2 for shard in shards]
@@ -155,7 +155,7 @@ def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
 
 def _is_rewritten(group: Sequence[int], previous: Generation) -> bool:
     """Whether these shards do not stay as they are."""
-    return len(group) > 1 or bool(previous.sides)
+    return len(group) > 1 or bool(previous.column_groups)
 
 
 def _compacted(
@@ -175,7 +175,7 @@ def _compacted(
                 rewriting.keep(previous.shards[group[0]])
         return rewriting.report(
             schema=dataset.schema,
-            sides=(),
+            column_groups=(),
             operation={"name": "compact", "options": {"shard_bytes": shard_bytes}},
         )
 

@@ -144,7 +144,7 @@ def cut(dataset: Dataset, clip: Clip, name: str) -> Cut:
     if n_frames.any() and not len(clips):
         raise InvalidArgument(_why_none(dataset, clip, name, int(n_frames.max())))
     size = clip.size or _common(dataset, clip, name, sizes)
-    dataset.rows.cut(clips)
+    dataset.rows.set_clips(clips)
     told = None if events is None else (events.values.dtype.str, len(events.values))
     return Cut(clip, name, size, len(n_frames), told)
 

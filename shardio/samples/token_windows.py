@@ -82,7 +82,7 @@ def pack_documents(dataset: Dataset, pack: Pack) -> None:
         ShardCorrupt: that part of the index is damaged.
     """
     lengths = _lengths(dataset, pack) + (pack.eot is not None)
-    dataset.rows.pack(pack, np.cumsum(lengths, dtype=np.int64))
+    dataset.rows.set_windows(pack, np.cumsum(lengths, dtype=np.int64))
     if lengths.any() and not len(dataset):
         whole = ' with rest="drop"' if pack.rest == "drop" else ""
         raise InvalidArgument(

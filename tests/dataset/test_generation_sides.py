@@ -92,11 +92,17 @@ def with_two_fields(s: list[Content]) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
-    "nothing required": (without("required"), "'required' must name 'column_groups' once"),
-    "no sides": (without("column_groups"), "'required' must name 'column_groups' once"),
+    "nothing required": (
+        without("required"),
+        "'required' must name 'external_lists' if a list is external, then 'column_groups' if",
+    ),
+    "no sides": (
+        without("column_groups"),
+        "'required' must name 'external_lists' if a list is external, then 'column_groups' if",
+    ),
     "empty sides": (
         lambda g: g.update(column_groups=[]),
-        "'required' must name 'column_groups' once",
+        "'required' must name 'external_lists' if a list is external, then 'column_groups' if",
     ),
     "twice": (lambda g: g.update(required=["column_groups"] * 2), "'column_groups' once"),
     "a text": (lambda g: g.update(required="column_groups"), "must be a list of names"),

@@ -40,7 +40,7 @@ INPUTS = tuple(
 
 @pytest.fixture(autouse=True)
 def lists_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_lists, "LISTED_MAX", 4)
+    monkeypatch.setattr(external_lists, "MAX_INLINE_ENTRIES", 4)
 
 
 def publish_in(folder: Path, **changes: Any) -> Generation:
@@ -152,7 +152,7 @@ def test_side_shards_lie_in_a_part_of_their_own(tmp_path: Path) -> None:
         for i, shard in enumerate(SHARDS)
     )
     side = ColumnGroup(Schema({"x": Text()}), beside)
-    found = publish_next(tmp_path, publish_in(tmp_path), sides=(side,))
+    found = publish_next(tmp_path, publish_in(tmp_path), column_groups=(side,))
     assert load(tmp_path) == found
     assert len(load(tmp_path).files) == 14 and load(tmp_path).files[8][0] == beside[1]
     content = json.loads((tmp_path / "generations/000002.json").read_text())
@@ -313,7 +313,8 @@ def test_what_names_no_part_is_corrupt(published: Path, wrong: dict[str, object]
 def test_required_must_say_that_there_are_parts(published: Path) -> None:
     forge(published, lambda g: g.pop("required"))
     with pytest.raises(
-        DatasetCorrupt, match="'required' must name .* behind 'external_lists' once"
+        DatasetCorrupt,
+        match="'required' must name 'external_lists' if a list is external, then 'column_groups' if",
     ):
         load(published)
     forge(published, lambda g: g.update(required=["external_lists", "later"]))

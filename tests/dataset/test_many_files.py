@@ -21,7 +21,7 @@ from shardio._workers.processes.shared_memory import marks_file
 from shardio.dataset import column_rows, files, open_files
 from shardio.dataset import dataset as dataset_module
 from shardio.dataset.dataset import Dataset, ShardDataset
-from shardio.dataset.files import check_marks, max_marks
+from shardio.dataset.files import check_mark_count, max_marks
 from shardio.dataset.shard_storage import LocalStorage, ShardPaths
 from shardio.errors import (
     ChecksumMismatch,
@@ -202,9 +202,9 @@ def test_no_file_is_opened_before_it_is_needed(folder: str) -> None:
         for name in COLUMNS:
             dataset.gather(name)
         assert not files_mapped(folder)
-        assert dataset.files.known(7) is None
+        assert dataset.files.reader_if_open(7) is None
         dataset.reader(7)
-        assert dataset.files.known(7) is not None
+        assert dataset.files.reader_if_open(7) is not None
         assert files_mapped(folder) == {"000007-000.shard": 1}
 
 
@@ -245,7 +245,7 @@ def test_files_used_longest_ago_make_room(folder: str) -> None:
         out = np.empty((1, 8), np.uint8)
         dataset.gather("label").gather(rows, rows, np.array([1]), out)
         dataset.reader(20)
-        known = [dataset.files.known(k) is not None for k in (0, 1, 2, 20)]
+        known = [dataset.files.reader_if_open(k) is not None for k in (0, 1, 2, 20)]
         assert known == [True, True, False, True]
 
 
@@ -260,7 +260,7 @@ def test_what_was_checked_stays_known_when_a_file_is_opened_again(
             assert dataset[0]["label"] == 0
             for shard in range(1, 20):
                 dataset.reader(shard)
-            assert dataset.files.known(0) is None
+            assert dataset.files.reader_if_open(0) is None
         with open(path_of(copy, 0), "r+b") as file:
             file.seek(offset)
             file.write(b"\x07")
@@ -321,9 +321,9 @@ def test_a_shard_that_killed_a_worker_is_named_by_a_main_that_never_opened_it(
 def test_a_shard_with_more_hashes_than_its_bytes_can_need_is_refused(folder: str) -> None:
     with ShardReader(path_of(folder, 0)) as reader:
         n = reader.units.n_marks
-        check_marks(reader, n)
+        check_mark_count(reader, n)
         with pytest.raises(ShardCorrupt, match="more hashes than its bytes can need"):
-            check_marks(reader, n - 1)
+            check_mark_count(reader, n - 1)
 
 
 @pytest.mark.usefixtures("few")
@@ -485,15 +485,15 @@ class _Counting(LocalStorage):
         self.held: Counter[str] = Counter()
         self.most = 0
 
-    def most_held(self, sizes: Rows) -> int:
+    def max_pinned(self, sizes: Rows) -> int:
         return 3
 
-    def hold(self, summary: ShardSummary) -> str:
+    def pin(self, summary: ShardSummary) -> str:
         self.held[summary.name] += 1
         self.most = max(self.most, self.held.total())
-        return super().hold(summary)
+        return super().pin(summary)
 
-    def release(self, summary: ShardSummary) -> None:
+    def unpin(self, summary: ShardSummary) -> None:
         self.held[summary.name] -= 1
 
 
@@ -526,7 +526,7 @@ def test_a_file_is_kept_as_long_as_somebody_reads_it(folder: str, place: list[_C
         reader = dataset.reader(0)
         for shard in range(1, 9):
             dataset.reader(shard)
-        assert dataset.files.known(0) is None
+        assert dataset.files.reader_if_open(0) is None
         assert place[0].held["000000-000.shard"] == 1
         assert reader[0]["label"] == 0
         del reader
@@ -550,6 +550,6 @@ def test_a_place_that_has_no_room_says_so(
     def full(self: _Counting, summary: ShardSummary) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), summary.name)
 
-    monkeypatch.setattr(_Counting, "hold", full)
+    monkeypatch.setattr(_Counting, "pin", full)
     with pytest.raises(OSError, match="000000-000"), loader(folder) as batches:
         list(batches)

@@ -100,16 +100,16 @@ def test_a_dataset_tells_what_was_added_and_in_which_shards(added: Path) -> None
                 with pytest.raises(IndexError):
                     dataset.reader(shard, field)
                 with pytest.raises(IndexError):
-                    dataset.files.of_shard(shard, field)
+                    dataset.files.files_of_shard(shard, field)
             with pytest.raises(IndexError):
                 dataset.sample(shard, 0)
         listed = {shard.name for shards in dataset.sides.values() for shard in shards}
         listed |= {shard.name for shard in dataset.shards}
         assert listed == {name for name in os.listdir(added) if name.endswith(".shard")}
         assert len(listed) == N_SHARDS * (1 + len(ADDED))
-        files = dataset.files.of_shard(1)
+        files = dataset.files.files_of_shard(1)
         assert [len(files), files[0][0]] == [1 + len(ADDED), dataset.shards[1]]
-        ((frames, where),) = dataset.files.of_shard(1, "frames")
+        ((frames, where),) = dataset.files.files_of_shard(1, "frames")
         assert frames == dataset.sides["frames"][1]
         assert where == str(added / frames.name)
 
@@ -209,7 +209,7 @@ def test_marks_of_what_is_verified_cover_every_file(added: Path) -> None:
 
 def side_of(folder: Path, name: str, k: int) -> Path:
     """The k-th shard of an added column."""
-    (side,) = [side for side in load(folder).sides if side.name == name]
+    (side,) = [side for side in load(folder).column_groups if side.name == name]
     return folder / side.shards[k].name
 
 

@@ -181,7 +181,7 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("samples of a shard, and of a dataset | 2^48", opening.MAX_SAMPLES),
         ("an integer (1 to 999999)", manifest._MAX_NUMBER),
         ("height and width to 16384", generation._MAX_SIDE),
-        ("that has more than 4096 entries", external_lists.LISTED_MAX),
+        ("that has more than 4096 entries", external_lists.MAX_INLINE_ENTRIES),
         ("inside of more than 256", values.MAX_JSON_DEPTH),
     ],
 )

@@ -67,7 +67,7 @@ def numbers_of(folder: Path, name: str = "x") -> list[int]:
 
 
 def side_of(folder: Path, name: str, k: int) -> Path:
-    (side,) = [side for side in load(folder).sides if side.name == name]
+    (side,) = [side for side in load(folder).column_groups if side.name == name]
     return folder / side.shards[k].name
 
 
@@ -160,7 +160,7 @@ def test_a_field_may_be_of_any_type(folder: Path, name: str, field: Any, value: 
 def test_shards_without_samples_get_one_without_samples(tmp_path: Path) -> None:
     folder = write(tmp_path / "d", 2, 5, schema=LABELS, samples=labelled(2))
     add_column(folder, "x", FLOAT, rows_of(2))
-    counts = [shard.n_samples for shard in load(folder).sides[0].shards]
+    counts = [shard.n_samples for shard in load(folder).column_groups[0].shards]
     assert counts == [shard.n_samples for shard in load(folder).shards] == [0, 0, 1, 0, 1]
     assert numbers_of(folder) == [0, 1]
     empty = write(tmp_path / "empty", 0, 1, schema=LABELS)
@@ -403,7 +403,8 @@ def test_what_another_writer_published_meanwhile_is_not_lost(
     add_column(folder, "ours", Array("int64"), lambda sample: int(sample["label"]))
     again = load(folder)
     assert (again.subsets, again.stats) == (theirs.subsets, theirs.stats)
-    assert [side.name for side in again.sides] == [side.name for side in theirs.sides] + ["ours"]
+    names = [group.name for group in theirs.column_groups]
+    assert [group.name for group in again.column_groups] == [*names, "ours"]
     assert is_sound(folder)
 
 
@@ -423,7 +424,7 @@ def test_files_that_a_killed_writer_left_are_neither_taken_nor_overwritten(folde
     (folder / ".maintenance-killed").mkdir()
     report = add_column(folder, "x", FLOAT, rows_of(N))
     assert (report.generation, left.read_bytes()) == (2, b"left")
-    names = [shard.name for shard in load(folder).sides[0].shards]
+    names = [shard.name for shard in load(folder).column_groups[0].shards]
     assert names == [f"g000002-{k:03d}.shard" for k in (1, 2, 3)]
     assert numbers_of(folder) == list(range(N))
     assert not (folder / ".maintenance-killed").exists()
@@ -496,7 +497,7 @@ def test_what_is_rewritten_has_added_columns_in_its_shards(
         before, schema = list(dataset), dataset.schema
         out = rewrite(folder, tmp_path / "out")
         generation = load(out)
-        assert generation.sides == ()
+        assert generation.column_groups == ()
         assert generation.schema == schema
         with open_dataset(out) as after:
             assert len(after) == N

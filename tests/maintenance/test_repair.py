@@ -244,7 +244,7 @@ def test_shards_that_only_an_unreadable_generation_names_are_told_of(
     assert repair(source, tmp_path / "first").is_whole
     (source / "stray.shard").unlink()
     add_column(source, "new", Array("int8"), range(N))
-    sides = [shard.name for shard in load(source).sides[0].shards]
+    sides = [shard.name for shard in load(source).column_groups[0].shards]
     damage(source / "generations" / "000002.json")
     report = repaired(source, tmp_path, [*range(N)])
     assert outcomes(report) == ["sound"] * N_SHARDS + ["lost"] * N_SHARDS

@@ -349,7 +349,7 @@ def test_clips_are_shuffled_by_the_shards_of_their_videos(tmp_path: Path) -> Non
     folder = write_dataset(tmp_path / "d", 12, 4, LABEL, ({"label": i} for i in range(12)))
     with open_dataset(folder) as dataset:
         n_frames = np.array([4, 8, 16, 0, 7, 9, 11, 6, 40, 8, 8, 8])
-        dataset.rows.cut(Clips(Clip(4, 2, step=3), n_frames))
+        dataset.rows.set_clips(Clips(Clip(4, 2, step=3), n_frames))
         ends = [0, *np.cumsum([0, 1, 4, 0, 1, 1, 2, 0, 12, 1, 1, 1]).tolist()]
         assert dataset.rows.shard_ends.tolist() == [ends[3], ends[6], ends[9], ends[12]]
 

@@ -462,7 +462,7 @@ def test_origins_are_the_documents_that_windows_begin_in(folder: str) -> None:
 def test_only_what_is_packed_is_read_and_its_windows_can_be_preloaded(folder: str) -> None:
     with loader(folder, Pack(8), preload=True, shuffle=True) as made:
         assert set(next(iter(made))) == {"tokens", "tokens_mask"}
-        assert made.dataset.rows.within(np.array([0, 1, 0])).tolist() == [0, 2]
+        assert made.dataset.rows.covered_rows(np.array([0, 1, 0])).tolist() == [0, 2]
 
 
 def test_a_dataset_that_shows_windows_can_be_pickled(folder: str) -> None:

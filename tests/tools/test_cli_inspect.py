@@ -467,7 +467,7 @@ def test_odd_entries_of_a_generation_are_damage(
 def test_a_damaged_list_of_inputs_is_a_finding_and_all_else_is_shown(
     copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.dataset.external_lists.LISTED_MAX", 1)
+    monkeypatch.setattr("shardio.dataset.external_lists.MAX_INLINE_ENTRIES", 1)
     publish_next(copy, load(copy))
     (place,) = (copy / "generations").glob("*.inputs")
     place.write_bytes(b"")

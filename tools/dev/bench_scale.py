@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--listed", action="store_true")
     asked = parser.parse_args()
     if asked.listed:
-        external_lists.LISTED_MAX = 1 << 60  # type: ignore[misc]
+        external_lists.MAX_INLINE_ENTRIES = 1 << 60  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "dataset"
         folder.mkdir()

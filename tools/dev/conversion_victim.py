@@ -127,7 +127,8 @@ def drive(source: str, out: str, what: str) -> None:
 def small_units() -> None:
     """Cut a few bytes into several units, and short lists into parts if that is wanted."""
     plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 30, 0  # type: ignore[misc]
-    external_lists.LISTED_MAX = int(os.environ.get(LISTED, external_lists.LISTED_MAX))  # type: ignore[misc]
+    most = os.environ.get(LISTED, external_lists.MAX_INLINE_ENTRIES)
+    external_lists.MAX_INLINE_ENTRIES = int(most)  # type: ignore[misc]
 
 
 trap: Trap | None = None

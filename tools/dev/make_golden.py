@@ -282,7 +282,7 @@ def write_datasets(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 def write_parts(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Write the golden dataset whose lists lie in parts, and what is in it."""
-    external_lists.LISTED_MAX = 1  # type: ignore[misc]  # a reader takes lists of any length in parts
+    external_lists.MAX_INLINE_ENTRIES = 1  # type: ignore[misc]  # a reader takes lists of any length in parts
     place = folder / "external_lists"
     samples = [{"label": np.int64(i), "note": _caption(i)} for i in range(5)]
     with DatasetWriter(place, Schema({"label": Array("int64")}), shard_bytes=16) as writer:

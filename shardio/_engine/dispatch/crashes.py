@@ -134,14 +134,14 @@ def is_final(error: WorkerDied | ShardChanged, n_deaths: int) -> bool:
 def _suspects(dataset: Dataset, claims: Claims) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
     """The files that were read from, each with the number of its shard."""
     for shard in claims.rows or range(len(dataset.shards)):
-        for file in dataset.files.of_shard(shard, claims.field):
+        for file in dataset.files.files_of_shard(shard, claims.field):
             yield shard, file
 
 
 def _first_lost(dataset: Dataset, shard: int, claims: Claims, n_bytes: int) -> int | None:
     """The first claimed row of a shard that its file has no bytes for, as far as can be told."""
     rows = claims.rows.get(shard, [])
-    reader = dataset.files.known(shard, claims.field)  # as it is now it does not open
+    reader = dataset.files.reader_if_open(shard, claims.field)  # as it is now it does not open
     if claims.field in dataset.schema.columns and reader is not None:
         section = reader.column_section(claims.field)
         lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]

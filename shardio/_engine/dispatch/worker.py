@@ -76,7 +76,7 @@ def work(recipe: Recipe, channel: Channel) -> None:
 def _open(recipe: Recipe) -> Dataset:
     """The dataset that main has opened, or the mixture of several, in the same state."""
     if recipe.mixed is not None:
-        return Mixture.reopened(recipe.mixed, recipe.verify, recipe.access)
+        return Mixture.reopen(recipe.mixed, recipe.verify, recipe.access)
     return ShardDataset(
         recipe.path,
         verify=recipe.verify,

@@ -67,7 +67,7 @@ class Stretch:
         """The shards that some of the samples are made of."""
         if self._dataset.rows.packed is None:
             return self.shards[part]
-        return self._dataset.locate(self._dataset.rows.within(self.origins[part, 0]))
+        return self._dataset.locate(self._dataset.rows.covered_rows(self.origins[part, 0]))
 
     def slots(self, name: str) -> Rows:
         """Where each sample's row of a column lies; for `ColumnGather.gather`."""

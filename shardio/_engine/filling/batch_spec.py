@@ -211,7 +211,7 @@ def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
     tables, rows = [], dataset.rows
     if rows.row_list is not None:
         selection = SharedArray.of(rows.row_list.every(), "the rows of a selection")
-        rows.show(RowList(selection.array))
+        rows.set_rows(RowList(selection.array))
         tables.append(selection)
     if rows.clips is not None:
         n_frames = SharedArray.of(rows.clips.n_frames, "how many frames each video has")
@@ -237,7 +237,7 @@ def show_as_told(dataset: Dataset, recipe: Recipe, fds: Sequence[int]) -> None:
     if recipe.packing is not None:
         firsts = SharedArray.received(left.pop(), "<i8", recipe.n_samples)
         ends = SharedArray.received(left.pop(), "<i8", recipe.packing.n_documents)
-        dataset.rows.pack(recipe.packing.pack, ends.array, firsts.array)
+        dataset.rows.set_windows(recipe.packing.pack, ends.array, firsts.array)
     if recipe.cut is not None:
         events = None
         if recipe.cut.events is not None:
@@ -245,7 +245,7 @@ def show_as_told(dataset: Dataset, recipe: Recipe, fds: Sequence[int]) -> None:
             counts = SharedArray.received(left.pop(), "<i8", recipe.cut.n_videos)
             events = Events(counts.array, values.array)
         n_frames = SharedArray.received(left.pop(), "<i8", recipe.cut.n_videos)
-        dataset.rows.cut(Clips(recipe.cut.clip, n_frames.array, events))
+        dataset.rows.set_clips(Clips(recipe.cut.clip, n_frames.array, events))
     if left:
         selection = SharedArray.received(left.pop(), "<i8", recipe.n_selected)
-        dataset.rows.show(RowList(selection.array))
+        dataset.rows.set_rows(RowList(selection.array))

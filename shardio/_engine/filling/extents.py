@@ -104,7 +104,7 @@ class Files:
         sizes = [np.zeros(0, np.int64)]
         n_files = 0
         for group in names:
-            numbers = dataset.files.which_files(group[0])
+            numbers = dataset.files.file_numbers(group[0])
             firsts = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
             firsts[numbers[::-1]] = np.arange(len(numbers))[::-1]
             self.groups.append((group, numbers + n_files))

@@ -140,7 +140,7 @@ class Advice:
         extents, cadence = self._extents, self._cadence
         rows, shards = stretch.rows[part], stretch.shards[part]
         if self._recipe.packing is not None:
-            rows = self._dataset.rows.within(stretch.origins[part, 0])
+            rows = self._dataset.rows.covered_rows(stretch.origins[part, 0])
             shards = self._dataset.locate(rows)
         starts = stretch.cuts.starts[part] if self._clips is not None else rows
         if n_probed:
@@ -171,8 +171,8 @@ class Advice:
         dataset, fields = self._dataset, self._recipe.fields
         for name in fields:
             if self._recipe.transform is None and name in dataset.schema.columns:
-                dataset.gather(name).expect_scattered()
-        dataset.files.expect_scattered()
+                dataset.gather(name).disable_readahead()
+        dataset.files.disable_readahead()
 
     def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
         """See whether some rows lie in memory, and tell the cadence."""

@@ -166,7 +166,7 @@ class PackedTokens:
         return ahead
 
     def _shards(self, documents: Rows) -> Rows:
-        return self._dataset.locate(self._dataset.rows.shown(documents))
+        return self._dataset.locate(self._dataset.rows.map_rows(documents))
 
     def _pieces(self, ahead: _Ahead, within: slice) -> list[Record]:
         """The bytes that some windows have together, eot and padding included."""
@@ -218,7 +218,7 @@ class PackedTokens:
     def _read(self, documents: Rows) -> list[Record]:
         """Whole documents, verified."""
         dataset, name = self._dataset, self.name
-        rows = dataset.rows.shown(documents)
+        rows = dataset.rows.map_rows(documents)
         shards = dataset.locate(rows)
         if self._field.is_column:
             out = np.empty((len(rows), self._field.row_bytes or 0), np.uint8)

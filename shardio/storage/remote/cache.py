@@ -138,7 +138,7 @@ class ShardCache:
         UnsupportedEnvironment: nothing can be written there.
     """
 
-    def __init__(self, folder: str, most_bytes: int | None, objects: ObjectStore) -> None:
+    def __init__(self, folder: str, max_bytes: int | None, objects: ObjectStore) -> None:
         self.folder, self._objects = folder, objects
         self.root = os.path.join(folder, _folder_name(objects))
         self._lock_path = os.path.join(self.root, "locks")
@@ -150,7 +150,7 @@ class ShardCache:
                 "or by the environment variable SHARDIO_CACHE"
             ) from error
         self._locks = ByteLocks(self._lock_path)
-        self._room = CacheEvictor(folder, most_bytes)
+        self._evictor = CacheEvictor(folder, max_bytes)
 
     def _prepare(self) -> None:
         """Make the folders, and the files in them that say what they are."""
@@ -167,19 +167,19 @@ class ShardCache:
             pass
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """How much may lie in the cache, of all datasets."""
-        return self._room.most_bytes
+        return self._evictor.max_bytes
 
     def path_of(self, shard: ShardSummary) -> str:
         """Where a shard is, or will be."""
         return os.path.join(self.root, _file_name(shard))
 
-    def hold_if_here(self, shard: ShardSummary) -> str | None:
-        """The path of a shard if it is here and verified, held until `release`; else None."""
+    def pin_if_cached(self, shard: ShardSummary) -> str | None:
+        """The path of a shard if it is here and verified, held until `unpin`; else None."""
         byte = lock_byte(_file_name(shard))
         try:
-            if not self._locks.share(byte):
+            if not self._locks.acquire_shared(byte):
                 return None
         except FileNotFoundError:  # the cache was removed
             return None
@@ -188,11 +188,11 @@ class ShardCache:
             with contextlib.suppress(OSError):
                 os.utime(f"{path}.ok")
             return path
-        self._locks.give_back(byte)
+        self._locks.release(byte)
         return None
 
-    def hold(self, shard: ShardSummary, check: Callable[[], None] = no_cancel) -> str:
-        """The path of a shard, downloaded and verified if need be, held until `release`.
+    def pin(self, shard: ShardSummary, check: Callable[[], None] = no_cancel) -> str:
+        """The path of a shard, downloaded and verified if need be, held until `unpin`.
 
         Where another process or thread is downloading it, that is waited for.
 
@@ -208,7 +208,7 @@ class ShardCache:
             UnsupportedEnvironment: the file is gone, though somebody uses it, or the cache is.
         """
         try:
-            return self._hold(shard, check)
+            return self._pin(shard, check)
         except FileNotFoundError as error:
             if isinstance(error, ShardioError) or os.path.isdir(self.root):
                 raise
@@ -217,20 +217,20 @@ class ShardCache:
                 "another cache"
             ) from error
 
-    def _hold(self, shard: ShardSummary, check: Callable[[], None]) -> str:
+    def _pin(self, shard: ShardSummary, check: Callable[[], None]) -> str:
         byte, waits_from_s = lock_byte(_file_name(shard)), time.monotonic()
         while True:
-            if (path := self.hold_if_here(shard)) is not None:
+            if (path := self.pin_if_cached(shard)) is not None:
                 return path
-            with try_exclusive(self._lock_path, byte) as is_alone:
-                if is_alone and not _is_verified(self.path_of(shard), shard):
+            with try_exclusive(self._lock_path, byte) as is_exclusive:
+                if is_exclusive and not _is_verified(self.path_of(shard), shard):
                     self._fetch(shard, check)
-            if is_alone:
+            if is_exclusive:
                 continue
-            if not self._locks.share(byte):  # it is being downloaded
+            if not self._locks.acquire_shared(byte):  # it is being downloaded
                 waits_from_s = time.monotonic()
             else:
-                self._locks.give_back(byte)
+                self._locks.release(byte)
                 if time.monotonic() - waits_from_s > _MAX_WAIT_S:
                     raise UnsupportedEnvironment(
                         f"{self.path_of(shard)}: was removed or changed while it is in use: end "
@@ -239,16 +239,16 @@ class ShardCache:
             check()
             time.sleep(_POLL_S * random.uniform(0.5, 1.5))
 
-    def release(self, shard: ShardSummary) -> None:
-        """Undo one `hold`; the shard counts as used until now."""
+    def unpin(self, shard: ShardSummary) -> None:
+        """Undo one `pin`; the shard counts as used until now."""
         with contextlib.suppress(OSError):
             os.utime(f"{self.path_of(shard)}.ok")
-        self._locks.give_back(lock_byte(_file_name(shard)))
+        self._locks.release(lock_byte(_file_name(shard)))
 
     def close(self) -> None:
         """Let go of all that is held, and of what is too much. Idempotent."""
         self._locks.close()
-        self._room.trim()
+        self._evictor.trim()
 
     def _fetch(self, shard: ShardSummary, check: Callable[[], None]) -> None:
         """Download and verify a shard that nobody else has anything to do with now."""
@@ -256,38 +256,38 @@ class ShardCache:
         if os.path.exists(path):  # since before the machine started anew, or damaged on its disk
             with contextlib.suppress(*_DAMAGED_ERRORS):
                 verify_download(path, shard)
-                self._with_room(shard, lambda: _record_verified(path, shard))
+                self._retry_when_full(shard, lambda: _record_verified(path, shard))
                 return
             remove_cached(path)
-        half = os.path.join(self.root, f".{os.path.basename(path)}.{shard.n_bytes}.part")
+        partial = os.path.join(self.root, f".{os.path.basename(path)}.{shard.n_bytes}.part")
         for n_left in reversed(range(_MAX_DOWNLOADS)):
-            self._with_room(shard, lambda: self._room.reserve(half, shard.n_bytes))
-            self._with_room(shard, lambda: self._download(shard, half, check))
+            self._retry_when_full(shard, lambda: self._evictor.reserve(partial, shard.n_bytes))
+            self._retry_when_full(shard, lambda: self._download(shard, partial, check))
             try:
-                verify_download(half, shard)
+                verify_download(partial, shard)
             except _DAMAGED_ERRORS as error:
-                fs.unlink(half)
+                fs.unlink(partial)
                 if not n_left:
-                    raise self._damaged(shard, half, error) from error
+                    raise self._damaged_error(shard, partial, error) from error
                 continue
-            self._room.settle(half, path)
-            self._with_room(shard, lambda: _record_verified(path, shard))
+            self._evictor.finish(partial, path)
+            self._retry_when_full(shard, lambda: _record_verified(path, shard))
             return
 
-    def _download(self, shard: ShardSummary, half: str, check: Callable[[], None]) -> None:
-        with open(half, "ab", buffering=0) as file:
+    def _download(self, shard: ShardSummary, partial: str, check: Callable[[], None]) -> None:
+        with open(partial, "ab", buffering=0) as file:
             file.seek(0, os.SEEK_END)
             if file.tell() > shard.n_bytes:
                 file.truncate(0)
                 file.seek(0)
-            watched: Any = _PerformedFile(file, half)
+            watched: Any = _PerformedFile(file, partial)
             try:
                 self._objects.download(shard.name, watched, shard.n_bytes, check=check)
             except OSError as error:
                 fs.explain_file_limit(error, shard.n_bytes)
                 raise
 
-    def _with_room(self, shard: ShardSummary, call: Callable[[], T]) -> T:
+    def _retry_when_full(self, shard: ShardSummary, call: Callable[[], T]) -> T:
         """Make a call that writes, again where the disk is full and others can make room."""
         while True:
             try:
@@ -295,15 +295,15 @@ class ShardCache:
             except OSError as error:
                 if error.errno not in _DISK_FULL:
                     raise
-                if not self._room.free(shard.n_bytes):
-                    raise self._full(shard) from error
+                if not self._evictor.evict(shard.n_bytes):
+                    raise self._full_error(shard) from error
 
-    def _damaged(
-        self, shard: ShardSummary, half: str, error: DataError
+    def _damaged_error(
+        self, shard: ShardSummary, partial: str, error: DataError
     ) -> ShardCorrupt | ShardUnsupported:
         place = f"{self._objects.url}/{shard.name}"
         if isinstance(error, ShardUnsupported):
-            return ShardUnsupported(str(error).replace(half, place))
+            return ShardUnsupported(str(error).replace(partial, place))
         found = ShardCorrupt(
             f"the object in the store is damaged: downloaded {_MAX_DOWNLOADS} times, and each "
             f"copy differs from the data written ({error}); publish it again, or reopen the "
@@ -314,9 +314,9 @@ class ShardCache:
         found.field, found.sample = getattr(error, "field", None), getattr(error, "sample", None)
         return found
 
-    def _full(self, shard: ShardSummary) -> CacheFull:
+    def _full_error(self, shard: ShardSummary) -> CacheFull:
         free = shutil.disk_usage(self.folder).free
-        used = self._room.count()
+        used = self._evictor.used_bytes()
         return CacheFull(
             f"{self.folder}: the disk is full: {shard.n_bytes} bytes are needed for {shard.name}, "
             f"{free} are free, and the {used} of the cache are in use; choose a cache on a larger "

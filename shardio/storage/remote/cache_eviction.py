@@ -42,54 +42,54 @@ class CacheEvictor:
         most_bytes: how much may lie in it; None for nine tenths of what is free.
     """
 
-    def __init__(self, folder: str, most_bytes: int | None) -> None:
+    def __init__(self, folder: str, max_bytes: int | None) -> None:
         self._folder, self._place = folder, os.path.join(folder, "used")
         self._warned = False
-        self._is_told = most_bytes is not None
+        self._may_evict = max_bytes is not None
         """Whether somebody said how much may lie there, or had something brought."""
-        if most_bytes is None:
-            most_bytes = (shutil.disk_usage(folder).free + self.count()) * 9 // 10
-        self.most_bytes = most_bytes
+        if max_bytes is None:
+            max_bytes = (shutil.disk_usage(folder).free + self.used_bytes()) * 9 // 10
+        self.max_bytes = max_bytes
 
-    def count(self) -> int:
+    def used_bytes(self) -> int:
         """The bytes of all that lies there."""
         return sum(each.n_bytes for each in self._files())
 
-    def reserve(self, half: str, n_bytes: int) -> None:
+    def reserve(self, partial: str, n_bytes: int) -> None:
         """Make room for a download, and have it counted; it may be counted already.
 
         Where all is in use there is none: a warning says so, and there will be more than may be.
         """
-        self._is_told = True
+        self._may_evict = True
         with folder_lock(self._folder):
-            if os.path.exists(half):
+            if os.path.exists(partial):
                 return
             used = _read_count(self._place)
-            if used is None or used + n_bytes > self.most_bytes:
+            if used is None or used + n_bytes > self.max_bytes:
                 files = list(self._files())
                 used = sum(each.n_bytes for each in files)
-                spare = self.most_bytes // 20 if len(files) > _MANY_FILES else 0
-                used -= self._remove_unused(used + n_bytes + spare - self.most_bytes)
-                if used + n_bytes > self.most_bytes and not self._warned:
+                spare = self.max_bytes // 20 if len(files) > _MANY_FILES else 0
+                used -= self._evict_unused(used + n_bytes + spare - self.max_bytes)
+                if used + n_bytes > self.max_bytes and not self._warned:
                     self._warned = True
                     warnings.warn(
                         f"{self._folder}: {used} bytes are in use at once, and {n_bytes} are "
-                        f"needed beside them: more than cache_bytes={self.most_bytes}, which would "
+                        f"needed beside them: more than cache_bytes={self.max_bytes}, which would "
                         "have to be larger for as many workers, or such a shuffle",
                         stacklevel=level_of_caller(),
                     )
             _write_count(self._place, used + n_bytes)  # first: too much is counted anew
-            fs.perform("create", half, _make_empty, half)
+            fs.perform("create", partial, _make_empty, partial)
 
-    def settle(self, half: str, path: str) -> None:
+    def finish(self, partial: str, path: str) -> None:
         """Rename what has come whole; not while somebody counts, who could miss it under both."""
         with folder_lock(self._folder):
-            fs.rename(half, path)
+            fs.rename(partial, path)
 
-    def free(self, n_bytes: int) -> bool:
+    def evict(self, n_bytes: int) -> bool:
         """Remove as much as a download is short of, as the disk is full; False if nothing went."""
         with folder_lock(self._folder):
-            return self._remove_unused(n_bytes) > 0
+            return self._evict_unused(n_bytes) > 0
 
     def trim(self) -> None:
         """Remove what is too much, as more was in use than may lie there, and no longer is.
@@ -98,16 +98,16 @@ class CacheEvictor:
         What cannot be removed now makes room for what is downloaded next. Who only had a look, and
         said nothing of how much may lie there, removes nothing.
         """
-        if holds_folder_lock() or not self._is_told:
+        if holds_folder_lock() or not self._may_evict:
             return
         with contextlib.suppress(OSError), folder_lock(self._folder):
             used = _read_count(self._place)
-            if used is None or used > self.most_bytes:
-                used = self.count()
-                used -= self._remove_unused(used - self.most_bytes)
+            if used is None or used > self.max_bytes:
+                used = self.used_bytes()
+                used -= self._evict_unused(used - self.max_bytes)
                 _write_count(self._place, used)
 
-    def _remove_unused(self, n_bytes: int) -> int:
+    def _evict_unused(self, n_bytes: int) -> int:
         """Remove what nobody uses until it is as much; returns how many bytes went."""
         freed = 0
         for each in sorted(self._files()):
@@ -116,9 +116,9 @@ class CacheEvictor:
             locks = os.path.join(os.path.dirname(each.path), "locks")
             with (
                 contextlib.suppress(FileNotFoundError),  # the dataset's folder was removed
-                try_exclusive(locks, each.byte) as is_alone,
+                try_exclusive(locks, each.byte) as is_exclusive,
             ):
-                if is_alone:
+                if is_exclusive:
                     remove_cached(each.path)
                     freed += each.n_bytes
         return freed
@@ -177,7 +177,7 @@ def _read_count(path: str) -> int | None:
         return None
 
 
-def _write_count(path: str, count: int) -> None:
+def _write_count(path: str, used_bytes: int) -> None:
     with contextlib.suppress(OSError):  # then it is counted anew
         with open(path, "w", encoding="ascii") as file:
-            file.write(str(count))
+            file.write(str(used_bytes))

@@ -22,7 +22,7 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 
 
 class _HeldByThread(threading.local):
-    is_inside = False
+    is_held = False
 
 
 _held: Final = _HeldByThread()
@@ -42,11 +42,11 @@ class ByteLocks:
         self._fd, self._pid = -1, os.getpid()
         self._counts: dict[int, int] = {}
         self._mutex = threading.Lock()
-        self._given_back: deque[int] = deque()
+        self._released: deque[int] = deque()
 
-    def share(self, byte: int) -> bool:
+    def acquire_shared(self, byte: int) -> bool:
         """Take a shared lock, or take it once more; False where somebody has an exclusive one."""
-        self._begin_anew_after_fork()
+        self._reset_after_fork()
         try:
             with self._mutex:
                 n_held = self._counts.get(byte, 0)
@@ -57,47 +57,47 @@ class ByteLocks:
                 self._counts[byte] = n_held + 1
                 return True
         finally:
-            self._undo()  # what was given back meanwhile
+            self._release_pending()  # what was given back meanwhile
 
-    def give_back(self, byte: int) -> None:
-        """Undo one `share`. In any thread, in the middle of anything, as finalizers run."""
-        self._given_back.append(byte)
-        self._undo()
+    def release(self, byte: int) -> None:
+        """Release one shared lock. Safe in any thread at any point, as finalizers need."""
+        self._released.append(byte)
+        self._release_pending()
 
     def close(self) -> None:
         """Keep nothing open but for what is still held. Idempotent."""
         self._is_closed = True
-        self._undo()
+        self._release_pending()
 
-    def _undo(self) -> None:
-        """Do what was asked for by `give_back`; if somebody is at it, he does it all."""
-        self._begin_anew_after_fork()
+    def _release_pending(self) -> None:
+        """Do what was asked for by `release`; if somebody is at it, he does it all."""
+        self._reset_after_fork()
         is_asked = True
         while is_asked and self._mutex.acquire(blocking=False):
             try:
-                while self._given_back:
-                    self._undo_one(self._given_back.popleft())
+                while self._released:
+                    self._release_one(self._released.popleft())
                 if self._is_closed and not self._counts and self._fd >= 0:
                     os.close(self._fd)
                     self._fd = -1
             finally:
                 self._mutex.release()
-            is_asked = bool(self._given_back)
+            is_asked = bool(self._released)
 
-    def _undo_one(self, byte: int) -> None:
+    def _release_one(self, byte: int) -> None:
         n_held = self._counts.pop(byte, 0)
         if n_held > 1:
             self._counts[byte] = n_held - 1
         elif n_held:
             _lock(self._fd, fcntl.F_UNLCK, byte)
 
-    def _begin_anew_after_fork(self) -> None:
+    def _reset_after_fork(self) -> None:
         """What was locked before a fork is the parent's: undoing it here would undo it there."""
         if self._pid != os.getpid():
             if self._fd >= 0:
                 os.close(self._fd)
             self._fd, self._pid, self._counts = -1, os.getpid(), {}
-            self._mutex, self._given_back = threading.Lock(), deque()
+            self._mutex, self._released = threading.Lock(), deque()
 
 
 @contextlib.contextmanager
@@ -119,7 +119,7 @@ def try_exclusive(path: str, byte: int) -> Iterator[bool]:
 def folder_lock(folder: str) -> Iterator[None]:
     """Wait until nobody else is inside of the same `with`; the kernel lets go of who dies."""
     fd, pid = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), os.getpid()
-    _held.is_inside = True
+    _held.is_held = True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -127,12 +127,12 @@ def folder_lock(folder: str) -> Iterator[None]:
         if pid == os.getpid():
             fcntl.flock(fd, fcntl.LOCK_UN)  # as in `exclusive`
         os.close(fd)
-        _held.is_inside = False
+        _held.is_held = False
 
 
 def holds_folder_lock() -> bool:
     """Whether this thread is inside of `alone_in`, and would wait for itself."""
-    return _held.is_inside
+    return _held.is_held
 
 
 def _open(path: str) -> int:

@@ -212,7 +212,7 @@ class ObjectStore:
         """The last n_bytes of an object, or all it has; by one request, but two of Azure."""
         if not self._is_azure:
             return self._get(name, {"suffix": n_bytes})
-        found = self._persist(name, lambda: load_obstore().head(self._opened(), name))
+        found = self._retry(name, lambda: load_obstore().head(self._opened(), name))
         size = found["size"]
         return self._get(name, (max(0, size - n_bytes), size), tag=found["e_tag"])
 
@@ -255,10 +255,10 @@ class ObjectStore:
                     done += len(part.data)
                     began, n_tries = time.monotonic(), 0
                     check()
-            except TransientError as passing:
+            except TransientError as failure:
                 n_tries += 1
                 size, n_at_once = max(_MIN_PIECE_BYTES, size // 2), max(1, n_at_once // 2)
-                self._pause(name, passing, began, n_tries, None, check)
+                self._back_off(name, failure, began, n_tries, None, check)
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
         """Write a small object; exclusive: only if there is none of this name.
@@ -272,7 +272,7 @@ class ObjectStore:
             load_obstore().put(self._opened(), name, data, mode=mode, use_multipart=False)
 
         try:
-            self._persist(name, write)
+            self._retry(name, write)
         except FileExistsError:
             # It may be ours: written, and the answer lost.
             if self.read(name) != data:
@@ -306,32 +306,32 @@ class ObjectStore:
             if found != n_bytes:
                 raise TransientError(f"{n_bytes} bytes were sent, {found} are there")
 
-        self._persist(name, write, check=check)
+        self._retry(name, write, check=check)
 
-    def holds(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
         """Whether there is an object of this name."""
         try:
-            self._persist(name, lambda: load_obstore().head(self._opened(), name))
+            self._retry(name, lambda: load_obstore().head(self._opened(), name))
         except ShardNotFound:
             return False
         return True
 
-    def names(self, most: int | None = None) -> list[str]:
+    def list_names(self, limit: int | None = None) -> list[str]:
         """The names of all objects below the URL; or of the first, at most so many."""
 
         def read() -> list[str]:
             pages = load_obstore().list(self._opened())
             return [
                 each["path"]
-                for each in itertools.islice(itertools.chain.from_iterable(pages), most)
+                for each in itertools.islice(itertools.chain.from_iterable(pages), limit)
             ]
 
-        return self._persist("", read)
+        return self._retry("", read)
 
     def remove(self, name: str) -> None:
         """Remove an object; it may be gone already."""
         try:
-            self._persist(name, lambda: load_obstore().delete(self._opened(), name))
+            self._retry(name, lambda: load_obstore().delete(self._opened(), name))
         except ShardNotFound:
             return
 
@@ -343,7 +343,7 @@ class ObjectStore:
     def _get(
         self, name: str, part: Any, *, tag: str | None = None, deadline_s: float | None = None
     ) -> ObjectPart:
-        return self._persist(name, lambda: self._get_once(name, part, tag), deadline_s)
+        return self._retry(name, lambda: self._get_once(name, part, tag), deadline_s)
 
     def _get_once(self, name: str, part: Any, tag: str | None) -> ObjectPart:
         """One request: what it brings is as long as it says."""
@@ -365,7 +365,7 @@ class ObjectStore:
             raise replaced_error(self.url, name)
         return ObjectPart(data, whole["size"], whole["e_tag"])
 
-    def _persist(
+    def _retry(
         self,
         name: str,
         call: Callable[[], T],
@@ -379,14 +379,14 @@ class ObjectStore:
             try:
                 with map_obstore_errors(self.url, name, self._options):
                     return interruptible(call)
-            except TransientError as passing:
+            except TransientError as failure:
                 n_tries += 1
-                self._pause(name, passing, began, n_tries, deadline_s, check)
+                self._back_off(name, failure, began, n_tries, deadline_s, check)
 
-    def _pause(
+    def _back_off(
         self,
         name: str,
-        passing: TransientError,
+        failure: TransientError,
         began: float,
         n_tries: int,
         deadline_s: float | None,
@@ -400,7 +400,7 @@ class ObjectStore:
         if taken_s + pause_s > most_s:
             raise StoreUnavailable(
                 f"{self.url}/{name}: the store gave nothing for {taken_s:.0f} s, tried {n_tries} "
-                f"times, the last time: {passing}; go on later (what was downloaded stays), or "
+                f"times, the last time: {failure}; go on later (what was downloaded stays), or "
                 "wait longer with storage_options={'deadline_s': …}"
             ) from None
         check()

@@ -70,25 +70,25 @@ class RemoteOptions:
             raise InvalidArgument(
                 "storage_options must be a dict by names, and its client_options another"
             )
-        folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
-        return cls(folder, cache_bytes, options, whole, n_readers, access)
+        cache_folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
+        return cls(cache_folder, cache_bytes, options, whole, n_readers, access)
 
     @property
-    def is_asked(self) -> bool:
+    def is_set(self) -> bool:
         """Whether the user said anything of it."""
         return self.cache is not None or self.cache_bytes is not None or bool(self.options)
 
-    def like(self, other: RemoteOptions) -> RemoteOptions:
+    def with_usage_of(self, other: RemoteOptions) -> RemoteOptions:
         """The same cache and store, for what `other` is for."""
         return replace(self, whole=other.whole, n_readers=other.n_readers, access=other.access)
 
     @property
-    def of_workers(self) -> RemoteOptions:
+    def for_workers(self) -> RemoteOptions:
         """The same for those who read all of it: they have shards downloaded whole."""
         return replace(self, whole=True)
 
     @property
-    def folder(self) -> str:
+    def cache_folder(self) -> str:
         """The folder of the cache, asked for or not."""
         if self.cache is not None:
             return self.cache

@@ -28,7 +28,7 @@ class PrefetchRequest(NamedTuple):
     """A file that the pass needs from one step on."""
 
     step: int
-    bucket: RemoteStorage
+    storage: RemoteStorage
     summary: ShardSummary
 
 
@@ -38,21 +38,21 @@ class _Prefetched:
     def __init__(self, file: PrefetchRequest) -> None:
         self.file = file
         self._mutex = threading.Lock()
-        self._is_kept = self._is_reached = False
+        self._is_pinned = self._is_reached = False
 
-    def keep(self) -> None:
+    def keep_pinned(self) -> None:
         """Keep the downloaded file pinned, or release it if the loop has already reached it."""
         with self._mutex:
-            self._is_kept = not self._is_reached
-        if not self._is_kept:
-            self.file.bucket.release(self.file.summary)
+            self._is_pinned = not self._is_reached
+        if not self._is_pinned:
+            self.file.storage.unpin(self.file.summary)
 
-    def release(self) -> None:
+    def unpin(self) -> None:
         """Unpin the file; the cache counts it as used just now. Idempotent."""
         with self._mutex:
-            was_kept, self._is_kept, self._is_reached = self._is_kept, False, True
+            was_kept, self._is_pinned, self._is_reached = self._is_pinned, False, True
         if was_kept:
-            self.file.bucket.release(self.file.summary)
+            self.file.storage.unpin(self.file.summary)
 
 
 class _Cancelled(Exception):
@@ -75,17 +75,17 @@ class Prefetcher:
 
     def __init__(
         self,
-        wanted: Iterator[PrefetchRequest],
-        reached: Callable[[], int | None],
-        most_bytes: int,
-        here: set[str],
+        requests: Iterator[PrefetchRequest],
+        current_step: Callable[[], int | None],
+        max_bytes: int,
+        downloaded: set[str],
     ) -> None:
-        self._wanted, self._reached, self._most_bytes = wanted, reached, most_bytes
-        self._here = here
+        self._requests, self._current_step, self._max_bytes = requests, current_step, max_bytes
+        self._downloaded = downloaded
         self._mutex = threading.Lock()
-        self._coming: deque[_Prefetched] = deque()
+        self._pending: deque[_Prefetched] = deque()
         """Files whose download has begun and whose step the loop has not reached, in order."""
-        self._is_over = False
+        self._is_cancelled = False
         self._threads = [
             threading.Thread(target=self._run, name="shardio-ahead", daemon=True)
             for _ in range(N_THREADS)
@@ -95,7 +95,7 @@ class Prefetcher:
 
     def cancel(self) -> None:
         """Have the threads end, which is not waited for."""
-        self._is_over = True
+        self._is_cancelled = True
 
     def close(self) -> None:
         """End the threads; one that waits for a server may be left behind. Idempotent."""
@@ -108,35 +108,35 @@ class Prefetcher:
     def _run(self) -> None:
         kept = []
         try:
-            while (coming := self._next()) is not None:
+            while (prefetched := self._next()) is not None:
                 with contextlib.suppress(ShardioError, OSError):
-                    bucket, summary = coming.file.bucket, coming.file.summary
-                    bucket.keep(summary, self._check)
-                    kept.append(coming)
-                    coming.keep()
-                    self._here.add(bucket.path_of(summary))
+                    storage, summary = prefetched.file.storage, prefetched.file.summary
+                    storage.pin_for(summary, self._check)
+                    kept.append(prefetched)
+                    prefetched.keep_pinned()
+                    self._downloaded.add(storage.path_of(summary))
         except _Cancelled:
             pass
         finally:
-            for coming in kept:
-                coming.release()
+            for prefetched in kept:
+                prefetched.unpin()
 
     def _next(self) -> _Prefetched | None:
         """The next file, once there is room for it; None at the end."""
         with self._mutex:
-            file = next(self._wanted, None)
+            file = next(self._requests, None)
             while file is not None:
                 self._check()
-                step = self._reached()
-                while self._coming and step is not None and self._coming[0].file.step <= step:
-                    self._coming.popleft().release()
-                n_ahead = sum(coming.file.summary.n_bytes for coming in self._coming)
-                if not self._coming or n_ahead + file.summary.n_bytes <= self._most_bytes:
-                    self._coming.append(_Prefetched(file))
-                    return self._coming[-1]
+                step = self._current_step()
+                while self._pending and step is not None and self._pending[0].file.step <= step:
+                    self._pending.popleft().unpin()
+                n_ahead = sum(prefetched.file.summary.n_bytes for prefetched in self._pending)
+                if not self._pending or n_ahead + file.summary.n_bytes <= self._max_bytes:
+                    self._pending.append(_Prefetched(file))
+                    return self._pending[-1]
                 time.sleep(_POLL_S)
             return None
 
     def _check(self) -> None:
-        if self._is_over or self._reached() is None:
+        if self._is_cancelled or self._current_step() is None:
             raise _Cancelled

@@ -66,7 +66,7 @@ class ManifestCache:
     def __init__(self, folder: str, objects: ObjectStore, list_files: ListFiles) -> None:
         self.folder, self._objects, self._list_files = folder, objects, list_files
 
-    def bring(self, number: int | None) -> None:
+    def download(self, number: int | None) -> None:
         """Have `dataset.json`, and a state of the dataset by its number, else the published one.
 
         Nothing is asked for that is here, but `dataset.json` if there is no number.
@@ -76,29 +76,29 @@ class ManifestCache:
             StoreAccessDenied, StoreUnavailable: as `Objects` says; the latter not if all is here.
         """
         if number is None or not os.path.exists(self._path(POINTER)):
-            self._bring_pointer()
+            self._download_pointer()
         if number is None:
             with contextlib.suppress(*_DAMAGED_ERRORS):
                 number = int(json.loads(Path(self._path(POINTER)).read_bytes())["generation"])
         if number is not None:  # else reading it says what is wrong
             name = f"{GENERATIONS}/{number:06d}.json"
-            self._bring(name)
+            self._download(name)
             for part in self._parts(self._path(name)):
-                self._bring(f"{GENERATIONS}/{part}")
+                self._download(f"{GENERATIONS}/{part}")
 
-    def _bring(self, name: str) -> None:
+    def _download(self, name: str) -> None:
         if not os.path.exists(self._path(name)):
             with contextlib.suppress(ShardNotFound):  # reading it says that it is missing
                 self.write(name, self._objects.read(name))
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Remove all states: what came is not what was written, or another dataset's."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._path(GENERATIONS)):
                 if not name.endswith(".tmp"):  # which another process is about to rename
                     fs.unlink(self._path(f"{GENERATIONS}/{name}"))
 
-    def _bring_pointer(self) -> None:
+    def _download_pointer(self) -> None:
         old = self._pointer()
         try:
             new = self._objects.read(
@@ -122,7 +122,7 @@ class ManifestCache:
             old = self._pointer()
             if new != old:
                 if old is None or _lineage(new) != _lineage(old):
-                    self.forget()
+                    self.invalidate()
                 self.write(POINTER, new)
 
     def _pointer(self) -> bytes | None:
@@ -131,14 +131,14 @@ class ManifestCache:
             return Path(self._path(POINTER)).read_bytes()
         return None
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, remote_file: bytes) -> None:
         """Write a file that appears whole or not at all."""
         path = self._path(name)
         fs.make_folder(os.path.dirname(path))
         temporary = f"{path}.{secrets.token_hex(6)}.tmp"
         try:
             with fs.create(temporary) as file:
-                file.write(content)
+                file.write(remote_file)
             fs.rename(temporary, path)
         except BaseException:
             fs.unlink(temporary)
@@ -254,10 +254,10 @@ class RemoteStorage:
     def __init__(self, url: str, remote: RemoteOptions, list_files: ListFiles) -> None:
         self.root = validate_url(url)
         self._remote, self._objects = remote, ObjectStore(url, remote.options)
-        self._cache = ShardCache(remote.folder, remote.cache_bytes, self._objects)
-        self._mirror = ManifestCache(self._cache.root, self._objects, list_files)
+        self._cache = ShardCache(remote.cache_folder, remote.cache_bytes, self._objects)
+        self._manifests = ManifestCache(self._cache.root, self._objects, list_files)
 
-    def access(self, asked: Access) -> Access:
+    def resolve_access(self, asked: Access) -> Access:
         """How its files are read: by offset where they are not brought whole."""
         if not self._remote.whole:
             if asked == "mmap":
@@ -269,37 +269,37 @@ class RemoteStorage:
         return choose_access(self._cache.root, asked)
 
     @property
-    def access_of_workers(self) -> Access:
+    def worker_access(self) -> Access:
         """How those read its files who have them brought whole."""
         return choose_access(self._cache.root, self._remote.access)
 
-    def described(self, generation: int | None) -> str:
+    def manifest_folder(self, generation: int | None) -> str:
         """The folder that `dataset.json` and a state of the dataset lie in, brought if need be."""
-        self._mirror.bring(generation)
+        self._manifests.download(generation)
         return self._cache.root
 
-    def distrust(self) -> bool:
+    def invalidate(self) -> bool:
         """Have the states brought anew: what came is damaged."""
-        self._mirror.forget()
+        self._manifests.invalidate()
         return True
 
-    def most_held(self, sizes: Rows) -> int:
+    def max_pinned(self, sizes: Rows) -> int:
         """How many files may be held at a time, of which these are the bytes.
 
         All, if they fit; else such a part of the cache as leaves every reader its own, and as much
         for what is brought ahead.
         """
-        if not self._remote.whole or self.keeps(sizes):
+        if not self._remote.whole or self.fits(sizes):
             return max(1, len(sizes))
-        share = self._cache.most_bytes // (2 * self._remote.n_readers)
+        share = self._cache.max_bytes // (2 * self._remote.n_readers)
         return max(1, share // int(sizes.max(initial=1)))
 
     def path_of(self, summary: ShardSummary) -> str:
         """Where a file is, or will be once it is held."""
         return self._cache.path_of(summary)
 
-    def hold(self, summary: ShardSummary) -> str:
-        """Have a file here, and keep it until as many calls of `release`; returns its path.
+    def pin(self, summary: ShardSummary) -> str:
+        """Have a file here, and keep it until as many calls of `unpin`; returns its path.
 
         Where it is read by ranges, and not here, this is its URL.
 
@@ -307,40 +307,40 @@ class RemoteStorage:
             ShardCorrupt, CacheFull, StoreUnavailable, StoreAccessDenied, ShardNotFound,
                 ShardChanged: as `ShardCache.hold` says.
         """
-        return self._cache.hold(summary) if self._remote.whole else self.glance(summary)
+        return self._cache.pin(summary) if self._remote.whole else self.pin_if_cached(summary)
 
-    def glance(self, summary: ShardSummary) -> str:
+    def pin_if_cached(self, summary: ShardSummary) -> str:
         """The same for a look at a file: where it is not here, this is its URL."""
-        return self._cache.hold_if_here(summary) or f"{self.root}/{summary.name}"
+        return self._cache.pin_if_cached(summary) or f"{self.root}/{summary.name}"
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """How much the cache may hold."""
-        return self._cache.most_bytes
+        return self._cache.max_bytes
 
-    def keeps(self, sizes: Rows) -> bool:
+    def fits(self, sizes: Rows) -> bool:
         """Whether files of these bytes all fit into the cache, and stay where they are."""
         n_bytes: int = sum(sizes.tolist())
-        return n_bytes <= self._cache.most_bytes
+        return n_bytes <= self._cache.max_bytes
 
-    def bring(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
+    def download(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
         """Have a file here for whoever holds it next; `check` as in `ShardCache.hold`."""
-        self.keep(summary, check)
-        self._cache.release(summary)
+        self.pin_for(summary, check)
+        self._cache.unpin(summary)
 
-    def keep(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
-        """Bring a file, and keep it until `release`; `check` as in `ShardCache.hold`."""
-        self._cache.hold(summary, check)
+    def pin_for(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
+        """Bring a file, and keep it until `unpin`; `check` as in `ShardCache.hold`."""
+        self._cache.pin(summary, check)
 
-    def content(self, summary: ShardSummary, path: str) -> PreadFile | None:
+    def remote_file(self, summary: ShardSummary, path: str) -> PreadFile | None:
         """What reads a file by the path that it was held by, if it is not here; else None."""
         if os.path.isabs(path):
             return None
         return RangeFile(self._objects, summary.name)
 
-    def release(self, summary: ShardSummary) -> None:
+    def unpin(self, summary: ShardSummary) -> None:
         """No longer keep a file. In any thread, in the middle of anything, also once closed."""
-        self._cache.release(summary)
+        self._cache.unpin(summary)
 
     def close(self) -> None:
         """Bring no more files. Those that are held stay until they are released. Idempotent."""

@@ -95,7 +95,7 @@ def test_a_shard_is_downloaded_once_and_is_there_without_the_store(
     for _ in range(2):
         with _cache(store, url, tmp_path) as cache:
             for shard in shards:
-                found = Path(cache.hold(shard)).read_bytes()
+                found = Path(cache.pin(shard)).read_bytes()
                 assert found == (folder / shard.name).read_bytes()
         store.proxy.is_down = True
     assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in shards}
@@ -111,11 +111,11 @@ def test_a_shard_that_is_removed_while_it_is_held_is_an_error_and_not_waited_for
 ) -> None:
     monkeypatch.setattr("shardio.storage.remote.cache._MAX_WAIT_S", 0.1)
     with _cache(store, url, tmp_path) as cache:
-        os.unlink(cache.hold(shards[0]))
+        os.unlink(cache.pin(shards[0]))
         with pytest.raises(UnsupportedEnvironment, match="was removed or changed while"):
-            cache.hold(shards[0])
-        cache.release(shards[0])
-        cache.hold(shards[0])
+            cache.pin(shards[0])
+        cache.unpin(shards[0])
+        cache.pin(shards[0])
 
 
 def test_shards_of_equal_content_are_held_and_make_room_each_by_itself(
@@ -128,9 +128,9 @@ def test_shards_of_equal_content_are_held_and_make_room_each_by_itself(
     with _cache(store, url, tmp_path, 2 * one.n_bytes) as cache:
         content = (equal_shards / one.name).read_bytes()
         for shard in (one, other):
-            assert Path(cache.hold(shard)).read_bytes() == content
-        cache.release(one)
-        cache.hold(third)
+            assert Path(cache.pin(shard)).read_bytes() == content
+        cache.unpin(one)
+        cache.pin(third)
         assert _names(tmp_path) == [shard.name.split(".")[0] for shard in (other, third)]
     taken = {shard.name: shard.n_bytes for shard in (one, other, third)}
     assert store.proxy.n_bytes == taken
@@ -140,17 +140,17 @@ def test_a_process_waits_for_the_shard_that_it_needs_and_not_for_one_of_equal_co
     store: Scene, tmp_path: Path, equal_shards: Path
 ) -> None:
     one, other = load(equal_shards).shards[0:9:8]
-    url, hold = store.put_dataset(equal_shards, "equal"), Fault("hold", one.name)
-    store.proxy.faults = [hold]
+    url, pin = store.put_dataset(equal_shards, "equal"), Fault("pin", one.name)
+    store.proxy.faults = [pin]
     with (
         _holder(store, url, tmp_path, (one,)) as process,
         _cache(store, url, tmp_path) as cache,
     ):
-        assert hold.met.wait(60)
-        cache.hold(other)
-        hold.go_on.set()
+        assert pin.met.wait(60)
+        cache.pin(other)
+        pin.go_on.set()
         assert line_of(process) == "held"
-        cache.hold(one)
+        cache.pin(one)
     assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in (one, other)}
 
 
@@ -163,8 +163,8 @@ def test_a_shard_of_the_longest_name_has_a_file_in_the_cache(
     shard = replace(known, name=f"{stem}.shard")
     store.put(f"long/{quote(shard.name)}", content)
     with _cache(store, store.url("long"), tmp_path) as cache:
-        assert Path(cache.hold(shard)).read_bytes() == content
-    assert CacheEvictor(str(tmp_path / "cache"), None).count() == shard.n_bytes
+        assert Path(cache.pin(shard)).read_bytes() == content
+    assert CacheEvictor(str(tmp_path / "cache"), None).used_bytes() == shard.n_bytes
 
 
 def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(tmp_path: Path)
     for path in foreign:
         path.write_bytes(bytes(30))
     room = CacheEvictor(str(tmp_path), 1)
-    assert (room.count(), room.free(99)) == (0, False)
+    assert (room.used_bytes(), room.evict(99)) == (0, False)
     room.reserve(str(tmp_path / "set" / f".a.{'12' * 16}.shard.1.part"), 1)
     assert all(path.exists() for path in foreign)
 
@@ -181,11 +181,11 @@ def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(tmp_path: Path)
 def test_processes_share_what_one_has_downloaded(
     store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
 ) -> None:
-    hold = Fault("hold", shards[0].name)
-    store.proxy.faults = [hold]
+    pin = Fault("pin", shards[0].name)
+    store.proxy.faults = [pin]
     with _holder(store, url, tmp_path, shards) as one, _holder(store, url, tmp_path, shards) as two:
-        hold.met.wait(60)
-        hold.go_on.set()
+        pin.met.wait(60)
+        pin.go_on.set()
         assert line_of(one) == line_of(two) == "held"
     assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in shards}
 
@@ -202,17 +202,17 @@ def test_what_a_killed_process_was_downloading_is_gone_on_with(
         assert line_of(process) == "held"
     with _cache(store, url, tmp_path) as cache:
         part = Path(cache.root) / f".{Path(cache.path_of(shards[0])).name}.{shards[0].n_bytes}.part"
-    hold = Fault("hold", shards[0].name)
-    store.proxy.faults = [hold]
+    pin = Fault("pin", shards[0].name)
+    store.proxy.faults = [pin]
     part.write_bytes((folder / shards[0].name).read_bytes()[:half])
     with _holder(store, url, tmp_path, shards[:1]) as process:
-        hold.met.wait(60)
+        pin.met.wait(60)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    hold.go_on.set()
+    pin.go_on.set()
     store.proxy.forget()
     with _cache(store, url, tmp_path) as cache:
-        found = Path(cache.hold(shards[0])).read_bytes()
+        found = Path(cache.pin(shards[0])).read_bytes()
     assert found == (folder / shards[0].name).read_bytes()
     assert store.proxy.n_bytes[shards[0].name] == shards[0].n_bytes - half
     assert not part.exists()
@@ -226,8 +226,8 @@ def test_what_was_used_least_recently_makes_room_and_what_is_in_use_never_does(
         assert line_of(process) == "held"
         with _cache(store, url, tmp_path, most) as cache:
             for k in (1, 2, 1, 3):  # 2 is older than 1 when 3 comes
-                path = cache.hold(shards[k])
-                cache.release(shards[k])
+                path = cache.pin(shards[k])
+                cache.unpin(shards[k])
                 os.utime(f"{path}.ok", (k, k) if k == 2 else None)
             assert _names(tmp_path) == [shards[k].name.split(".")[0] for k in (0, 1, 3)]
             assert sum(p.stat().st_size for p in tmp_path.rglob("*.shard")) <= most
@@ -237,14 +237,14 @@ def test_a_shard_counts_as_used_until_it_is_released(
     store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
 ) -> None:
     with _cache(store, url, tmp_path, sum(shard.n_bytes for shard in shards[:2])) as cache:
-        path = cache.hold(shards[0])
+        path = cache.pin(shards[0])
         os.utime(f"{path}.ok", (1, 1))  # held for long
-        cache.hold(shards[1])
-        cache.release(shards[0])
+        cache.pin(shards[1])
+        cache.unpin(shards[0])
         assert os.stat(f"{path}.ok").st_mtime > 2
-        cache.release(shards[1])
+        cache.unpin(shards[1])
         os.utime(f"{cache.path_of(shards[1])}.ok", (2, 2))
-        cache.hold(shards[2])
+        cache.pin(shards[2])
         assert _names(tmp_path) == [shards[k].name.split(".")[0] for k in (0, 2)]
 
 
@@ -252,10 +252,10 @@ def test_where_all_is_in_use_more_lies_there_than_was_asked_for_and_a_warning_sa
     store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
 ) -> None:
     with _cache(store, url, tmp_path, shards[0].n_bytes) as cache:
-        cache.hold(shards[0])
+        cache.pin(shards[0])
         with pytest.warns(UserWarning, match="in use at once, and .* more than cache_bytes="):
-            cache.hold(shards[1])
-        cache.hold(shards[2])  # without another warning, which would be an error
+            cache.pin(shards[1])
+        cache.pin(shards[2])  # without another warning, which would be an error
         assert len(_names(tmp_path)) == 3
 
 
@@ -270,9 +270,9 @@ def test_what_was_too_much_goes_with_the_last_that_used_it(
     ):
         assert line_of(other) == "held"
         for shard in shards[2:4]:
-            cache.hold(shard)
+            cache.pin(shard)
         for shard in shards[2:4]:
-            cache.release(shard)
+            cache.unpin(shard)
         assert len(_names(tmp_path)) == 4
         cache.close()
         assert _names(tmp_path) == [shard.name.split(".")[0] for shard in shards[:2]]
@@ -299,7 +299,7 @@ def test_a_cache_that_is_closed_in_the_middle_of_a_download_waits_for_nobody(
     objects = ObjectStore(url, store.options)
     other, cache = (ShardCache(str(tmp_path / "cache"), 1 << 30, objects) for _ in range(2))
     monkeypatch.setattr(fs, "perform", close)
-    thread = threading.Thread(target=cache.hold, args=(shards[0],), daemon=True)
+    thread = threading.Thread(target=cache.pin, args=(shards[0],), daemon=True)
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
@@ -327,7 +327,7 @@ def test_a_shard_gets_its_name_while_nobody_counts_what_lies_there(
 
     with _cache(store, url, tmp_path) as cache:
         monkeypatch.setattr(fs, "perform", look)
-        cache.hold(shards[0])
+        cache.pin(shards[0])
     assert len(renamed) == 1
 
 
@@ -339,21 +339,21 @@ def test_who_only_had_a_look_removes_nothing(
     shards: tuple[ShardSummary, ...],
 ) -> None:
     with _cache(store, url, tmp_path, 1 << 30) as cache:
-        cache.hold(shards[0])
-        cache.release(shards[0])
+        cache.pin(shards[0])
+        cache.unpin(shards[0])
     full = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
     with monkeypatch.context() as during:
         during.setattr("os.statvfs", lambda _: full)
         with _cache(store, url, tmp_path) as cache:
-            assert cache.most_bytes < shards[0].n_bytes
+            assert cache.max_bytes < shards[0].n_bytes
         assert len(_names(tmp_path)) == 1
         with _cache(store, url, tmp_path) as cache, pytest.warns(UserWarning, match="in use"):
-            cache.hold(shards[1])
-            cache.release(shards[1])
+            cache.pin(shards[1])
+            cache.unpin(shards[1])
         assert _names(tmp_path) == []
     with _cache(store, url, tmp_path, 1 << 30) as cache:
-        cache.hold(shards[0])
-        cache.release(shards[0])
+        cache.pin(shards[0])
+        cache.unpin(shards[0])
     (tmp_path / "cache" / "used").write_text("")  # as by who was killed while writing it
     with _cache(store, url, tmp_path, 1):
         pass
@@ -377,7 +377,7 @@ def test_a_dataset_that_is_removed_meanwhile_is_not_counted(
     with _cache(store, url, tmp_path) as cache:
         gone.mkdir()
         monkeypatch.setattr(os, "scandir", look)
-        cache.hold(shards[0])
+        cache.pin(shards[0])
     assert not gone.exists()
 
 
@@ -393,7 +393,7 @@ def test_a_dataset_that_is_removed_while_room_is_made_hinders_no_other(
         return try_exclusive(path, byte)
 
     monkeypatch.setattr("shardio.storage.remote.cache_eviction.try_exclusive", remove)
-    assert CacheEvictor(str(tmp_path), 40).free(60)
+    assert CacheEvictor(str(tmp_path), 40).evict(60)
     assert list(tmp_path.rglob("*.shard")) == []
 
 
@@ -402,9 +402,9 @@ def test_a_cache_that_is_removed_while_it_is_in_use_is_an_error(
 ) -> None:
     with _cache(store, url, tmp_path) as cache:
         shutil.rmtree(cache.root)
-        assert cache.hold_if_here(shards[0]) is None
+        assert cache.pin_if_cached(shards[0]) is None
         with pytest.raises(UnsupportedEnvironment, match=f"^{cache.root}: was removed while it is"):
-            cache.hold(shards[0])
+            cache.pin(shards[0])
 
 
 @pytest.mark.parametrize("what", ["a file", "read-only"])
@@ -435,7 +435,7 @@ def test_who_is_killed_while_room_is_made_has_counted_too_much_rather_than_too_l
     _fill_disk(monkeypatch, 99, "create")
     with _cache(store, url, tmp_path) as cache:
         with pytest.raises(CacheFull):
-            cache.hold(shards[0])
+            cache.pin(shards[0])
         assert (tmp_path / "cache" / "used").read_text() == str(shards[0].n_bytes)
 
 
@@ -448,15 +448,15 @@ def test_bytes_that_came_as_of_another_version_are_downloaded_again(
         path = Path(cache.path_of(shards[0]))
         part = path.with_name(f".{path.name}.{shards[0].n_bytes}.part")
         part.write_bytes(newer)
-        assert Path(cache.hold(shards[0])).read_bytes() == whole
-        cache.release(shards[0])
+        assert Path(cache.pin(shards[0])).read_bytes() == whole
+        cache.unpin(shards[0])
         path.write_bytes(newer)
-        assert Path(cache.hold(shards[0])).read_bytes() == whole
-        cache.release(shards[0])
+        assert Path(cache.pin(shards[0])).read_bytes() == whole
+        cache.unpin(shards[0])
         path.unlink()
         store.put(f"cached/{shards[0].name}", newer)
         with pytest.raises(ShardUnsupported, match=f"^{url}/{shards[0].name}: format version 129"):
-            cache.hold(shards[0])
+            cache.pin(shards[0])
         assert not part.exists()
 
 
@@ -465,7 +465,7 @@ def test_wrong_bytes_are_downloaded_again(
 ) -> None:
     store.proxy.faults = [Fault("wrong", times=2)]
     with _cache(store, url, tmp_path) as cache:
-        found = Path(cache.hold(shards[0])).read_bytes()
+        found = Path(cache.pin(shards[0])).read_bytes()
     assert found == (folder / shards[0].name).read_bytes()
 
 
@@ -477,7 +477,7 @@ def test_an_object_that_is_damaged_is_an_error_that_names_its_url(
         _cache(store, url, tmp_path) as cache,
         pytest.raises(ShardCorrupt, match=f"^{url}/{shards[0].name}: the object .* is damaged"),
     ):
-        cache.hold(shards[0])
+        cache.pin(shards[0])
     assert store.proxy.faults[0].times == 6
     assert _names(tmp_path) == []
 
@@ -510,18 +510,18 @@ def test_a_full_disk_gets_room_from_what_nobody_uses(
     end: str,
 ) -> None:
     with _cache(store, url, tmp_path) as cache:
-        cache.hold(shards[0])
-        cache.release(shards[0])
+        cache.pin(shards[0])
+        cache.unpin(shards[0])
         _fill_disk(monkeypatch, 1, call, end)
-        cache.hold(shards[1])
+        cache.pin(shards[1])
     assert _names(tmp_path) == [shards[1].name.split(".")[0]]
 
 
 def test_room_for_a_full_disk_is_made_while_nobody_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CacheEvictor, "_remove_unused", lambda *_: int(holds_folder_lock()))
-    assert CacheEvictor(str(tmp_path), None).free(5)
+    monkeypatch.setattr(CacheEvictor, "_evict_unused", lambda *_: int(holds_folder_lock()))
+    assert CacheEvictor(str(tmp_path), None).evict(5)
 
 
 def test_what_is_gone_on_with_is_counted_once(tmp_path: Path) -> None:
@@ -533,7 +533,7 @@ def test_what_is_gone_on_with_is_counted_once(tmp_path: Path) -> None:
     for _ in range(2):
         room.reserve(str(half), 30)
         assert (tmp_path / "used").read_text() == "30"
-        assert room.count() == 30  # though nothing of it has come yet
+        assert room.used_bytes() == 30  # though nothing of it has come yet
 
 
 def test_where_many_shards_are_there_more_is_removed_at_a_time(
@@ -546,11 +546,11 @@ def test_where_many_shards_are_there_more_is_removed_at_a_time(
     most = sum(shard.n_bytes for shard in shards[:3])
     with _cache(store, url, tmp_path, most) as cache:
         for shard in shards[:4]:
-            cache.hold(shard)
-            cache.release(shard)
+            cache.pin(shard)
+            cache.unpin(shard)
         assert len(_names(tmp_path)) == 3
         monkeypatch.setattr("shardio.storage.remote.cache_eviction._MANY_FILES", 2)
-        cache.hold(shards[4])
+        cache.pin(shards[4])
         assert len(_names(tmp_path)) == 2
 
 
@@ -562,10 +562,10 @@ def test_a_full_disk_with_nothing_to_remove_is_an_error_that_says_what_is_needed
     shards: tuple[ShardSummary, ...],
 ) -> None:
     with _cache(store, url, tmp_path) as cache:
-        cache.hold(shards[0])
+        cache.pin(shards[0])
         _fill_disk(monkeypatch, 99)
         with pytest.raises(CacheFull, match=f"{shards[1].n_bytes} bytes are needed .* in use"):
-            cache.hold(shards[1])
+            cache.pin(shards[1])
 
 
 def test_a_shard_that_is_larger_than_a_file_may_be_says_so_and_is_gone_on_with_later(
@@ -575,9 +575,9 @@ def test_a_shard_that_is_larger_than_a_file_may_be_says_so_and_is_gone_on_with_l
     words = f"needs at least {n_bytes} bytes, and RLIMIT_FSIZE allows {half}: .*{shards[0].id}"
     with _cache(store, url, tmp_path) as cache:
         with files_of_at_most(half), pytest.raises(OSError, match=words):
-            cache.hold(shards[0])
+            cache.pin(shards[0])
         store.proxy.forget()
-        cache.hold(shards[0])
+        cache.pin(shards[0])
     assert store.proxy.n_bytes == {shards[0].name: n_bytes - half}
 
 
@@ -589,16 +589,16 @@ def test_after_the_machine_has_started_anew_what_is_there_is_verified_once_more(
     shards: tuple[ShardSummary, ...],
 ) -> None:
     with _cache(store, url, tmp_path) as cache:
-        sound, torn = cache.hold(shards[0]), cache.hold(shards[1])
+        sound, torn = cache.pin(shards[0]), cache.pin(shards[1])
         for shard in shards[:2]:
-            cache.release(shard)
+            cache.unpin(shard)
     with open(torn, "r+b") as file:
         file.seek(5000)
         file.write(b"torn")
     monkeypatch.setattr("shardio.storage.remote.cache._boot_id", lambda: "another")
     store.proxy.forget()
     with _cache(store, url, tmp_path) as cache:
-        assert [cache.hold(shard) for shard in shards[:2]] == [sound, torn]
+        assert [cache.pin(shard) for shard in shards[:2]] == [sound, torn]
     assert store.proxy.n_bytes == {shards[1].name: shards[1].n_bytes}
 
 

@@ -50,7 +50,7 @@ def _convert(store: Scene, src: Any, url: str, **options: Any) -> Any:
 
 
 def _objects(store: Scene, url: str) -> Iterator[str]:
-    yield from sorted(ObjectStore(url, store.options).names())
+    yield from sorted(ObjectStore(url, store.options).list_names())
 
 
 def _texts(store: Scene, url: str) -> list[str]:
@@ -79,7 +79,7 @@ def test_what_is_there_is_what_a_folder_would_have(
 def test_an_upload_that_fails_publishes_nothing_and_resuming_ends_it(
     store: Scene, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.dataset.external_lists.LISTED_MAX", 1)
+    monkeypatch.setattr("shardio.dataset.external_lists.MAX_INLINE_ENTRIES", 1)
     url = store.url("resumed")
     store.proxy.faults = [Fault("error", "generations", times=99, method="PUT")]
     with pytest.raises(StoreUnavailable):
@@ -461,7 +461,7 @@ def test_the_command_converts_into_a_store(
 def test_long_lists_go_with_the_state_that_names_them(
     store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.dataset.external_lists.LISTED_MAX", 1)
+    monkeypatch.setattr("shardio.dataset.external_lists.MAX_INLINE_ENTRIES", 1)
     url = store.url("long-lists")
     _convert(store, lines, url, **OPTIONS)
     assert {name.rpartition(".")[2] for name in _objects(store, url)} == {

@@ -183,7 +183,7 @@ def test_a_file_url_is_a_folder(folder: Path) -> None:
 def test_the_folder_of_the_cache_is_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDIO_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    assert RemoteOptions().folder == str(Path.cwd() / "here" / "shardio")
+    assert RemoteOptions().cache_folder == str(Path.cwd() / "here" / "shardio")
 
 
 def test_a_full_disk_keeps_nothing_of_a_state(
@@ -219,7 +219,7 @@ def test_the_files_of_long_lists_come_with_the_state_that_names_them(
     store.put("long/generations/000001.json", json.dumps(content).encode())
     for name in names:
         store.put(f"long/{name}", name.encode())
-    _mirror(tmp_path, ObjectStore(store.url("long"), store.options)).bring(None)
+    _mirror(tmp_path, ObjectStore(store.url("long"), store.options)).download(None)
     assert [(tmp_path / name).read_text() for name in names] == names
 
 
@@ -228,11 +228,11 @@ def test_a_state_that_another_process_has_just_brought_stays(
     store: Scene, url: str, tmp_path: Path, folder: Path, was_known: str | None
 ) -> None:
     first = _mirror(tmp_path, ObjectStore(url, store.options))
-    second = _mirror(tmp_path, _Overtaken(url, store.options, lambda: first.bring(None)))
+    second = _mirror(tmp_path, _Overtaken(url, store.options, lambda: first.download(None)))
     if was_known:
         first.write("dataset.json", b'{"generation": 1, "lineage": "0123456789abcdef"}')
         first.write("generations/000001.json", was_known.encode())
-    second.bring(None)
+    second.download(None)
     state = tmp_path / "generations" / "000001.json"
     assert state.read_bytes() == (folder / "generations" / "000001.json").read_bytes()
     assert store.proxy.requests["000001.json"] == 1
@@ -246,11 +246,11 @@ def test_a_state_that_is_being_written_is_not_removed_by_another_process(
 
     def remove(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
         if call == "rename":
-            other.forget()
+            other.invalidate()
         return perform(call, path, function, *given, **named)
 
     monkeypatch.setattr(fs, "perform", remove)
-    mirror.bring(None)
+    mirror.download(None)
     state = (tmp_path / "generations" / "000001.json").read_bytes()
     assert state == (folder / "generations" / "000001.json").read_bytes()
 

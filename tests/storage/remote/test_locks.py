@@ -81,15 +81,15 @@ def test_what_is_given_back_while_a_lock_is_refused_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some, lock = ByteLocks(str(tmp_path / "locks")), locks._lock
-    assert some.share(SHARD)
+    assert some.acquire_shared(SHARD)
 
     def refuse(fd: int, kind: int, byte: int) -> bool:
         if byte == SHARD:
             return lock(fd, kind, byte)
-        some.give_back(SHARD)  # as a finalizer does, in the middle of anything
+        some.release(SHARD)  # as a finalizer does, in the middle of anything
         return False
 
     monkeypatch.setattr(locks, "_lock", refuse)
-    assert not some.share(SHARD + 1)
+    assert not some.acquire_shared(SHARD + 1)
     assert _is_free(str(tmp_path / "locks"))
     some.close()

@@ -103,7 +103,7 @@ def test_after_a_failure_less_is_asked_for_and_what_comes_makes_the_next_one_the
 
     monkeypatch.setattr("shardio.storage.remote.object_store._CONCURRENT_PIECES", 1)
     monkeypatch.setattr(ObjectStore, "_get_once", fail_once)
-    monkeypatch.setattr(ObjectStore, "_pause", lambda *given: tries.append(given[4]))
+    monkeypatch.setattr(ObjectStore, "_back_off", lambda *given: tries.append(given[4]))
     assert _downloaded(objects(store), tmp_path / "a") == DATA
     assert sizes == [50_000] * 5 + [6_000]
     assert tries == [1] * 6
@@ -191,7 +191,7 @@ def test_where_no_range_is_counted_from_the_end_the_size_is_asked_first(
 
 def test_a_bucket_that_is_missing_is_not_waited_for(store: Scene) -> None:
     with pytest.raises(InvalidArgument, match="there is no such bucket: NoSuchBucket"):
-        ObjectStore("s3://nobody/here", store.options).names()
+        ObjectStore("s3://nobody/here", store.options).list_names()
 
 
 def test_what_lasts_is_an_error_at_the_deadline(store: Scene) -> None:
@@ -218,8 +218,8 @@ def test_credentials_that_have_expired_are_an_error_at_once_that_does_not_show_t
 def test_a_missing_object_is_not_waited_for(store: Scene) -> None:
     with pytest.raises(ShardNotFound, match=r"objects/b\.shard: there is no such object"):
         objects(store).read("b.shard")
-    assert not objects(store).holds("b.shard")
-    assert objects(store).holds("a.shard")
+    assert not objects(store).exists("b.shard")
+    assert objects(store).exists("a.shard")
 
 
 def test_a_url_that_may_have_a_secret_is_refused_and_not_shown() -> None:
@@ -325,7 +325,7 @@ def test_of_two_who_write_first_the_second_is_refused(store: Scene) -> None:
         some.put(name, b"two", exclusive=True)
     assert some.read(name) == b"one"
     some.remove(name)
-    assert not some.holds(name)
+    assert not some.exists(name)
 
 
 def test_a_file_is_uploaded_though_the_server_fails_now_and_then(

@@ -22,12 +22,12 @@ class Bucket:
         self.changed = threading.Condition()
         self.arrive = {name: threading.Event() for name in late}
 
-    def keep(self, summary: ShardSummary, check: Callable[[], None]) -> None:
+    def pin_for(self, summary: ShardSummary, check: Callable[[], None]) -> None:
         while summary.name in self.arrive and not self.arrive[summary.name].wait(0.01):
             check()
         self._count(summary, 1)
 
-    def release(self, summary: ShardSummary) -> None:
+    def unpin(self, summary: ShardSummary) -> None:
         self._count(summary, -1)
 
     def path_of(self, summary: ShardSummary) -> str:
@@ -49,7 +49,7 @@ class Loop:
     def __init__(self) -> None:
         self.step: int | None = 0
 
-    def reached(self) -> int | None:
+    def current_step(self) -> int | None:
         return self.step
 
 
@@ -59,7 +59,7 @@ def _ahead(bucket: Bucket, loop: Loop, **steps: int) -> Prefetcher:
         PrefetchRequest(step, cast("Any", bucket), ShardSummary(name, 1, N_BYTES, f"{0:032x}"))
         for name, step in steps.items()
     ]
-    return Prefetcher(iter(files), loop.reached, 2 * N_BYTES, set())
+    return Prefetcher(iter(files), loop.current_step, 2 * N_BYTES, set())
 
 
 def test_a_file_is_kept_until_the_loop_comes_to_its_step() -> None:

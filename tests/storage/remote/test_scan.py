@@ -104,18 +104,18 @@ def test_a_look_by_ranges_does_not_let_go_of_what_another_holds(
 ) -> None:
     shard: ShardSummary = next(iter(load(folder).shards))
     url = "s3://bucket/scanned"
-    far = remote.files.glance(0, "video")
-    (bucket,) = remote.buckets
+    far = remote.files.open_metadata(0, "video")
+    (bucket,) = remote.remote_storages
     options = RemoteOptions.of(tmp_path / "cache", None, store.options, whole=True)
     other = RemoteStorage(url, options, external_list_names)
-    other.bring(shard)
-    assert bucket.hold(shard) == other.path_of(shard)
+    other.download(shard)
+    assert bucket.pin(shard) == other.path_of(shard)
     del far
     path = Path(other.path_of(shard))
     locks, byte = str(path.parent / "locks"), lock_byte(path.name)
     with try_exclusive(locks, byte) as is_free:
         assert not is_free
-    bucket.release(shard)
+    bucket.unpin(shard)
     with try_exclusive(locks, byte) as is_free:
         assert is_free
     other.close()

@@ -301,7 +301,7 @@ class SampleReader:
         if isinstance(self._opened, shardio.ShardReader):
             return self._opened.path, number
         shard, row = _located(self._opened, number)
-        ((summary, _),) = self._opened.files.of_shard(shard, name)
+        ((summary, _),) = self._opened.files.files_of_shard(shard, name)
         return os.path.join(self._opened.path, summary.name), row
 
     def value(self, number: int, name: str) -> Any:
