@@ -104,7 +104,10 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
         lambda g: g.update(column_groups=[]),
         "'required' must name 'external_lists' if a list is external, then 'column_groups' if",
     ),
-    "twice": (lambda g: g.update(required=["column_groups"] * 2), "'column_groups' once"),
+    "twice": (
+        lambda g: g.update(required=["column_groups"] * 2),
+        "'column_groups' if there are column groups, each once",
+    ),
     "a text": (lambda g: g.update(required="column_groups"), "must be a list of names"),
     "no names": (lambda g: g.update(required=[1]), "'required' must be a list of names"),
     "no list": (lambda g: g.update(column_groups={"x": 1}), "'column_groups' must be a list"),

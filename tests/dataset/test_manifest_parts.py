@@ -314,7 +314,7 @@ def test_required_must_say_that_there_are_parts(published: Path) -> None:
     forge(published, lambda g: g.pop("required"))
     with pytest.raises(
         DatasetCorrupt,
-        match="'required' must name 'external_lists' if a list is external, then 'column_groups' if",
+        match="must name 'external_lists' if a list is external, then 'column_groups' if",
     ):
         load(published)
     forge(published, lambda g: g.update(required=["external_lists", "later"]))
