@@ -61,7 +61,7 @@ def open_one(
         raise InvalidArgument(
             f"subset={subset!r} of a selection of {dataset.path}: select from that subset instead"
         )
-    access = access if remote.whole or not dataset.buckets else "auto"
+    access = access if remote.whole or not dataset.remote_storages else "auto"
     opened = ShardDataset(
         dataset.place,
         verify=verify,
@@ -71,7 +71,7 @@ def open_one(
         remote=dataset.remote.with_usage_of(remote),
     )
     if dataset.rows.row_list is not None:
-        opened.rows.show(dataset.rows.row_list)
+        opened.rows.set_rows(dataset.rows.row_list)
     return opened
 
 

@@ -478,7 +478,7 @@ def test_paths_are_those_of_all_shards(folder: str) -> None:
 
 
 class _Counting(LocalStorage):
-    """A place that keeps so many files, and counts them."""
+    """A storage that pins at most three files, and counts the pins."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root, root)
@@ -498,54 +498,56 @@ class _Counting(LocalStorage):
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> list[_Counting]:
+def storages(monkeypatch: pytest.MonkeyPatch) -> list[_Counting]:
     made: list[_Counting] = []
 
-    def place_of(path: str, _: object) -> _Counting:
+    def storage_of(path: str, _: object) -> _Counting:
         made.append(_Counting(os.path.abspath(path)))
         return made[-1]
 
-    monkeypatch.setattr(dataset_module, "_place_of", place_of)
+    monkeypatch.setattr(dataset_module, "_storage_of", storage_of)
     return made
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_a_place_is_asked_for_every_file_and_told_when_it_is_let_go_of(
-    folder: str, expected: dict[Any, list[Any]], place: list[_Counting], access: str
+def test_every_file_is_pinned_and_unpinned(
+    folder: str, expected: dict[Any, list[Any]], storages: list[_Counting], access: str
 ) -> None:
     assert epoch(folder, shuffle=True, access=access) == expected[True]
     gc.collect()
-    (used,) = place
+    (used,) = storages
     assert used.most <= 3 + 1, "the one that is opened comes before another goes"
     assert sorted(used.held) == [f"{k:06d}-000.shard" for k in range(N_SHARDS)]
     assert used.held.total() == 0
 
 
-def test_a_file_is_kept_as_long_as_somebody_reads_it(folder: str, place: list[_Counting]) -> None:
+def test_a_file_is_kept_as_long_as_somebody_reads_it(
+    folder: str, storages: list[_Counting]
+) -> None:
     with ShardDataset(folder, access="pread") as dataset:
         reader = dataset.reader(0)
         for shard in range(1, 9):
             dataset.reader(shard)
         assert dataset.files.reader_if_open(0) is None
-        assert place[0].held["000000-000.shard"] == 1
+        assert storages[0].held["000000-000.shard"] == 1
         assert reader[0]["label"] == 0
         del reader
-        assert place[0].held["000000-000.shard"] == 0
+        assert storages[0].held["000000-000.shard"] == 0
 
 
 def test_a_file_that_cannot_be_opened_is_not_kept(
-    folder: str, tmp_path: Path, place: list[_Counting]
+    folder: str, tmp_path: Path, storages: list[_Counting]
 ) -> None:
     copy = str(shutil.copytree(folder, tmp_path / "set"))
     os.unlink(path_of(copy, 2))
     with ShardDataset(copy) as dataset:
         with pytest.raises(ShardNotFound):
             dataset.reader(2)
-        assert place[0].held.total() == 0
+        assert storages[0].held.total() == 0
 
 
-def test_a_place_that_has_no_room_says_so(
-    folder: str, place: list[_Counting], monkeypatch: pytest.MonkeyPatch
+def test_a_storage_without_room_raises(
+    folder: str, storages: list[_Counting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: _Counting, summary: ShardSummary) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), summary.name)

@@ -41,7 +41,7 @@ from shardio.shard.writer import ShardSummary
 folder, url, options, *shards = json.loads(sys.argv[1])
 cache = ShardCache(folder, None, ObjectStore(url, options))
 for shard in shards:
-    cache.hold(ShardSummary(*shard))
+    cache.pin(ShardSummary(*shard))
 print("held", flush=True)
 sys.stdin.read()
 """
