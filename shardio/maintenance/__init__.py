@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardio.maintenance.adding import add_column
-    from shardio.maintenance.audit import AuditReport, audit_dataset, audit_shard
-    from shardio.maintenance.auditors import AuditProgress
     from shardio.maintenance.comparing import DiffReport, diff
     from shardio.maintenance.counting import StatsReport, compute_stats
-    from shardio.maintenance.finding import Finding
     from shardio.maintenance.merging import merge
     from shardio.maintenance.repairing import (
         Loss,
@@ -26,9 +23,12 @@ if TYPE_CHECKING:
     )
     from shardio.maintenance.resharding import compact, reshard
     from shardio.maintenance.rewriting import MaintenanceReport
-    from shardio.maintenance.soundness import MaintenanceProgress
     from shardio.maintenance.splitting import SplitReport, split
-    from shardio.maintenance.survey import Survey, survey_shard
+    from shardio.maintenance.verify.dataset import AuditReport, audit_dataset, audit_shard
+    from shardio.maintenance.verify.findings import Finding
+    from shardio.maintenance.verify.metadata import Survey, survey_shard
+    from shardio.maintenance.verify.runner import AuditProgress
+    from shardio.maintenance.verify.soundness import MaintenanceProgress
 
 __all__ = [
     "AuditProgress",
@@ -59,22 +59,22 @@ __all__ = [
 
 # Where each name lives.
 _HOMES = {
-    "AuditProgress": "shardio.maintenance.auditors",
-    "AuditReport": "shardio.maintenance.audit",
+    "AuditProgress": "shardio.maintenance.verify.runner",
+    "AuditReport": "shardio.maintenance.verify.dataset",
     "DiffReport": "shardio.maintenance.comparing",
-    "Finding": "shardio.maintenance.finding",
+    "Finding": "shardio.maintenance.verify.findings",
     "Loss": "shardio.maintenance.repairing",
-    "MaintenanceProgress": "shardio.maintenance.soundness",
+    "MaintenanceProgress": "shardio.maintenance.verify.soundness",
     "MaintenanceReport": "shardio.maintenance.rewriting",
     "RepairProgress": "shardio.maintenance.repairing",
     "RepairReport": "shardio.maintenance.repairing",
     "ShardRepair": "shardio.maintenance.repairing",
     "SplitReport": "shardio.maintenance.splitting",
     "StatsReport": "shardio.maintenance.counting",
-    "Survey": "shardio.maintenance.survey",
+    "Survey": "shardio.maintenance.verify.metadata",
     "add_column": "shardio.maintenance.adding",
-    "audit_dataset": "shardio.maintenance.audit",
-    "audit_shard": "shardio.maintenance.audit",
+    "audit_dataset": "shardio.maintenance.verify.dataset",
+    "audit_shard": "shardio.maintenance.verify.dataset",
     "compact": "shardio.maintenance.resharding",
     "compute_stats": "shardio.maintenance.counting",
     "diff": "shardio.maintenance.comparing",
@@ -82,7 +82,7 @@ _HOMES = {
     "repair": "shardio.maintenance.repairing",
     "reshard": "shardio.maintenance.resharding",
     "split": "shardio.maintenance.splitting",
-    "survey_shard": "shardio.maintenance.survey",
+    "survey_shard": "shardio.maintenance.verify.metadata",
 }
 
 

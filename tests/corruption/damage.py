@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from shardio.errors import ShardCorrupt, ShardioError
-from shardio.maintenance import shard_audit
-from shardio.maintenance.finding import Findings
-from shardio.maintenance.shard_audit import examine_bytes
+from shardio.maintenance.verify import shard
+from shardio.maintenance.verify.findings import Findings
+from shardio.maintenance.verify.shard import examine_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
 from tests.corruption.forge import read_everything
@@ -46,12 +46,12 @@ def code_found(content: bytes | bytearray | memoryview) -> str | None:
     if not len(content):
         return "incomplete"
     try:
-        vars(shard_audit)["Findings"] = _FirstOnly
+        vars(shard)["Findings"] = _FirstOnly
         examine_bytes(memoryview(content), "s.shard")
     except _FoundError as found:
         return str(found)
     finally:
-        vars(shard_audit)["Findings"] = Findings
+        vars(shard)["Findings"] = Findings
     return None
 
 

@@ -42,7 +42,7 @@ from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, pack_ta
 from shardio.format.schema import Schema
 from shardio.format.streams import STREAM_DTYPE, EncodedStream
 from shardio.format.structure import unpack_header, unpack_table
-from shardio.maintenance.shard_audit import examine_bytes
+from shardio.maintenance.verify.shard import examine_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from tests.shards import made_stream

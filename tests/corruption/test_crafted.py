@@ -29,8 +29,8 @@ from shardio.format.fields import Array, Bytes, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind, Required
 from shardio.format.schema import Schema
 from shardio.loader import ShardLoader
-from shardio.maintenance.audit import audit_dataset
-from shardio.maintenance.shard_audit import examine_bytes
+from shardio.maintenance.verify.dataset import audit_dataset
+from shardio.maintenance.verify.shard import examine_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.checksummed_json import to_checksummed_json
@@ -209,7 +209,7 @@ _READ = """
 import os, sys
 from shardio.errors import ShardCorrupt
 from shardio.shard.reader import ShardReader
-from shardio.maintenance.shard_audit import examine
+from shardio.maintenance.verify.shard import examine
 
 def peak_bytes():
     with open("/proc/self/status") as file:

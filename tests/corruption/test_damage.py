@@ -14,7 +14,7 @@ import pytest
 from shardio.errors import ShardioError
 from shardio.format.fields import CODECS, FIELD_TYPES
 from shardio.format.layout import HEADER, HEADER_HASH, PAGE, Kind
-from shardio.maintenance.shard_audit import examine_bytes
+from shardio.maintenance.verify.shard import examine_bytes
 from shardio.shard.verification import Verify
 from tests.corruption.damage import Victim, code_found
 from tests.corruption.forge import (

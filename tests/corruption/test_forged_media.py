@@ -12,7 +12,7 @@ from shardio.errors import ChecksumMismatch, ShardCorrupt
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import Kind, Required
 from shardio.format.streams import PACKET_DTYPE, STREAM_DTYPE
-from shardio.maintenance.shard_audit import examine_bytes
+from shardio.maintenance.verify.shard import examine_bytes
 from tests.corruption.damage import Victim
 from tests.corruption.forge import (
     MEDIA_RULES,

@@ -19,7 +19,7 @@ from shardio.format.codec import Codec
 from shardio.format.fields import Array, List
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
-from shardio.maintenance.shard_audit import examine_bytes
+from shardio.maintenance.verify.shard import examine_bytes
 from tests.corruption.forge import (
     INDEX,
     PAYLOAD,

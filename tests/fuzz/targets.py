@@ -49,12 +49,12 @@ from shardio.format.fields import STREAMED, Array, Bytes, Field, Json, Text
 from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream
 from shardio.format.values import decode_record
-from shardio.maintenance.audit import audit_dataset
-from shardio.maintenance.finding import Finding
 from shardio.maintenance.repairing import repair
-from shardio.maintenance.shard_audit import examine_bytes
-from shardio.maintenance.survey import survey_shard
-from shardio.maintenance.values_audit import check_value
+from shardio.maintenance.verify.dataset import audit_dataset
+from shardio.maintenance.verify.findings import Finding
+from shardio.maintenance.verify.metadata import survey_shard
+from shardio.maintenance.verify.shard import examine_bytes
+from shardio.maintenance.verify.values_audit import check_value
 from shardio.shard.opening import expected_sections
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify

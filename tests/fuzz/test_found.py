@@ -15,8 +15,8 @@ from shardio.format.checksum import hash_bytes, pack_hashes
 from shardio.format.fields import Array, List
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.format.schema import Schema
-from shardio.maintenance.audit import audit_dataset, audit_shard
 from shardio.maintenance.repairing import repair
+from shardio.maintenance.verify.dataset import audit_dataset, audit_shard
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from shardio.storage.checksummed_json import to_checksummed_json

@@ -251,8 +251,8 @@ def test_memory_that_the_size_justifies_is_no_problem(judge: Judge) -> None:
             lambda s, *rest: np.zeros(len(s), np.bool_),
         ),
         ("shardio.shard.verification.hash_bytes", lambda content: 0),
-        ("shardio.maintenance.payload_audit.broken", lambda e, *rest: np.zeros(len(e), np.bool_)),
-        ("shardio.maintenance.content.hash_bytes", lambda content: 0),
+        ("shardio.maintenance.verify.payload.broken", lambda e, *rest: np.zeros(len(e), np.bool_)),
+        ("shardio.maintenance.verify.window.hash_bytes", lambda content: 0),
     ],
 )
 def test_a_check_that_is_left_out_is_noticed(

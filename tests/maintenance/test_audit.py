@@ -14,23 +14,16 @@ from typing import Any
 
 import pytest
 
-from shardio import maintenance
 from shardio._workers.processes.worker_pool import Died, Failed, Message
 from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.schema import Schema
-from shardio.maintenance import (
-    AuditProgress,
-    Finding,
-    audit_dataset,
-    audit_shard,
-    auditors,
-    examining,
-)
-from shardio.maintenance.examining import examine_anyhow
-from shardio.maintenance.finding import MAX_FINDINGS, Findings
+from shardio.maintenance import AuditProgress, Finding, audit_dataset, audit_shard
+from shardio.maintenance.verify import examining, runner
+from shardio.maintenance.verify.examining import examine_anyhow
+from shardio.maintenance.verify.findings import MAX_FINDINGS, Findings
 from shardio.shard.writer import ShardWriter
 from tests.shards import write_shard
 
@@ -152,7 +145,7 @@ def test_flipped_bits_in_the_manifest_are_found(dataset: Path) -> None:
         content = path.read_bytes()
         for at in range(0, len(content), 5):
             flip(path, at)
-            _, findings = maintenance.audit._audit_generations(dataset)
+            _, findings = shardio.maintenance.verify.dataset._audit_generations(dataset)
             assert findings, (place, at)
             path.write_bytes(content)
 
@@ -255,8 +248,8 @@ class OneDeath:
 
 
 def work(crew: Any, dataset: Path) -> dict[str, Any]:
-    tally = auditors._Tally(dataset, shard_names(dataset), None)
-    auditors._Foreman(crew, dataset, tally).run()
+    tally = runner._Tally(dataset, shard_names(dataset), None)
+    runner._Foreman(crew, dataset, tally).run()
     return tally.examined
 
 

@@ -14,9 +14,10 @@ from shardio._workers.processes.worker_pool import Message
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Bytes
 from shardio.format.schema import Schema
-from shardio.maintenance import audit_dataset, audit_shard, auditors, survey_shard
-from shardio.maintenance.content import Content
-from shardio.maintenance.shard_audit import examine, examine_bytes
+from shardio.maintenance import audit_dataset, audit_shard, survey_shard
+from shardio.maintenance.verify import runner
+from shardio.maintenance.verify.shard import examine, examine_bytes
+from shardio.maintenance.verify.window import Content
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from shardio.storage import content, mmap
@@ -160,7 +161,7 @@ def test_bytes_that_the_disk_cannot_read_are_a_finding(
 
     path = write_shard(dataset / "a.shard", 5)
     monkeypatch.setattr(os, "preadv", refuse)
-    monkeypatch.setattr(auditors, "Crew", OneWorker)
+    monkeypatch.setattr(runner, "Crew", OneWorker)
     (finding,) = audit_shard(path, workers=workers)
     assert (finding.code, finding.message.partition(":")[0]) == (
         "unreadable",
@@ -198,9 +199,9 @@ def test_main_audits_too_while_shards_wait(
         return crews[0]
 
     flip(dataset / shard_names(dataset)[3], 4096)
-    monkeypatch.setattr(auditors, "Crew", make)
-    monkeypatch.setattr(auditors, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(auditors, "LITTLE_BYTES", 1)
+    monkeypatch.setattr(runner, "Crew", make)
+    monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
     report = audit_dataset(dataset)
     assert [f.code for f in report.findings] == ["checksum"]
     (crew,) = crews
@@ -221,11 +222,11 @@ def test_a_worker_has_shards_ahead_so_that_it_need_not_wait_for_main(
         return crews[0]
 
     names = [write_shard(tmp_path / f"{k:02d}.shard", 1).name for k in range(20)]
-    monkeypatch.setattr(auditors, "Crew", make)
-    monkeypatch.setattr(auditors, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(auditors, "LITTLE_BYTES", 1)
-    monkeypatch.setattr(auditors, "MOST_AHEAD", most_ahead)
-    assert list(auditors.examine_all(tmp_path, names, None, None)) == names
+    monkeypatch.setattr(runner, "Crew", make)
+    monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
+    monkeypatch.setattr(runner, "MOST_AHEAD", most_ahead)
+    assert list(runner.examine_all(tmp_path, names, None, None)) == names
     assert crews[0].examined == names[: 1 + most_ahead]  # main does the others
 
 
@@ -248,16 +249,16 @@ def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
         asked.append(n)
         raise InterruptedError
 
-    monkeypatch.setattr(auditors, "Crew", refuse)
-    monkeypatch.setattr(auditors, "usable_cpus", lambda: 3)
-    monkeypatch.setattr(auditors, "LITTLE_BYTES", 1)
+    monkeypatch.setattr(runner, "Crew", refuse)
+    monkeypatch.setattr(runner, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
     with pytest.raises(InterruptedError):
         audit_dataset(dataset, **options)
     assert asked == [n_workers]
 
 
 def test_little_data_starts_no_process(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditors, "usable_cpus", lambda: 3)
-    monkeypatch.setattr(auditors, "Crew", None)
+    monkeypatch.setattr(runner, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(runner, "Crew", None)
     report = audit_dataset(dataset)
     assert (report.findings, report.n_shards) == ((), 5)

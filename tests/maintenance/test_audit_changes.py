@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shardio.maintenance import AuditProgress, audit_dataset, audit_shard, shard_audit
-from shardio.maintenance.shard_audit import Examined
+from shardio.maintenance import AuditProgress, audit_dataset, audit_shard
+from shardio.maintenance.verify import shard
+from shardio.maintenance.verify.shard import Examined
 from tests.maintenance.datasets import write
 from tests.shards import write_shard
 
@@ -34,7 +35,7 @@ def test_a_change_during_the_audit_is_a_finding(
     words: str,
 ) -> None:
     path = write_shard(tmp_path / "a.shard", 3)
-    real = shard_audit.examine_bytes
+    real = shard.examine_bytes
 
     def meanwhile(whole: memoryview, name: str) -> Examined:
         found = real(whole, name)
@@ -42,7 +43,7 @@ def test_a_change_during_the_audit_is_a_finding(
         return found
 
     assert audit_shard(path) == []
-    monkeypatch.setattr(shard_audit, "examine_bytes", meanwhile)
+    monkeypatch.setattr(shard, "examine_bytes", meanwhile)
     (finding,) = audit_shard(path)
     assert (finding.code, finding.path) == ("changed", str(path))
     assert words in finding.message

@@ -11,10 +11,11 @@ from shardio.format.fields import Array, Bytes, Text
 from shardio.format.index import ENTRY
 from shardio.format.layout import PAGE
 from shardio.format.schema import Schema
-from shardio.maintenance import audit_shard, payload_audit
-from shardio.maintenance.content import WINDOW_BYTES, Content, parts_of
-from shardio.maintenance.shard_audit import examine_bytes
-from shardio.maintenance.values_audit import are_texts
+from shardio.maintenance import audit_shard
+from shardio.maintenance.verify import payload
+from shardio.maintenance.verify.shard import examine_bytes
+from shardio.maintenance.verify.values_audit import are_texts
+from shardio.maintenance.verify.window import WINDOW_BYTES, Content, parts_of
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from shardio.storage.file_access import Access
@@ -37,7 +38,7 @@ def forgery_of_texts(folder: Path) -> Forgery:
 def test_each_text_that_is_none_is_placed_among_those_that_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_entries: int
 ) -> None:
-    monkeypatch.setattr(payload_audit, "CHUNK_ENTRIES", chunk_entries)
+    monkeypatch.setattr(payload, "CHUNK_ENTRIES", chunk_entries)
     forgery = forgery_of_texts(tmp_path)
     for row in (3, 40, N_ROWS - 1):
         forgery.change_record("text", row, b"\xff" * 10)
@@ -81,7 +82,7 @@ def test_parts_of_a_window_are_the_bytes_at_their_places(
 ) -> None:
     """Also where zstandard has been built without its class for them, as by cffi."""
     if not has_segments:
-        monkeypatch.setattr("shardio.maintenance.content._SEGMENTS", None)
+        monkeypatch.setattr("shardio.maintenance.verify.window._SEGMENTS", None)
     window = memoryview(bytes(range(100)))
     places = np.array([(0, 100), (7, 0), (7, 30), (37, 1), (100, 0)], np.uint64)
     found = [memoryview(part).tobytes() for part in parts_of(window, places)]
@@ -98,7 +99,7 @@ def test_findings_are_the_same_without_zstandards_parts(
     damaged = memoryview(forgery.seal())
     findings = examine_bytes(damaged, "texts").findings
     assert [(f.sample, f.code) for f in findings] == [(20, "checksum"), (10, "value")]
-    monkeypatch.setattr("shardio.maintenance.content._SEGMENTS", None)
+    monkeypatch.setattr("shardio.maintenance.verify.window._SEGMENTS", None)
     assert examine_bytes(damaged, "texts").findings == findings
 
 
@@ -108,7 +109,7 @@ def test_a_flipped_bit_is_placed_among_large_small_and_empty_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: Access, *, has_segments: bool
 ) -> None:
     if not has_segments:
-        monkeypatch.setattr("shardio.maintenance.content._SEGMENTS", None)
+        monkeypatch.setattr("shardio.maintenance.verify.window._SEGMENTS", None)
     sizes = [0, 1, 0, WINDOW_BYTES, 0, 3, WINDOW_BYTES - 1, 5, WINDOW_BYTES + 1, 0, 0, 7, 64, 2]
     path = tmp_path / "sizes.shard"
     with ShardWriter(path, Schema({"text": Text(), "blob": Bytes()})) as writer:

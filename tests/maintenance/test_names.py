@@ -38,12 +38,12 @@ def test_an_unknown_name_is_an_attribute_error_that_says_it() -> None:
 
 def test_who_audits_loads_nothing_that_reads_datasets_or_rewrites_them() -> None:
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; import shardio.maintenance.auditors; "
+        f"import sys; sys.path[:] = {sys.path!r}; import shardio.maintenance.verify.runner; "
         "print(*[m for m in sys.modules if m.startswith('shardio')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "shardio.maintenance.shard_audit" in loaded
+    assert "shardio.maintenance.verify.shard" in loaded
     needless = ("reader", "writer", "dataset", "manifest", "gather", "_engine.worker")
     assert not loaded & {f"shardio.{name}" for name in needless}
     assert {name for name in loaded if "repair" in name or "merging" in name} == set()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.maintenance import shard_audit
+from shardio.maintenance.verify import shard
 from shardio.storage.content import Content
 from shardio_tools import cli, verify
 
@@ -56,13 +56,13 @@ def test_a_shard_that_went_away_while_it_was_checked_is_a_finding(
     damaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = min(damaged.glob("*.shard"))
-    original = shard_audit.examine_bytes
+    original = shard.examine_bytes
 
-    def remove_meanwhile(whole: Content, name: str) -> shard_audit.Examined:
+    def remove_meanwhile(whole: Content, name: str) -> shard.Examined:
         path.unlink()
         return original(whole, name)
 
-    monkeypatch.setattr(shard_audit, "examine_bytes", remove_meanwhile)
+    monkeypatch.setattr(shard, "examine_bytes", remove_meanwhile)
     assert cli.main(["verify", str(path)]) == 1
     damage, change, summary = capsys.readouterr().out.splitlines()
     assert "field 'frames', sample 0, offset 4096" in damage

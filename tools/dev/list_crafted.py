@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, which no wheel holds
 
 from shardio.errors import ShardioError
-from shardio.maintenance.shard_audit import examine_bytes
+from shardio.maintenance.verify.shard import examine_bytes
 from tests.corruption import (
     test_crafted,
     test_forged_media,

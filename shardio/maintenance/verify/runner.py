@@ -21,9 +21,9 @@ from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.worker_pool import Crew, Died, Event, Failed, Message
 from shardio._workers.ray.cluster import LOCAL, Cluster, Engine
 from shardio.errors import WorkerDied
-from shardio.maintenance.examining import examine_anyhow, examined_of, serve
-from shardio.maintenance.finding import Findings
-from shardio.maintenance.shard_audit import Examined
+from shardio.maintenance.verify.examining import examine_anyhow, examined_of, serve
+from shardio.maintenance.verify.findings import Findings
+from shardio.maintenance.verify.shard import Examined
 from shardio.storage.file_access import Access
 
 LITTLE_BYTES: Final = 512 << 20

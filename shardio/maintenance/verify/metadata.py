@@ -14,8 +14,8 @@ from shardio.errors import DataError, ShardIncomplete
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import unpack_header, unpack_table
-from shardio.maintenance.content import access_once
-from shardio.maintenance.finding import Finding, Findings
+from shardio.maintenance.verify.findings import Finding, Findings
+from shardio.maintenance.verify.window import access_once
 from shardio.shard.opening import open_sections, read_schema
 from shardio.storage.content import Content, open_content
 from shardio.storage.file_access import Access

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
-from shardio.maintenance.content import Content
-from shardio.maintenance.finding import Findings
+from shardio.maintenance.verify.findings import Findings
+from shardio.maintenance.verify.window import Content
 from shardio.shard.opening import Sections
 
 Present = dict[str, npt.NDArray[Any]]

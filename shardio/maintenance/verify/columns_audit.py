@@ -12,8 +12,14 @@ from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.format.schema import Schema
-from shardio.maintenance.content import DIGEST_BYTES, WINDOW_BYTES, Content, differing, digests_of
-from shardio.maintenance.finding import Findings
+from shardio.maintenance.verify.findings import Findings
+from shardio.maintenance.verify.window import (
+    DIGEST_BYTES,
+    WINDOW_BYTES,
+    Content,
+    differing,
+    digests_of,
+)
 from shardio.shard.opening import Sections
 
 

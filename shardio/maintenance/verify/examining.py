@@ -13,8 +13,8 @@ from typing import Any
 
 from shardio._workers.processes.channel import Channel, send_whole
 from shardio.errors import ShardNotFound
-from shardio.maintenance.finding import Finding, Findings
-from shardio.maintenance.shard_audit import Examined, examine
+from shardio.maintenance.verify.findings import Finding, Findings
+from shardio.maintenance.verify.shard import Examined, examine
 from shardio.storage.file_access import Access
 
 

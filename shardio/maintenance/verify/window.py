@@ -14,7 +14,7 @@ import zstandard
 
 from shardio.format.checksum import BLOCK_BYTES, digest_bytes, hash_bytes
 from shardio.format.layout import PAGE, Section
-from shardio.maintenance.finding import Findings
+from shardio.maintenance.verify.findings import Findings
 from shardio.storage.content import Content as Bytes
 from shardio.storage.file_access import Access, choose_access
 from shardio.storage.mmap import drop_pages

@@ -16,11 +16,11 @@ from shardio.errors import ShardChanged, ShardCorrupt, ShardIncomplete
 from shardio.format.layout import FIRST_OPTIONAL_KIND, PAGE, Header, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.structure import check_place, unpack_header, unpack_table
-from shardio.maintenance.columns_audit import audit_column
-from shardio.maintenance.content import Content
-from shardio.maintenance.finding import Finding, Findings
-from shardio.maintenance.payload_audit import audit_payload
-from shardio.maintenance.validity_audit import audit_validity
+from shardio.maintenance.verify.columns_audit import audit_column
+from shardio.maintenance.verify.findings import Finding, Findings
+from shardio.maintenance.verify.payload import audit_payload
+from shardio.maintenance.verify.validity_audit import audit_validity
+from shardio.maintenance.verify.window import Content
 from shardio.shard.opening import Sections, check_sections, read_schema
 from shardio.storage.content import Content as Bytes
 from shardio.storage.content import open_content

@@ -25,7 +25,16 @@ from shardio.format.index import (
 )
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
 from shardio.format.schema import Schema
-from shardio.maintenance.content import (
+from shardio.maintenance.verify.findings import Findings
+from shardio.maintenance.verify.streams_audit import StreamAudit
+from shardio.maintenance.verify.validity_audit import Present
+from shardio.maintenance.verify.values_audit import (
+    are_sound_pictures,
+    are_texts,
+    check_absent,
+    check_value,
+)
+from shardio.maintenance.verify.window import (
     CHUNK_BYTES,
     DIGEST_BYTES,
     WINDOW_BYTES,
@@ -33,15 +42,6 @@ from shardio.maintenance.content import (
     differing,
     digests_of,
     parts_of,
-)
-from shardio.maintenance.finding import Findings
-from shardio.maintenance.streams_audit import StreamAudit
-from shardio.maintenance.validity_audit import Present
-from shardio.maintenance.values_audit import (
-    are_sound_pictures,
-    are_texts,
-    check_absent,
-    check_value,
 )
 from shardio.shard.opening import Sections
 

@@ -21,11 +21,11 @@ from shardio.errors import (
     ShardIncomplete,
     ShardUnsupported,
 )
-from shardio.maintenance.auditors import AuditProgress, examine_all
-from shardio.maintenance.content import access_once
-from shardio.maintenance.finding import Finding, Findings
 from shardio.maintenance.overtaking import refuse_overtaken
-from shardio.maintenance.shard_audit import Examined, examine
+from shardio.maintenance.verify.findings import Finding, Findings
+from shardio.maintenance.verify.runner import AuditProgress, examine_all
+from shardio.maintenance.verify.shard import Examined, examine
+from shardio.maintenance.verify.window import access_once
 from shardio.storage.content import open_content
 from shardio.storage.file_access import Access
 from shardio.storage.fs import refuse_links_outside

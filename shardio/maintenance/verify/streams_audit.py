@@ -25,9 +25,9 @@ from shardio.format.streams import (
     why_packets_are_wrong,
 )
 from shardio.format.values import check_json
-from shardio.maintenance.content import WINDOW_BYTES, Content, differing, digests_of
-from shardio.maintenance.finding import Findings
-from shardio.maintenance.values_audit import check_absent
+from shardio.maintenance.verify.findings import Findings
+from shardio.maintenance.verify.values_audit import check_absent
+from shardio.maintenance.verify.window import WINDOW_BYTES, Content, differing, digests_of
 from shardio.shard.opening import Sections
 
 _UNKNOWN: Final = -1

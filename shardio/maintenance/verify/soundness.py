@@ -9,9 +9,9 @@ from itertools import accumulate
 from pathlib import Path
 
 from shardio.errors import DatasetCorrupt
-from shardio.maintenance.audit import audit_dataset
-from shardio.maintenance.auditors import AuditProgress, examine_all
-from shardio.maintenance.finding import Finding
+from shardio.maintenance.verify.dataset import audit_dataset
+from shardio.maintenance.verify.findings import Finding
+from shardio.maintenance.verify.runner import AuditProgress, examine_all
 
 _NO_DAMAGE = {"unknown_shard"}
 """Findings about a folder that say nothing about the dataset's own samples."""

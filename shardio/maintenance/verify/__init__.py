@@ -1,0 +1,1 @@
+"""Check every byte of a shard or dataset, and report findings."""
