@@ -27,7 +27,6 @@ from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
 from shardio.format.schema import Schema
 from shardio.maintenance.verify.findings import Findings
 from shardio.maintenance.verify.streams_audit import StreamAudit
-from shardio.maintenance.verify.validity_audit import Present
 from shardio.maintenance.verify.values_audit import (
     are_sound_pictures,
     are_texts,
@@ -39,6 +38,7 @@ from shardio.maintenance.verify.window import (
     DIGEST_BYTES,
     WINDOW_BYTES,
     Content,
+    Present,
     differing,
     digests_of,
     parts_of,

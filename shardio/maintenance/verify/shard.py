@@ -19,8 +19,7 @@ from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.maintenance.verify.columns_audit import audit_column
 from shardio.maintenance.verify.findings import Finding, Findings
 from shardio.maintenance.verify.payload import audit_payload
-from shardio.maintenance.verify.validity_audit import audit_validity
-from shardio.maintenance.verify.window import Content
+from shardio.maintenance.verify.window import Content, audit_validity
 from shardio.shard.opening import Sections, check_sections, read_schema
 from shardio.storage.content import Content as Bytes
 from shardio.storage.content import open_content

@@ -1,4 +1,7 @@
-"""The bytes of a shard under audit, read once from front to back without keeping them in memory."""
+"""The bytes of a shard under audit, read once from front to back without keeping them in memory.
+
+Check what an optional field says of which samples have it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ import numpy.typing as npt
 import zstandard
 
 from shardio.format.checksum import BLOCK_BYTES, digest_bytes, hash_bytes
-from shardio.format.layout import PAGE, Section
+from shardio.format.layout import PAGE, Kind, Section
+from shardio.format.schema import Schema
 from shardio.maintenance.verify.findings import Findings
+from shardio.shard.opening import Sections
 from shardio.storage.content import Content as Bytes
 from shardio.storage.file_access import Access, choose_access
 from shardio.storage.mmap import drop_pages
@@ -167,3 +172,30 @@ def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int
         return []
     wanted, is_so = np.frombuffer(expected, ">u8"), np.frombuffer(found, ">u8")
     return [(i, int(wanted[i]), int(is_so[i])) for i in np.flatnonzero(wanted != is_so).tolist()]
+
+
+Present = dict[str, npt.NDArray[Any]]
+"""By optional field: which samples have a value."""
+
+
+def audit_validity(
+    content: Content, schema: Schema, sections: Sections, n_samples: int, findings: Findings
+) -> Present:
+    """Check that no bit behind the last sample's is set; returns what the others say."""
+    present: Present = {}
+    for name in schema.optional:
+        section = sections[Kind.VALIDITY, schema.field_id(name), 0]
+        whole = content.bytes[section.offset : section.offset + section.size]
+        stored = np.frombuffer(whole, np.uint8, section.size)
+        bits = np.unpackbits(stored, bitorder="little")
+        if bits[n_samples:].any():
+            findings.add(
+                "validity",
+                "bits behind the last sample's are set",
+                section=section.name,
+                field=name,
+                offset=section.offset + section.size - 1,
+                found=int(stored[-1]),
+            )
+        present[name] = bits[:n_samples].astype(np.bool_)
+    return present
