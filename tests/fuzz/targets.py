@@ -54,7 +54,7 @@ from shardio.maintenance.verify.dataset import audit_dataset
 from shardio.maintenance.verify.findings import Finding
 from shardio.maintenance.verify.metadata import survey_shard
 from shardio.maintenance.verify.shard import examine_bytes
-from shardio.maintenance.verify.values_audit import check_value
+from shardio.maintenance.verify.values import check_value
 from shardio.shard.opening import expected_sections
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify

@@ -14,7 +14,7 @@ from shardio.format.schema import Schema
 from shardio.maintenance import audit_shard
 from shardio.maintenance.verify import payload
 from shardio.maintenance.verify.shard import examine_bytes
-from shardio.maintenance.verify.values_audit import are_texts
+from shardio.maintenance.verify.values import are_texts
 from shardio.maintenance.verify.window import WINDOW_BYTES, Content, parts_of
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter

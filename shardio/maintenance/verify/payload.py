@@ -26,8 +26,8 @@ from shardio.format.index import (
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
 from shardio.format.schema import Schema
 from shardio.maintenance.verify.findings import Findings
-from shardio.maintenance.verify.streams_audit import StreamAudit
-from shardio.maintenance.verify.values_audit import (
+from shardio.maintenance.verify.values import (
+    StreamAudit,
     are_sound_pictures,
     are_texts,
     check_absent,
