@@ -21,9 +21,9 @@ from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, Shard
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.schema import Schema
 from shardio.maintenance import AuditProgress, Finding, audit_dataset, audit_shard
-from shardio.maintenance.verify import examining, runner
-from shardio.maintenance.verify.examining import examine_anyhow
+from shardio.maintenance.verify import runner
 from shardio.maintenance.verify.findings import MAX_FINDINGS, Findings
+from shardio.maintenance.verify.runner import examine_anyhow
 from shardio.shard.writer import ShardWriter
 from tests.shards import write_shard
 
@@ -283,5 +283,5 @@ def test_a_file_that_cannot_be_opened_is_a_finding(
     def refuse(path: Path, access: str) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(examining, "examine", refuse)
+    monkeypatch.setattr(runner, "examine", refuse)
     assert {code for _, code in codes(dataset)} == {"unreadable"}

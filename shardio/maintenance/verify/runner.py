@@ -1,4 +1,8 @@
-"""The processes that audit shards: one shard at a time each, here and in a crew.
+"""What a process that audits shards does; `auditors.py` is what gives it its shards.
+
+Apart from it, as a worker would take longer to be there by what only main needs.
+
+The processes that audit shards: one shard at a time each, here and in a crew.
 
 Processes rather than threads: hashing small rows holds the interpreter's lock. And where shards are
 mapped, a page that the disk cannot read kills the process that touches it, which then is a finding
@@ -7,24 +11,54 @@ and not the end; so this process maps none unless it is told to do all by itself
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from shardio._workers.processes.channel import Pieces
+from shardio._workers.processes.channel import Channel, Pieces, send_whole
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.worker_pool import Crew, Died, Event, Failed, Message
 from shardio._workers.ray.cluster import LOCAL, Cluster, Engine
-from shardio.errors import WorkerDied
-from shardio.maintenance.verify.examining import examine_anyhow, examined_of, serve
-from shardio.maintenance.verify.findings import Findings
-from shardio.maintenance.verify.shard import Examined
+from shardio.errors import ShardNotFound, WorkerDied
+from shardio.maintenance.verify.findings import Finding, Findings
+from shardio.maintenance.verify.shard import Examined, examine
 from shardio.storage.file_access import Access
+
+
+def examine_anyhow(path: Path, access: Access) -> Examined:
+    """Audit a shard; that it is missing or cannot be opened is a finding."""
+    findings = Findings(path)
+    try:
+        return examine(path, access)
+    except ShardNotFound as error:
+        if path.is_symlink() or path.exists():
+            findings.add("unreadable", str(error).removeprefix(f"{path}: "))
+        else:
+            findings.add("missing", "the shard is missing")
+    except OSError as error:
+        findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
+    return Examined(findings.close(), 0)
+
+
+def serve(access: Access, channel: Channel) -> None:
+    """Audit one shard after another, as main names them, until it is done."""
+    while (message := channel.recv()) is not None:
+        found = examine_anyhow(Path(os.fsdecode(message)), access)
+        send_whole(channel, json.dumps(asdict(found)).encode())
+
+
+def examined_of(whole: bytes) -> Examined:
+    """Rebuild what `serve` sent."""
+    content: dict[str, Any] = json.loads(whole)
+    findings = tuple(Finding(**finding) for finding in content.pop("findings"))
+    return Examined(findings, **content)
+
 
 LITTLE_BYTES: Final = 512 << 20
 """Less than this is checked before there is a worker."""
