@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from shardio.maintenance.resharding import compact, reshard
     from shardio.maintenance.rewriting import MaintenanceReport
     from shardio.maintenance.splitting import SplitReport, split
-    from shardio.maintenance.verify.dataset import AuditReport, audit_dataset, audit_shard
+    from shardio.maintenance.verify.dataset import (
+        AuditReport,
+        MaintenanceProgress,
+        audit_dataset,
+        audit_shard,
+    )
     from shardio.maintenance.verify.findings import Finding
     from shardio.maintenance.verify.metadata import Survey, survey_shard
     from shardio.maintenance.verify.runner import AuditProgress
-    from shardio.maintenance.verify.soundness import MaintenanceProgress
 
 __all__ = [
     "AuditProgress",
@@ -64,7 +68,7 @@ _HOMES = {
     "DiffReport": "shardio.maintenance.comparing",
     "Finding": "shardio.maintenance.verify.findings",
     "Loss": "shardio.maintenance.repairing",
-    "MaintenanceProgress": "shardio.maintenance.verify.soundness",
+    "MaintenanceProgress": "shardio.maintenance.verify.dataset",
     "MaintenanceReport": "shardio.maintenance.rewriting",
     "RepairProgress": "shardio.maintenance.repairing",
     "RepairReport": "shardio.maintenance.repairing",

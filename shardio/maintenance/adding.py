@@ -19,7 +19,7 @@ from shardio.format.schema import Schema
 from shardio.maintenance.computing import add_computed, misfit
 from shardio.maintenance.overtaking import tell_overtaken
 from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
-from shardio.maintenance.verify.soundness import Progress, ends_of, tell_step
+from shardio.maintenance.verify.dataset import Progress, ends_of, tell_step
 
 Values = Iterable[Any] | Callable[[Any], Any]
 

@@ -15,7 +15,7 @@ from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.maintenance.jobs import ShardJob, done_for_each
 from shardio.maintenance.rewriting import Rewriting
-from shardio.maintenance.verify.soundness import Progress, ends_of, tell_step
+from shardio.maintenance.verify.dataset import Progress, ends_of, tell_step
 from shardio.shard.writer import ShardSummary, ShardWriter
 
 Function = Callable[[Any], Any]

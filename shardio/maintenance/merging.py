@@ -14,7 +14,7 @@ from shardio.format.fields import Array
 from shardio.format.schema import Schema
 from shardio.maintenance.overtaking import tell_overtaken
 from shardio.maintenance.rewriting import SHARD_BYTES, MaintenanceReport, Rewriting
-from shardio.maintenance.verify.soundness import Progress, ends_of, require_sound, tell_step
+from shardio.maintenance.verify.dataset import Progress, ends_of, require_sound, tell_step
 
 LABEL = "label"
 """The field whose numbers are positions in the class names."""

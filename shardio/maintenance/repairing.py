@@ -25,8 +25,8 @@ from shardio.maintenance.admission import Part, admit
 from shardio.maintenance.mending import mend, unreadable_pages
 from shardio.maintenance.overtaking import published_in, refuse_overtaken
 from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting
+from shardio.maintenance.verify.dataset import ends_of
 from shardio.maintenance.verify.shard import examine
-from shardio.maintenance.verify.soundness import ends_of
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 

@@ -19,7 +19,7 @@ from shardio.maintenance.rewriting import (
     Rewriting,
     check_shard_bytes,
 )
-from shardio.maintenance.verify.soundness import (
+from shardio.maintenance.verify.dataset import (
     Progress,
     ends_of,
     require_sound,
