@@ -30,7 +30,7 @@ from shardio.errors import (
     DatasetNotFound,
     ShardUnsupported,
 )
-from shardio.maintenance.staging import sweep
+from shardio.maintenance.rewriting import sweep
 from shardio.storage.checksummed_json import (
     read_checksummed_json,
     to_checksummed_json,

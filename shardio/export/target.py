@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from shardio.dataset.manifest import check_folder_name, holds_dataset
 from shardio.errors import DatasetExists, InvalidArgument
-from shardio.maintenance.staging import make_staging, sweep
+from shardio.maintenance.rewriting import make_staging, sweep
 from shardio.storage.fs import exchange, make_folder, remove_tree, rename, sync_folder
 
 ABOUT_FILE: Final = "_export.json"

@@ -37,8 +37,7 @@ from shardio.maintenance import (
     reshard,
     split,
 )
-from shardio.maintenance.rewriting import Rewriting
-from shardio.maintenance.staging import note_name, sweep
+from shardio.maintenance.rewriting import Rewriting, note_name, sweep
 from shardio.storage import fs
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 from tests.shards import same_sample
