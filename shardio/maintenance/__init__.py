@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardio.maintenance.adding import add_column
+    from shardio.maintenance.added_columns import add_column
     from shardio.maintenance.comparing import DiffReport, diff
     from shardio.maintenance.counting import StatsReport, compute_stats
     from shardio.maintenance.merging import merge
@@ -76,7 +76,7 @@ _HOMES = {
     "SplitReport": "shardio.maintenance.splitting",
     "StatsReport": "shardio.maintenance.counting",
     "Survey": "shardio.maintenance.verify.metadata",
-    "add_column": "shardio.maintenance.adding",
+    "add_column": "shardio.maintenance.added_columns",
     "audit_dataset": "shardio.maintenance.verify.dataset",
     "audit_shard": "shardio.maintenance.verify.dataset",
     "compact": "shardio.maintenance.resharding",
