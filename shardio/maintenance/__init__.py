@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardio.maintenance.added_columns import add_column
-    from shardio.maintenance.comparing import DiffReport, diff
+    from shardio.maintenance.comparison import DiffReport, diff
     from shardio.maintenance.counting import StatsReport, compute_stats
     from shardio.maintenance.merging import merge
     from shardio.maintenance.repairing import (
@@ -65,7 +65,7 @@ __all__ = [
 _HOMES = {
     "AuditProgress": "shardio.maintenance.verify.runner",
     "AuditReport": "shardio.maintenance.verify.dataset",
-    "DiffReport": "shardio.maintenance.comparing",
+    "DiffReport": "shardio.maintenance.comparison",
     "Finding": "shardio.maintenance.verify.findings",
     "Loss": "shardio.maintenance.repairing",
     "MaintenanceProgress": "shardio.maintenance.verify.dataset",
@@ -81,7 +81,7 @@ _HOMES = {
     "audit_shard": "shardio.maintenance.verify.dataset",
     "compact": "shardio.maintenance.resharding",
     "compute_stats": "shardio.maintenance.counting",
-    "diff": "shardio.maintenance.comparing",
+    "diff": "shardio.maintenance.comparison",
     "merge": "shardio.maintenance.merging",
     "repair": "shardio.maintenance.repairing",
     "reshard": "shardio.maintenance.resharding",

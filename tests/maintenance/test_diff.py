@@ -15,7 +15,7 @@ from shardio.errors import DatasetNotFound
 from shardio.format.fields import MEDIA, Array, Field, List, Text
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
-from shardio.maintenance import comparing, diff
+from shardio.maintenance import comparison, diff
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
 from tests.shards import EVERY_FIELD, every_field_sample, samples
 
@@ -153,8 +153,8 @@ def test_large_rows_are_compared_without_being_read(whole: Path, tmp_path: Path)
 def test_what_is_listed_has_a_limit_and_what_is_counted_has_none(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "MAX_LISTED", 4)
-    monkeypatch.setattr(comparing, "_CHUNK_ROWS", 3)
+    monkeypatch.setattr(comparison, "MAX_LISTED", 4)
+    monkeypatch.setattr(comparison, "_CHUNK_ROWS", 3)
     others = [every_field_sample(i) for i in range(20, 20 + N)]
     report = diff(whole, write(tmp_path / "b", N, 1, samples=others))
     assert (report.n_changed, [row for row, _ in report.changed]) == (N, [0, 1, 2, 3])
