@@ -15,7 +15,7 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.export.formats import Exporter, ExportOptions, SampleReader, Skipped
 from shardio.export.target import ABOUT_FILE, ExportTarget
-from shardio.maintenance.overtaking import tell_overtaken
+from shardio.maintenance.conflicts import tell_overtaken
 from shardio.storage.fs import create, sync
 from shardio.version import __version__
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardio.maintenance.added_columns import add_column
     from shardio.maintenance.comparison import DiffReport, diff
-    from shardio.maintenance.counting import StatsReport, compute_stats
     from shardio.maintenance.merging import merge
     from shardio.maintenance.repairing import (
         Loss,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from shardio.maintenance.resharding import compact, reshard
     from shardio.maintenance.rewriting import MaintenanceReport
     from shardio.maintenance.splitting import SplitReport, split
+    from shardio.maintenance.statistics import StatsReport, compute_stats
     from shardio.maintenance.verify.dataset import (
         AuditReport,
         MaintenanceProgress,
@@ -74,13 +74,13 @@ _HOMES = {
     "RepairReport": "shardio.maintenance.repairing",
     "ShardRepair": "shardio.maintenance.repairing",
     "SplitReport": "shardio.maintenance.splitting",
-    "StatsReport": "shardio.maintenance.counting",
+    "StatsReport": "shardio.maintenance.statistics",
     "Survey": "shardio.maintenance.verify.metadata",
     "add_column": "shardio.maintenance.added_columns",
     "audit_dataset": "shardio.maintenance.verify.dataset",
     "audit_shard": "shardio.maintenance.verify.dataset",
     "compact": "shardio.maintenance.resharding",
-    "compute_stats": "shardio.maintenance.counting",
+    "compute_stats": "shardio.maintenance.statistics",
     "diff": "shardio.maintenance.comparison",
     "merge": "shardio.maintenance.merging",
     "repair": "shardio.maintenance.repairing",

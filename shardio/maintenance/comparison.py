@@ -36,7 +36,7 @@ from shardio.format.index import Entries, codecs
 from shardio.format.schema import canonical_json
 from shardio.format.streams import EncodedStream
 from shardio.format.values import encode_stream
-from shardio.maintenance.overtaking import tell_overtaken
+from shardio.maintenance.conflicts import tell_overtaken
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 

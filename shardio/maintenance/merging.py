@@ -12,7 +12,7 @@ from shardio.dataset.generation import ROWS
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
-from shardio.maintenance.overtaking import tell_overtaken
+from shardio.maintenance.conflicts import tell_overtaken
 from shardio.maintenance.rewriting import SHARD_BYTES, MaintenanceReport, Rewriting
 from shardio.maintenance.verify.dataset import Progress, ends_of, require_sound, tell_step
 

@@ -12,7 +12,7 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation
 from shardio.errors import DataError
-from shardio.maintenance.overtaking import tell_overtaken
+from shardio.maintenance.conflicts import tell_overtaken
 from shardio.maintenance.rewriting import (
     SHARD_BYTES,
     MaintenanceReport,

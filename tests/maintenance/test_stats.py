@@ -15,7 +15,7 @@ from shardio.errors import InvalidArgument, ShardCorrupt
 from shardio.format.fields import Array, List, Text, array_of
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
-from shardio.maintenance import MaintenanceProgress, audit_dataset, compute_stats, counting
+from shardio.maintenance import MaintenanceProgress, audit_dataset, compute_stats, statistics
 from shardio.views.row_sets import RowRuns
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
 from tests.shards import EVERY_FIELD, every_field_sample
@@ -34,7 +34,7 @@ def as_numbers(values: list[Any], dtype: str) -> Any:
 def test_moments_and_ranges_of_every_numeric_field_are_those_of_all_values(
     tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counting, "_CHUNK_ITEMS", chunk)
+    monkeypatch.setattr(statistics, "_CHUNK_ITEMS", chunk)
     report = compute_stats(write(tmp_path / "d", N, 3))
     samples = [every_field_sample(i) for i in range(N)]
     arrays = {name: found for name, field in EVERY_FIELD.items() if (found := array_of(field))}
