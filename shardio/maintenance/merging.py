@@ -19,7 +19,7 @@ from shardio.maintenance.verify.dataset import Progress, ends_of, require_sound,
 LABEL = "label"
 """The field whose numbers are positions in the class names."""
 
-PathName = str | os.PathLike[str]
+from shardio.maintenance.resharding import PathName
 
 
 def merge(

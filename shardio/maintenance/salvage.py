@@ -57,11 +57,11 @@ def chunk_hashes_again(
         schema: its fields.
     """
     index, payload = ((kind, NO_FIELD, 0) for kind in (Kind.INDEX, Kind.PAYLOAD))
-    for k, (name, field) in enumerate(schema.records.items()):
+    for k, (name, field_) in enumerate(schema.records.items()):
         number = schema.field_id(name)
         keys = [(int(kind), number, 0) for kind in (Kind.STREAMS, Kind.CHUNK_HASHES)]
         keys.append((int(Kind.BLOCK_HASHES), number, int(Kind.CHUNK_HASHES)))
-        if not isinstance(field, STREAMED) or not all(
+        if not isinstance(field_, STREAMED) or not all(
             key in sections for key in (index, payload, *keys)
         ):
             continue

@@ -21,6 +21,7 @@ from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, Shard
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.schema import Schema
 from shardio.maintenance import AuditProgress, Finding, audit_dataset, audit_shard
+from shardio.maintenance.verify import dataset as verify_dataset
 from shardio.maintenance.verify import runner
 from shardio.maintenance.verify.findings import MAX_FINDINGS, Findings
 from shardio.maintenance.verify.runner import examine_anyhow
@@ -145,7 +146,7 @@ def test_flipped_bits_in_the_manifest_are_found(dataset: Path) -> None:
         content = path.read_bytes()
         for at in range(0, len(content), 5):
             flip(path, at)
-            _, findings = shardio.maintenance.verify.dataset._audit_generations(dataset)
+            _, findings = verify_dataset._audit_generations(dataset)
             assert findings, (place, at)
             path.write_bytes(content)
 
