@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardio.maintenance.added_columns import add_column
     from shardio.maintenance.comparison import DiffReport, diff
-    from shardio.maintenance.merging import merge
     from shardio.maintenance.repairing import (
         Loss,
         RepairProgress,
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
         ShardRepair,
         repair,
     )
-    from shardio.maintenance.resharding import compact, reshard
+    from shardio.maintenance.resharding import compact, merge, reshard
     from shardio.maintenance.rewriting import MaintenanceReport
     from shardio.maintenance.splitting import SplitReport, split
     from shardio.maintenance.statistics import StatsReport, compute_stats
@@ -82,7 +81,7 @@ _HOMES = {
     "compact": "shardio.maintenance.resharding",
     "compute_stats": "shardio.maintenance.statistics",
     "diff": "shardio.maintenance.comparison",
-    "merge": "shardio.maintenance.merging",
+    "merge": "shardio.maintenance.resharding",
     "repair": "shardio.maintenance.repairing",
     "reshard": "shardio.maintenance.resharding",
     "split": "shardio.maintenance.splitting",

@@ -1,17 +1,24 @@
-"""Reshard and compact: the same samples in the same order, in shards of another size."""
+"""Reshard and compact: the same samples in the same order, in shards of another size.
+
+Merge: the samples of several datasets, one after the other, as one new dataset.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from shardio.dataset.dataset import ShardDataset
-from shardio.dataset.generation import Generation
+from shardio.dataset.generation import ROWS, Generation
 from shardio.dataset.manifest import load, load_generation
-from shardio.errors import DataError
+from shardio.errors import DataError, InvalidArgument
+from shardio.format.fields import Array
+from shardio.format.schema import Schema
 from shardio.maintenance.conflicts import tell_overtaken
 from shardio.maintenance.rewriting import (
     SHARD_BYTES,
@@ -196,3 +203,162 @@ def _older_names(root: Path, number: int) -> Iterator[str]:
     for older in range(1, number):
         with contextlib.suppress(DataError):  # verify names it
             yield from (shard.name for shard, _ in load_generation(root, older).files)
+
+
+LABEL = "label"
+"""The field whose numbers are positions in the class names."""
+
+
+def merge(
+    out: PathName,
+    *sources: PathName,
+    shard_bytes: int = SHARD_BYTES,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> MaintenanceReport:
+    """Write the samples of `sources`, in their order, into a new dataset at `out`.
+
+    All must have the same fields. Where class names differ, the new dataset has all of them, in the
+    order in which they first come, and the numbers in the field `label` are adapted. Shards in
+    which nothing changes are copied byte for byte; columns that were added later become part of
+    shards that are written anew. Every byte is verified first.
+
+    Args:
+        out: a folder that is missing or empty.
+        sources: datasets.
+        shard_bytes: how much data goes into one shard that is written anew.
+        workers: processes that verify; by default one per usable CPU.
+        progress: called here, at the start and after every shard of each step.
+
+    Raises:
+        InvalidArgument: there is no source, or their fields or classes do not fit.
+        DatasetNotFound: a source is none.
+        DatasetCorrupt: a source is damaged; repair it first.
+        DatasetExists, DatasetConflict: `out` holds something, or does so meanwhile.
+        DatasetConflict: also where another writer has removed shards of a source meanwhile.
+    """
+    if not sources:
+        raise InvalidArgument("merge needs at least one source")
+    with ExitStack() as stack:
+        for path in sources:
+            stack.enter_context(tell_overtaken(path))
+        datasets = [stack.enter_context(ShardDataset(path)) for path in sources]
+        for dataset in datasets[1:]:
+            check_same_fields(datasets[0], dataset)
+        classes = _all_classes(datasets)
+        changes = [_renumbering(dataset, classes) for dataset in datasets]
+        for path in sources:
+            require_sound(path, workers, progress)
+        with Rewriting(out, datasets[0].schema, shard_bytes=shard_bytes) as rewriting:
+            ends = ends_of(shard.n_bytes for dataset in datasets for shard in dataset.shards)
+            for n_done, _ in enumerate(_write(datasets, changes, rewriting)):
+                tell_step(progress, "writing", n_done, ends)
+            return rewriting.report(
+                classes=classes,
+                inputs=[entry for dataset in datasets for entry in dataset.inputs],
+                converter=_common([dataset.converter for dataset in datasets]),
+                view=_common([dataset.view for dataset in datasets]) or ROWS,
+                versions=_common_entries([dataset.versions for dataset in datasets]),
+                operation={
+                    "name": "merge",
+                    "options": {"shard_bytes": shard_bytes},
+                    "sources": [
+                        {"lineage": dataset.lineage, "generation": dataset.generation}
+                        for dataset in datasets
+                    ],
+                },
+            )
+
+
+def _write(
+    datasets: Sequence[ShardDataset],
+    changes: Sequence[Mapping[int, int] | None],
+    rewriting: Rewriting,
+) -> Iterator[None]:
+    """Copy or write one shard after the other; yields before each, and at the end."""
+    for dataset, numbers in zip(datasets, changes, strict=True):
+        for k, shard in enumerate(dataset.shards):
+            yield
+            is_same = numbers is None and dataset.schema == rewriting.schema
+            if is_same and not dataset.sides:
+                if shard.n_samples:
+                    rewriting.adopt(os.path.join(dataset.path, shard.name), shard)
+                continue
+            for row, sample in enumerate(dataset.samples(k)):
+                if numbers is not None:
+                    sample[LABEL] = _renumbered(sample[LABEL], numbers, shard.name, row)
+                rewriting.append(sample)
+    yield
+
+
+def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
+    """Make sure that two datasets have the same fields, in whatever order.
+
+    Raises:
+        InvalidArgument: naming those that only one has, or that are not the same.
+    """
+    if dict(a.schema) == dict(b.schema):
+        return
+    parts = []
+    for one, other in ((a, b), (b, a)):
+        if missing := [name for name in one.schema if name not in other.schema]:
+            parts.append(f"only {one.path} has {', '.join(missing)}")
+    for name in a.schema:
+        if name in b.schema and a.schema[name] != b.schema[name]:
+            parts.append(f"{name} is {a.schema[name]} in {a.path}, {b.schema[name]} in {b.path}")
+    raise InvalidArgument(f"{a.path} and {b.path} do not have the same fields: {'; '.join(parts)}")
+
+
+def _all_classes(datasets: Sequence[ShardDataset]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for dataset in datasets for name in dataset.classes))
+
+
+def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, int] | None:
+    """The new number of each of a dataset's classes; None where all keep theirs.
+
+    Raises:
+        InvalidArgument: there is nothing to tell the classes of its samples by.
+    """
+    if dataset.classes == classes[: len(dataset.classes)] and (dataset.classes or not classes):
+        return None
+    if not dataset.classes:
+        if not len(dataset) or not _has_labels(dataset.schema):
+            return None
+        raise InvalidArgument(
+            f"{dataset.path}: has no class names, while others have {', '.join(classes[:5])}: what "
+            "its labels mean cannot be told; convert it again with class names"
+        )
+    if not _has_labels(dataset.schema):
+        raise InvalidArgument(
+            f"{dataset.path}: its classes are not those of the others, and there is no field "
+            f"{LABEL!r} of whole numbers in which they could be renumbered"
+        )
+    return {i: classes.index(name) for i, name in enumerate(dataset.classes)}
+
+
+def _has_labels(schema: Schema) -> bool:
+    field = schema.get(LABEL)
+    return isinstance(field, Array) and field.shape == () and "int" in field.dtype
+
+
+def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) -> Any:
+    """A label's new number; one that is negative, or missing, names no class and stays."""
+    if value is None or int(value) < 0:
+        return value
+    if int(value) not in numbers:
+        raise InvalidArgument(
+            f"sample {row} of shard {shard}: its label is {int(value)}, which names no class; "
+            f"expected one from 0 to {len(numbers) - 1}, or a negative one for none"
+        )
+    return numbers[int(value)]
+
+
+def _common(values: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The value that all have, else nothing."""
+    return values[0] if all(value == values[0] for value in values) else {}
+
+
+def _common_entries(values: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Those entries that all have."""
+    first, *others = values
+    return {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
