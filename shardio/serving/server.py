@@ -24,11 +24,11 @@ from shardio._workers.tasks.messages import OWN_FILES, zeromq
 from shardio.dataset.dataset import open_dataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
-from shardio.serving.client import failures
+from shardio.serving.client import protocol
 from shardio.serving.client.address import Address, parse
 from shardio.serving.client.keys import ServerKeys, server_keys
 from shardio.serving.client.link import HEARTBEAT_MS, SILENCE_MS
-from shardio.serving.client.wire import (
+from shardio.serving.client.protocol import (
     FROM_CLIENT,
     MOST_HEAD_BYTES,
     VERSION,
@@ -232,7 +232,7 @@ class Server(Closing):
                 session = Session(head, self._make_loader, self._served, self._post)
                 self._clients[token] = _Client(identity, session)
         except (InvalidArgument, UnsupportedEnvironment) as error:
-            self._send(identity, [pack("failed", error=failures.as_json(error))])
+            self._send(identity, [pack("failed", error=protocol.as_json(error))])
             return
         self._by_identity[identity] = token
 

@@ -16,9 +16,9 @@ from shardio._loading.iterator import Pass
 from shardio.batch.batch import Batch
 from shardio.errors import InsufficientMemory, InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
-from shardio.serving.client import asked, failures
+from shardio.serving.client import asked, protocol
 from shardio.serving.client.filled import pack_batch
-from shardio.serving.client.wire import VERSION, Garbled, mapping, number, pack
+from shardio.serving.client.protocol import VERSION, Garbled, mapping, number, pack
 
 MOST_UNTAKEN_BYTES: Final = 256 << 20
 """Of batches that were sent and that no loop has got, or that have not left, whatever a client says
@@ -261,7 +261,7 @@ class Session:
     def _fail(self, error: Exception, failed: int | None = None) -> None:
         if isinstance(error, Garbled):
             error = InvalidArgument(f"the server cannot make sense of what it is asked: {error}")
-        self._say("failed", number=failed, error=failures.as_json(error))
+        self._say("failed", number=failed, error=protocol.as_json(error))
 
     def _say(self, kind: str, block: Any = None, **more: Any) -> None:
         head = pack(kind, **more)

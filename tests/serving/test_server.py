@@ -22,7 +22,7 @@ from shardio.errors import ClosedError, InsufficientMemory, UnsupportedEnvironme
 from shardio.serving import Server, make_server
 from shardio.serving.client.address import parse
 from shardio.serving.client.link import Link
-from shardio.serving.client.wire import VERSION, Garbled, pack
+from shardio.serving.client.protocol import VERSION, Garbled, pack
 from shardio.serving.session import MOST_AHEAD, Session
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import FREE, HOW, few_files, local_bits, serving, wait_until

@@ -15,11 +15,11 @@ import pytest
 from shardio import Clip, ShardioError, ShardLoader
 from shardio.batch.batch import Batch
 from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
-from shardio.serving.client import asked, failures
+from shardio.serving.client import asked, protocol
 from shardio.serving.client.address import is_address, parse, parse_all
 from shardio.serving.client.filled import layout_of, layout_text, pack_batch, unpack_batch
 from shardio.serving.client.opened import Opened
-from shardio.serving.client.wire import (
+from shardio.serving.client.protocol import (
     FROM_CLIENT,
     FROM_SERVER,
     MOST_HEAD_BYTES,
@@ -218,7 +218,7 @@ def test_thousands_of_damaged_answers_are_refused_or_are_some() -> None:
     for _ in range(1500):
         for whole, read in (
             (opened, lambda found: Opened.of(found, parse("tcp://h:1"))),
-            (failures.as_json(error), failures.from_json),
+            (protocol.as_json(error), protocol.from_json),
         ):
             found = change_json(rng, whole)
             try:
@@ -236,23 +236,23 @@ def test_thousands_of_damaged_answers_are_refused_or_are_some() -> None:
     ],
 )
 def test_an_error_of_ours_comes_back_as_the_same(error: ShardioError) -> None:
-    again = failures.from_json(failures.as_json(error))
+    again = protocol.from_json(protocol.as_json(error))
     assert (type(again), str(again)) == (type(error), str(error))
 
 
 def test_another_error_says_what_it_was() -> None:
-    again = failures.from_json(failures.as_json(KeyError("x")))
+    again = protocol.from_json(protocol.as_json(KeyError("x")))
     assert (type(again), str(again)) == (ShardioError, "KeyError: 'x'")
 
 
 def test_a_name_that_utf_8_cannot_say_arrives_as_well() -> None:
-    said = failures.as_json(InvalidArgument("\udc80.shard"))
+    said = protocol.as_json(InvalidArgument("\udc80.shard"))
     head = unpack([pack("failed", error=said)], FROM_SERVER)
-    assert str(failures.from_json(head["error"])) == "\udc80.shard"
+    assert str(protocol.from_json(head["error"])) == "\udc80.shard"
 
 
 def test_a_class_that_is_no_error_of_ours_is_not_looked_up() -> None:
-    again = failures.from_json({"class": "Any", "text": "x"})
+    again = protocol.from_json({"class": "Any", "text": "x"})
     assert type(again) is ShardioError
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardio.errors import InvalidArgument
 from shardio.order.sampling import holds_positions
-from shardio.serving.client.wire import Garbled
+from shardio.serving.client.protocol import Garbled
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
 from shardio.views.sounds import Sound

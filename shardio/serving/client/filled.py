@@ -20,7 +20,7 @@ from shardio.batch.layout import SKIPPED, BlockLayout, lay_out_received
 from shardio.errors import ShardioError
 from shardio.format.fields import Array
 from shardio.format.schema import Schema, canonical_json, read_json
-from shardio.serving.client.wire import Garbled, items, number, text
+from shardio.serving.client.protocol import Garbled, items, number, text
 
 _ALIGNMENT: Final = 64
 _MOST_ROWS: Final = 1 << 32

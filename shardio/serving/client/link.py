@@ -12,7 +12,7 @@ from shardio._workers.tasks.messages import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument
 from shardio.serving.client.address import Address
 from shardio.serving.client.keys import ClientKeys
-from shardio.serving.client.wire import FROM_SERVER, MOST_HEAD_BYTES, Garbled, unpack
+from shardio.serving.client.protocol import FROM_SERVER, MOST_HEAD_BYTES, Garbled, unpack
 
 HEARTBEAT_MS: Final = 2_000
 """How often both sides ask for a sign of life, in ZeroMQ's own thread."""

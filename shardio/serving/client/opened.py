@@ -9,7 +9,7 @@ from typing import Any, Self
 from shardio.batch.batch import Batch
 from shardio.errors import InvalidArgument
 from shardio.serving.client.address import Address
-from shardio.serving.client.wire import VERSION, mapping, number, text
+from shardio.serving.client.protocol import VERSION, mapping, number, text
 
 State = dict[str, Any]
 

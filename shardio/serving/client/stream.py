@@ -22,14 +22,14 @@ from typing import Any, Final, cast
 from shardio._base.closing import Closing
 from shardio._workers.processes.linux import this_process
 from shardio.errors import BatchTimeout, ClosedError, InsufficientMemory, UnsupportedEnvironment
-from shardio.serving.client import failures
+from shardio.serving.client import protocol
 from shardio.serving.client.address import Address
 from shardio.serving.client.filled import unpack_batch
 from shardio.serving.client.keys import ClientKeys
 from shardio.serving.client.link import SILENCE_MS, Link, Lost
 from shardio.serving.client.opened import Arrived, Opened, State
+from shardio.serving.client.protocol import VERSION, Garbled, mapping, number, pack, pack_given
 from shardio.serving.client.servers import Servers
-from shardio.serving.client.wire import VERSION, Garbled, mapping, number, pack, pack_given
 
 _FIRST_AHEAD: Final = 2
 """Batches that are asked for while nobody knows how large one is."""
@@ -337,7 +337,7 @@ class Stream(Closing):
         """Raise what the server has met, unless it is of a pass that is over."""
         if head.get("number") is not None and number(head, "number") != self._pass:
             return
-        error = failures.from_json(mapping(head, "error"))
+        error = protocol.from_json(mapping(head, "error"))
         if not self._is_open:  # this server has made no loader: the next one may
             if self.opened is not None and isinstance(error, UnsupportedEnvironment):
                 raise Lost(str(error))  # as one that has all of another server's clients by now
