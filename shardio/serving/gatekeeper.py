@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from shardio._workers.tasks.messages import zeromq
+from shardio.serving.client.connection import ASK_AGAIN
 from shardio.serving.client.keys import ServerKeys, z85
-from shardio.serving.client.link import ASK_AGAIN
 
 _ENDPOINT: Final = "inproc://zeromq.zap.01"
 DOMAIN: Final = b"shardio"

@@ -26,8 +26,8 @@ from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
 from shardio.serving.client import protocol
 from shardio.serving.client.address import Address, parse
+from shardio.serving.client.connection import HEARTBEAT_MS, SILENCE_MS
 from shardio.serving.client.keys import ServerKeys, server_keys
-from shardio.serving.client.link import HEARTBEAT_MS, SILENCE_MS
 from shardio.serving.client.protocol import (
     FROM_CLIENT,
     MOST_HEAD_BYTES,

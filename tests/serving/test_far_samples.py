@@ -18,9 +18,8 @@ from shardio import InvalidArgument, MultiLoader
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import BatchTimeout, ClosedError, ServerUnreachable
 from shardio.serving import Server
+from shardio.serving.client.connection import Link, Lost, Servers
 from shardio.serving.client.far_loader import RemoteLoader
-from shardio.serving.client.link import Link, Lost
-from shardio.serving.client.servers import Servers
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 from tests.serving.served import serving
 from tests.shards import EVERY_FIELD, same_in_batch
@@ -173,7 +172,7 @@ def test_a_server_that_is_lost_for_ever_is_named_with_what_has_come(
         found = [next(samples) for _ in range(6)]
     with far, pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardio.serving.client.samples.FarSamples._wait", lambda *_: None)
-        patch.setattr("shardio.serving.client.servers.Servers.wait", lambda *_: True)
+        patch.setattr("shardio.serving.client.connection.Servers.wait", lambda *_: True)
         far._servers._loaders[1]._stream._servers._patience_s = 0.0  # type: ignore[union-attr]
         with pytest.raises(ServerUnreachable) as caught:
             found += samples
@@ -253,7 +252,7 @@ def test_a_server_that_is_not_there_is_an_error_in_time() -> None:
 def test_a_server_that_says_nothing_more_is_an_error_without_any_timeout(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.serving.client.servers._PATIENCE_S", 0.1)
+    monkeypatch.setattr("shardio.serving.client.connection._PATIENCE_S", 0.1)
     with MultiLoader(address=server.address, options={"batch_size": 1, "prefetch": 0}) as far:
         samples = iter(far)
         next(samples)

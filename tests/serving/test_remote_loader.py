@@ -14,8 +14,8 @@ import shardio
 from shardio import Clip, InvalidArgument, ShardLoader
 from shardio.errors import ClosedError, ServerUnreachable, TransformError
 from shardio.serving import Server
+from shardio.serving.client.connection import Link
 from shardio.serving.client.far_loader import RemoteLoader
-from shardio.serving.client.link import Link
 from tests.loading import bits
 from tests.serving.served import HOW, local_bits, serving, wait_until
 

@@ -18,9 +18,8 @@ import pytest
 from shardio import InvalidArgument, ShardLoader
 from shardio.errors import BatchTimeout, ServerUnreachable
 from shardio.serving import Server, make_keys
+from shardio.serving.client.connection import Lost, Servers
 from shardio.serving.client.keys import ServerKeys
-from shardio.serving.client.link import Lost
-from shardio.serving.client.servers import Servers
 from shardio.serving.client.stream import Stream
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import (

@@ -21,7 +21,7 @@ from shardio._workers.tasks.messages import zeromq
 from shardio.errors import ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving import Server, make_server
 from shardio.serving.client.address import parse
-from shardio.serving.client.link import Link
+from shardio.serving.client.connection import Link
 from shardio.serving.client.protocol import VERSION, Garbled, pack
 from shardio.serving.session import MOST_AHEAD, Session
 from tests.loading import PATIENCE_S, bits

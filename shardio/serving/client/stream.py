@@ -24,12 +24,11 @@ from shardio._workers.processes.linux import this_process
 from shardio.errors import BatchTimeout, ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving.client import protocol
 from shardio.serving.client.address import Address
+from shardio.serving.client.connection import SILENCE_MS, Link, Lost, Servers
 from shardio.serving.client.filled import unpack_batch
 from shardio.serving.client.keys import ClientKeys
-from shardio.serving.client.link import SILENCE_MS, Link, Lost
 from shardio.serving.client.opened import Arrived, Opened, State
 from shardio.serving.client.protocol import VERSION, Garbled, mapping, number, pack, pack_given
-from shardio.serving.client.servers import Servers
 
 _FIRST_AHEAD: Final = 2
 """Batches that are asked for while nobody knows how large one is."""
