@@ -16,7 +16,7 @@ from shardio._loading.iterator import Pass
 from shardio.batch.batch import Batch
 from shardio.errors import InsufficientMemory, InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
-from shardio.serving.client import asked, protocol
+from shardio.serving.client import handshake, protocol
 from shardio.serving.client.filled import pack_batch
 from shardio.serving.client.protocol import VERSION, Garbled, mapping, number, pack
 
@@ -142,7 +142,7 @@ class Session:
     def _open(self) -> ShardLoader | None:
         loader: ShardLoader | None = None
         try:
-            loader = self._make_loader(asked.from_json(self._asked))
+            loader = self._make_loader(handshake.from_json(self._asked))
             self._beginning = self._follows = loader.state_dict()
             self._say_opened(loader)
         except Exception as error:  # noqa: BLE001  # whatever it is, the client is to know

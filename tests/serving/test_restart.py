@@ -286,7 +286,7 @@ def test_another_version_of_the_messages_is_refused_on_either_side(
         with pytest.raises(InvalidArgument, match="the client 7: install the same shardio"):
             ShardLoader(server.address, 4, **HOW)
         monkeypatch.undo()
-        monkeypatch.setattr("shardio.serving.client.opened.VERSION", 7)
+        monkeypatch.setattr("shardio.serving.client.handshake.VERSION", 7)
         with pytest.raises(InvalidArgument, match="this is version 7: install the same shardio"):
             ShardLoader(server.address, 4, **HOW)
 

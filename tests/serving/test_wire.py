@@ -15,10 +15,10 @@ import pytest
 from shardio import Clip, ShardioError, ShardLoader
 from shardio.batch.batch import Batch
 from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
-from shardio.serving.client import asked, protocol
+from shardio.serving.client import handshake, protocol
 from shardio.serving.client.address import is_address, parse, parse_all
 from shardio.serving.client.filled import layout_of, layout_text, pack_batch, unpack_batch
-from shardio.serving.client.opened import Opened
+from shardio.serving.client.handshake import Opened
 from shardio.serving.client.protocol import (
     FROM_CLIENT,
     FROM_SERVER,
@@ -170,8 +170,8 @@ _ASKED: dict[str, Any] = {
 
 
 def test_options_come_back_as_they_were_asked_for() -> None:
-    told = json.loads(json.dumps(asked.as_json(_ASKED)))
-    assert asked.from_json(told) == {
+    told = json.loads(json.dumps(handshake.as_json(_ASKED)))
+    assert handshake.from_json(told) == {
         **_ASKED,
         "weights": [0.0, 1 / 7, 2 / 7],
         "sampler": [0, 1, 2, 3],
@@ -179,25 +179,25 @@ def test_options_come_back_as_they_were_asked_for() -> None:
 
 
 def test_a_sampler_travels_if_it_holds_positions() -> None:
-    assert asked.as_json({"sampler": {3: "a", 1: "b"}}) == {"sampler": [3, 1]}
-    assert asked.as_json({"sampler": {7}}) == {"sampler": [7]}
+    assert handshake.as_json({"sampler": {3: "a", 1: "b"}}) == {"sampler": [3, 1]}
+    assert handshake.as_json({"sampler": {7}}) == {"sampler": [7]}
 
     class Drawing:
         def __iter__(self) -> Iterator[int]:
             return iter([1])
 
     with pytest.raises(InvalidArgument, match=r"sampler is iterated anew .*pass a sequence"):
-        asked.as_json({"sampler": Drawing()})
+        handshake.as_json({"sampler": Drawing()})
 
 
 def test_thousands_of_damaged_options_are_refused_or_are_some() -> None:
     rng = random.Random(9)
-    whole = asked.as_json(_ASKED)
+    whole = handshake.as_json(_ASKED)
     n_taken = 0
     for _ in range(3000):
         found = change_json(rng, whole)
         try:
-            asked.from_json(found if isinstance(found, dict) else {})
+            handshake.from_json(found if isinstance(found, dict) else {})
         except (Garbled, InvalidArgument):
             continue
         n_taken += 1
