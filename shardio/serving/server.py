@@ -1,4 +1,9 @@
-"""A server: one socket for all clients, a session for each, and a gatekeeper where there are keys.
+"""Who may connect: answers what ZeroMQ asks of every client's key before it hears another word.
+
+The protocol is ZAP (RFC 27): a request has version, id, domain, the client's address, identity,
+mechanism and credentials; the answer version, id, a code, its text, a user and metadata.
+
+A server: one socket for all clients, a session for each, and a gatekeeper where there are keys.
 
     main thread    socket ──▶ sessions (tell)      threads of sessions ──▶ outgoing ──▶ socket
                    gatekeeper                                        (a bell wakes the main thread)
@@ -26,8 +31,8 @@ from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
 from shardio.serving.client import protocol
 from shardio.serving.client.address import Address, parse
-from shardio.serving.client.connection import HEARTBEAT_MS, SILENCE_MS
-from shardio.serving.client.keys import ServerKeys, server_keys
+from shardio.serving.client.connection import ASK_AGAIN, HEARTBEAT_MS, SILENCE_MS
+from shardio.serving.client.keys import ServerKeys, server_keys, z85
 from shardio.serving.client.protocol import (
     FROM_CLIENT,
     MOST_HEAD_BYTES,
@@ -38,11 +43,49 @@ from shardio.serving.client.protocol import (
     text,
     unpack,
 )
-from shardio.serving.gatekeeper import DOMAIN, Gatekeeper
 from shardio.serving.session import MOST_AHEAD, Frames, Session
 from shardio.storage.file_access import Access
 
 __all__ = ["Server", "make_server"]
+
+
+_ENDPOINT: Final = "inproc://zeromq.zap.01"
+DOMAIN: Final = b"shardio"
+_VERSION: Final = b"1.0"
+_N_FRAMES: Final = 7
+
+
+class Gatekeeper:
+    """Owns the socket where ZeroMQ asks; it has to be there before anybody can connect.
+
+    Args:
+        context: of the sockets that it guards.
+        keys: of the clients that are let in.
+    """
+
+    def __init__(self, context: Any, keys: ServerKeys) -> None:
+        self._zmq, self._keys = zeromq("a server"), keys
+        self.socket = context.socket(self._zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(_ENDPOINT)
+
+    def answer(self) -> None:
+        """Answer one question, if there is one."""
+        try:
+            frames = self.socket.recv_multipart(self._zmq.NOBLOCK)
+        except self._zmq.Again:
+            return
+        request_id = frames[1] if len(frames) > 1 else b""
+        try:
+            code, said = (b"200", b"OK") if self._is_known(frames) else (b"400", b"unknown key")
+        except OSError as error:  # whoever reaches the port may have used up all files
+            code, said = str(ASK_AGAIN).encode(), str(error.strerror).encode("ascii", "replace")
+        self.socket.send_multipart([_VERSION, request_id, code, said, b"", b""])
+
+    def _is_known(self, frames: list[bytes]) -> bool:
+        if len(frames) != _N_FRAMES or frames[0] != _VERSION or frames[5] != b"CURVE":
+            return False
+        return frames[2] == DOMAIN and self._keys.knows(z85(frames[6]))
 
 
 _BEAT_S: Final = 1.0
