@@ -13,7 +13,7 @@ import pytest
 from shardio import InvalidArgument
 from shardio._base.statistics import LoadingStats
 from shardio.measuring import Figures, Limit, conclude, measure_loading
-from shardio.measuring.machine import cached_share, copy_bytes_per_s, idle_share
+from shardio.measuring.measure import cached_share, copy_bytes_per_s, idle_share
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

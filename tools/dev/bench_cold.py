@@ -36,7 +36,7 @@ import numpy as np
 from shardio import Array, Bytes, Clip, DatasetWriter, Schema, ShardLoader, Video
 from shardio._engine.filling.readahead import Advice
 from shardio._workers.processes.limits import levels
-from shardio.measuring.machine import cached_share
+from shardio.measuring.measure import cached_share
 from shardio.media.encoding import encode
 
 N_WORKERS: Final = 2
