@@ -28,7 +28,7 @@ from shardio.order.partition import Tail
 from shardio.order.sampling import Choice, Sampler, Shuffle
 from shardio.outputs.adapters import Output, maker_for
 from shardio.serving.client.address import is_address
-from shardio.serving.client.far_loader import RemoteLoader, to_be_read_here
+from shardio.serving.client.remote_loader import RemoteLoader, to_be_read_here
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
 from shardio.views.clips import Clip

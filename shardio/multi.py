@@ -20,7 +20,7 @@ from shardio._workers.tasks.sample_stream import Gathering
 from shardio._workers.tasks.skip_policy import Lenience
 from shardio.errors import InvalidArgument
 from shardio.serving.client.address import parse_all
-from shardio.serving.client.samples import FarSamples
+from shardio.serving.client.remote_samples import FarSamples
 
 __all__ = ["MultiLoader", "WorkerInfo", "worker_info"]
 

@@ -19,7 +19,7 @@ from shardio.dataset.manifest import load, publish_next
 from shardio.errors import BatchTimeout, ClosedError, ServerUnreachable
 from shardio.serving import Server
 from shardio.serving.client.connection import Link, Lost, Servers
-from shardio.serving.client.far_loader import RemoteLoader
+from shardio.serving.client.remote_loader import RemoteLoader
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 from tests.serving.served import serving
 from tests.shards import EVERY_FIELD, same_in_batch
@@ -171,7 +171,7 @@ def test_a_server_that_is_lost_for_ever_is_named_with_what_has_come(
         samples = iter(far)
         found = [next(samples) for _ in range(6)]
     with far, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardio.serving.client.samples.FarSamples._wait", lambda *_: None)
+        patch.setattr("shardio.serving.client.remote_samples.FarSamples._wait", lambda *_: None)
         patch.setattr("shardio.serving.client.connection.Servers.wait", lambda *_: True)
         far._servers._loaders[1]._stream._servers._patience_s = 0.0  # type: ignore[union-attr]
         with pytest.raises(ServerUnreachable) as caught:
@@ -256,7 +256,7 @@ def test_a_server_that_says_nothing_more_is_an_error_without_any_timeout(
     with MultiLoader(address=server.address, options={"batch_size": 1, "prefetch": 0}) as far:
         samples = iter(far)
         next(samples)
-        monkeypatch.setattr("shardio.serving.client.stream._SILENCE_S", 0.05)
+        monkeypatch.setattr("shardio.serving.client.batch_stream._SILENCE_S", 0.05)
         monkeypatch.setattr(Link, "receive", lambda self, wait_s: None)
         with pytest.raises(ServerUnreachable, match="it has said nothing"):
             list(samples)
@@ -268,6 +268,8 @@ def test_samples_that_do_not_come_are_overdue(
     with MultiLoader(address=server.address, timeout_s=0.2, options={"batch_size": 1}) as far:
         samples = iter(far)
         next(samples)
-        monkeypatch.setattr("shardio.serving.client.stream.Stream.take", lambda self, wait_s: None)
+        monkeypatch.setattr(
+            "shardio.serving.client.batch_stream.Stream.take", lambda self, wait_s: None
+        )
         with pytest.raises(BatchTimeout, match=r"0.2 s; of server 0 .* 1 of 30 batches have come"):
             list(samples)

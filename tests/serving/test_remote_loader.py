@@ -15,7 +15,7 @@ from shardio import Clip, InvalidArgument, ShardLoader
 from shardio.errors import ClosedError, ServerUnreachable, TransformError
 from shardio.serving import Server
 from shardio.serving.client.connection import Link
-from shardio.serving.client.far_loader import RemoteLoader
+from shardio.serving.client.remote_loader import RemoteLoader
 from tests.loading import bits
 from tests.serving.served import HOW, local_bits, serving, wait_until
 
@@ -220,7 +220,7 @@ def test_a_loader_that_is_let_go_of_leaves_its_server(server: Server) -> None:
 def test_a_fork_can_neither_use_a_loader_nor_end_it(loader: RemoteLoader) -> None:
     before = len(loader)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardio.serving.client.far_loader.this_process.pid", 1)
+        patch.setattr("shardio.serving.client.remote_loader.this_process.pid", 1)
         with pytest.raises(ClosedError, match="forked off"):
             iter(loader)
     assert len(list(loader)) == before

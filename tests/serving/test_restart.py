@@ -18,9 +18,9 @@ import pytest
 from shardio import InvalidArgument, ShardLoader
 from shardio.errors import BatchTimeout, ServerUnreachable
 from shardio.serving import Server, make_keys
+from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.connection import Lost, Servers
 from shardio.serving.client.keys import ServerKeys
-from shardio.serving.client.stream import Stream
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import (
     FREE,
@@ -282,7 +282,7 @@ def test_another_version_of_the_messages_is_refused_on_either_side(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(path) as server:
-        monkeypatch.setattr("shardio.serving.client.stream.VERSION", 7)
+        monkeypatch.setattr("shardio.serving.client.batch_stream.VERSION", 7)
         with pytest.raises(InvalidArgument, match="the client 7: install the same shardio"):
             ShardLoader(server.address, 4, **HOW)
         monkeypatch.undo()
@@ -336,7 +336,7 @@ def test_a_batch_that_is_not_made_in_time_is_overdue(path: str) -> None:
 
 
 def test_who_listens_and_says_nothing_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.serving.client.stream._SILENCE_S", 0.2)
+    monkeypatch.setattr("shardio.serving.client.batch_stream._SILENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
         with pytest.raises(ServerUnreachable, match="it has said nothing for"):

@@ -17,7 +17,6 @@ from shardio.batch.batch import Batch
 from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
 from shardio.serving.client import handshake, protocol
 from shardio.serving.client.address import is_address, parse, parse_all
-from shardio.serving.client.filled import layout_of, layout_text, pack_batch, unpack_batch
 from shardio.serving.client.handshake import Opened
 from shardio.serving.client.protocol import (
     FROM_CLIENT,
@@ -27,6 +26,7 @@ from shardio.serving.client.protocol import (
     pack,
     unpack,
 )
+from shardio.serving.client.received_blocks import layout_of, layout_text, pack_batch, unpack_batch
 from shardio.views.packing import Pack
 from shardio.views.sounds import Sound
 from tests.fuzz.mutate import change_bytes, change_json

@@ -24,9 +24,9 @@ from shardio.batch.batch import Batch
 from shardio.errors import ClosedError, InvalidArgument
 from shardio.outputs.adapters import OUTPUTS, Maker, Output, maker_for
 from shardio.serving.client.address import Address, is_address, parse_all
+from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.handshake import Arrived, Opened, State, as_json
 from shardio.serving.client.keys import ClientKeys, client_keys
-from shardio.serving.client.stream import Stream
 
 _MOST_BYTES: Final = 1 << 30
 _MOST_AHEAD: Final = 16

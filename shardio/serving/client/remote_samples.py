@@ -19,7 +19,7 @@ from shardio._workers.processes.linux import this_process
 from shardio._workers.tasks.messages import zeromq
 from shardio.batch.batch import Batch
 from shardio.errors import BatchTimeout, ClosedError, InvalidArgument, ShardioError
-from shardio.serving.client.far_loader import RemoteLoader, RemotePass
+from shardio.serving.client.remote_loader import RemoteLoader, RemotePass
 
 _AT_ONCE: Final = 32
 """Samples that travel together, if the user does not say."""
