@@ -35,99 +35,6 @@ from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.storage.remote.options import is_url
 
-
-@dataclass(frozen=True, slots=True)
-class PythonSource:
-    """A source in this process: samples, items, a map-style data set or a data frame."""
-
-    src: Any
-    samples: Callable[[Any], Any] | None
-    names: Sequence[str] | None
-    schema: Schema | None
-
-    def convert(
-        self, out: str, options: ConvertOptions, *, append: bool, labels: bool
-    ) -> ConversionReport:
-        """Write the samples to `out`, as a new dataset or appended to the existing one.
-
-        Raises:
-            InvalidArgument: the source is not iterable, or an option does not apply to it.
-        """
-        self._check()
-        self._check_source()
-        if self.samples is None and (
-            is_data_frame(self.src) or not is_map_style(self.src, options.workers)
-        ):
-            options.check_for_samples(labels=labels)
-            to_dataset = append_samples if append else convert_samples
-            schema, rows = self._rows(append=append)
-            return to_dataset(rows, out, schema, options.shard_bytes)
-        options.check_for_items(labels=labels)
-        items, make, function = self._items()
-        return convert_items(
-            items,
-            make,
-            function,
-            out,
-            options,
-            schema=self.schema,
-            names=self.names,
-            append=append,
-        )
-
-    def _check(self) -> None:
-        if self.samples is not None and not callable(self.samples):
-            raise InvalidArgument(
-                f"samples must be a function of an item; found {type(self.samples).__name__}"
-            )
-        names = self.names
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
-            raise InvalidArgument(f"names must be a sequence of strings; found {names!r}")
-        if self.samples is not None and isinstance(self.src, str | bytes):
-            raise InvalidArgument(
-                f"{self.src!r}: with samples=, expected an iterable of items, as "
-                "sorted(folder.iterdir()); found one string"
-            )
-
-    def _check_source(self) -> None:
-        kind = type(self.src)
-        is_iterable = hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
-        if is_iterable and (self.samples is not None or not isinstance(self.src, Mapping)):
-            return
-        raise InvalidArgument(
-            f"found a {kind.__name__}; expected a path, an iterable of dicts, a map-style data "
-            "set, a data frame, or items together with samples=, a function that makes samples "
-            "of an item"
-        )
-
-    def _items(self) -> tuple[Iterable[Any], Callable[[Any], Any], str]:
-        """Return the items, the function that makes samples of one, and the function's name."""
-        if self.samples is None:
-            indexing = MapStyleSamples(self.src)
-            return position_runs(len(self.src)), indexing, indexing.name
-        return self.src, self.samples, function_name(self.samples)
-
-    def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:
-        """Return the schema, if it is known before the first sample, and the samples."""
-        if not is_data_frame(self.src):
-            return self.schema, self._mappings()
-        if self.names is not None:
-            raise InvalidArgument("names: not for data frames; rename the columns instead")
-        rows = FrameRows(self.src)
-        schema = rows.schema if self.schema is None and not append else self.schema
-        return schema, rows
-
-    def _mappings(self) -> Iterator[Mapping[str, Any]]:
-        return (as_mapping(value, self.names) for value in self.src)
-
-
-def function_name(function: Callable[[Any], Any]) -> str:
-    """Return the name under which a function is recorded in the dataset."""
-    while hasattr(function, "func"):  # functools.partial
-        function = function.func
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
 PathName = str | os.PathLike[str]
 
 
@@ -302,3 +209,95 @@ class _Conversion:
                 "here; leave labels out"
             )
         return without_folder_classes(listing, classes)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonSource:
+    """A source in this process: samples, items, a map-style data set or a data frame."""
+
+    src: Any
+    samples: Callable[[Any], Any] | None
+    names: Sequence[str] | None
+    schema: Schema | None
+
+    def convert(
+        self, out: str, options: ConvertOptions, *, append: bool, labels: bool
+    ) -> ConversionReport:
+        """Write the samples to `out`, as a new dataset or appended to the existing one.
+
+        Raises:
+            InvalidArgument: the source is not iterable, or an option does not apply to it.
+        """
+        self._check()
+        self._check_source()
+        if self.samples is None and (
+            is_data_frame(self.src) or not is_map_style(self.src, options.workers)
+        ):
+            options.check_for_samples(labels=labels)
+            to_dataset = append_samples if append else convert_samples
+            schema, rows = self._rows(append=append)
+            return to_dataset(rows, out, schema, options.shard_bytes)
+        options.check_for_items(labels=labels)
+        items, make, function = self._items()
+        return convert_items(
+            items,
+            make,
+            function,
+            out,
+            options,
+            schema=self.schema,
+            names=self.names,
+            append=append,
+        )
+
+    def _check(self) -> None:
+        if self.samples is not None and not callable(self.samples):
+            raise InvalidArgument(
+                f"samples must be a function of an item; found {type(self.samples).__name__}"
+            )
+        names = self.names
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
+            raise InvalidArgument(f"names must be a sequence of strings; found {names!r}")
+        if self.samples is not None and isinstance(self.src, str | bytes):
+            raise InvalidArgument(
+                f"{self.src!r}: with samples=, expected an iterable of items, as "
+                "sorted(folder.iterdir()); found one string"
+            )
+
+    def _check_source(self) -> None:
+        kind = type(self.src)
+        is_iterable = hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
+        if is_iterable and (self.samples is not None or not isinstance(self.src, Mapping)):
+            return
+        raise InvalidArgument(
+            f"found a {kind.__name__}; expected a path, an iterable of dicts, a map-style data "
+            "set, a data frame, or items together with samples=, a function that makes samples "
+            "of an item"
+        )
+
+    def _items(self) -> tuple[Iterable[Any], Callable[[Any], Any], str]:
+        """Return the items, the function that makes samples of one, and the function's name."""
+        if self.samples is None:
+            indexing = MapStyleSamples(self.src)
+            return position_runs(len(self.src)), indexing, indexing.name
+        return self.src, self.samples, function_name(self.samples)
+
+    def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:
+        """Return the schema, if it is known before the first sample, and the samples."""
+        if not is_data_frame(self.src):
+            return self.schema, self._mappings()
+        if self.names is not None:
+            raise InvalidArgument("names: not for data frames; rename the columns instead")
+        rows = FrameRows(self.src)
+        schema = rows.schema if self.schema is None and not append else self.schema
+        return schema, rows
+
+    def _mappings(self) -> Iterator[Mapping[str, Any]]:
+        return (as_mapping(value, self.names) for value in self.src)
+
+
+def function_name(function: Callable[[Any], Any]) -> str:
+    """Return the name under which a function is recorded in the dataset."""
+    while hasattr(function, "func"):  # functools.partial
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

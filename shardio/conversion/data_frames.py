@@ -18,6 +18,60 @@ from shardio.format.arraylike import is_of, refuse_masked
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Image, Json, List, Text
 from shardio.format.schema import Schema
 
+_CHUNK_ROWS: Final = 4096
+"""Rows copied out of a frame at a time."""
+
+
+def is_data_frame(src: object) -> bool:
+    """Return True if `src` is a pandas or polars DataFrame.
+
+    Raises:
+        InvalidArgument: it is a Series or LazyFrame.
+    """
+    for package in ("pandas", "polars"):
+        if is_of(src, package, "DataFrame"):
+            return True
+        if is_of(src, package, "Series"):
+            raise InvalidArgument("found a Series; expected a DataFrame: call .to_frame()")
+    if is_of(src, "polars", "LazyFrame"):
+        raise InvalidArgument("found a LazyFrame; expected a DataFrame: call .collect()")
+    return False
+
+
+class FrameRows:
+    """The rows of a data frame as dicts, with their schema, inferred from all rows.
+
+    Raises:
+        InvalidArgument: fields do not support the type of a column, or its name is invalid.
+    """
+
+    def __init__(self, frame: Any) -> None:
+        self._n_rows = len(frame)
+        is_pandas = is_of(frame, "pandas", "DataFrame")
+        self._columns: Sequence[FrameColumn] = (pandas_columns if is_pandas else polars_columns)(
+            frame
+        )
+        names: list[Any] = [column.name for column in self._columns]  # pandas allows any object
+        for name in names:
+            if not isinstance(name, str) or names.count(name) > 1:
+                what = "is not unique" if isinstance(name, str) else "is not a string"
+                raise InvalidArgument(f"the name of column {name!r} {what}; rename it")
+        try:
+            self.schema = Schema({column.name: column.field for column in self._columns})
+        except ShardioError as error:
+            hint = "; rename or drop it" if names else ""
+            raise InvalidArgument(
+                f"cannot map the columns to field types: {error}{hint}"
+            ) from error
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        names = [column.name for column in self._columns]
+        for start in range(0, self._n_rows, _CHUNK_ROWS):
+            stop = min(start + _CHUNK_ROWS, self._n_rows)
+            parts = [column.values(start, stop) for column in self._columns]
+            for row in zip(*parts, strict=True):
+                yield dict(zip(names, row, strict=True))
+
 
 class FrameColumn(NamedTuple):
     """A column of a data frame; `values(start, stop)` returns the values of a range of rows."""
@@ -433,58 +487,3 @@ def _check_json(name: str, dtype: Any) -> None:
         raise InvalidArgument(
             f"column {name!r}: {dtype} cannot be stored in a list or in JSON; cast it to text"
         )
-
-
-_CHUNK_ROWS: Final = 4096
-"""Rows copied out of a frame at a time."""
-
-
-def is_data_frame(src: object) -> bool:
-    """Return True if `src` is a pandas or polars DataFrame.
-
-    Raises:
-        InvalidArgument: it is a Series or LazyFrame.
-    """
-    for package in ("pandas", "polars"):
-        if is_of(src, package, "DataFrame"):
-            return True
-        if is_of(src, package, "Series"):
-            raise InvalidArgument("found a Series; expected a DataFrame: call .to_frame()")
-    if is_of(src, "polars", "LazyFrame"):
-        raise InvalidArgument("found a LazyFrame; expected a DataFrame: call .collect()")
-    return False
-
-
-class FrameRows:
-    """The rows of a data frame as dicts, with their schema, inferred from all rows.
-
-    Raises:
-        InvalidArgument: fields do not support the type of a column, or its name is invalid.
-    """
-
-    def __init__(self, frame: Any) -> None:
-        self._n_rows = len(frame)
-        is_pandas = is_of(frame, "pandas", "DataFrame")
-        self._columns: Sequence[FrameColumn] = (pandas_columns if is_pandas else polars_columns)(
-            frame
-        )
-        names: list[Any] = [column.name for column in self._columns]  # pandas allows any object
-        for name in names:
-            if not isinstance(name, str) or names.count(name) > 1:
-                what = "is not unique" if isinstance(name, str) else "is not a string"
-                raise InvalidArgument(f"the name of column {name!r} {what}; rename it")
-        try:
-            self.schema = Schema({column.name: column.field for column in self._columns})
-        except ShardioError as error:
-            hint = "; rename or drop it" if names else ""
-            raise InvalidArgument(
-                f"cannot map the columns to field types: {error}{hint}"
-            ) from error
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        names = [column.name for column in self._columns]
-        for start in range(0, self._n_rows, _CHUNK_ROWS):
-            stop = min(start + _CHUNK_ROWS, self._n_rows)
-            parts = [column.values(start, stop) for column in self._columns]
-            for row in zip(*parts, strict=True):
-                yield dict(zip(names, row, strict=True))

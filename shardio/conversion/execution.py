@@ -41,84 +41,8 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import make_folder
 
-MIN_SHARD_BYTES: Final = 8 << 20
-"""Minimum bytes of a merged shard, whose tables and padding take some 50 kB."""
-COMPACTED: Final = "compacted"
-"""The folder of merged shards."""
-
 PlacedShard = tuple[str, ShardSummary]
 """The path of a finished shard below the job's folder, and its summary with the final name."""
-
-
-def is_small(shard: ShardSummary, shard_bytes: int) -> bool:
-    """Return True if a shard is merged with small neighbours."""
-    return shard.n_bytes < _min_group_bytes(shard_bytes)
-
-
-def _min_group_bytes(shard_bytes: int) -> int:
-    """Return the size that completes a group; two smaller shards fit into `shard_bytes`."""
-    return min(MIN_SHARD_BYTES, shard_bytes // 2)
-
-
-def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[PlacedShard]:
-    """Merge neighbouring small shards into new files; other shards stay unchanged.
-
-    The merged shards stay as well, so that an interrupted conversion can resume from them.
-
-    Raises:
-        ShardCorrupt: a shard has changed since it was written.
-        OSError: the disk fails or is full.
-    """
-    sizes = [
-        _content_bytes(os.path.join(job.folder, path))
-        if is_small(shard, job.shard_bytes)
-        else shard.n_bytes
-        for path, shard in placed
-    ]
-    groups = group_small(sizes, _min_group_bytes(job.shard_bytes))
-    return [
-        placed[group.start]
-        if len(group) == 1
-        else _merge_shards(placed[group.start : group.stop], job)
-        for group in groups
-    ]
-
-
-def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
-    """Group neighbours below `least_bytes` until they reach it together; others are alone."""
-    found: list[range] = []
-    first = n_bytes = 0
-    for position, size in enumerate(sizes):
-        if size >= least_bytes and first < position:
-            found.append(range(first, position))
-            first, n_bytes = position, 0
-        n_bytes += size
-        if n_bytes >= least_bytes:
-            found.append(range(first, position + 1))
-            first, n_bytes = position + 1, 0
-    if first < len(sizes):
-        found.append(range(first, len(sizes)))
-    return found
-
-
-def _content_bytes(path: str) -> int:
-    """Return the bytes of a shard without padding, which dominates files with few samples."""
-    with ShardReader(path, verify="off") as reader:
-        return sum(section.size for section in reader.sections)
-
-
-def _merge_shards(members: Sequence[PlacedShard], job: ConversionJob) -> PlacedShard:
-    """Write the samples of several shards into one with the name of the first."""
-    name = members[0][1].name
-    folder = os.path.join(job.folder, COMPACTED)
-    make_folder(folder)
-    with ShardWriter(os.path.join(folder, name), job.source.schema()) as writer:
-        for path, _ in members:
-            with ShardReader(os.path.join(job.folder, path)) as reader:
-                for sample in reader:
-                    writer.append(sample)
-        summary = writer.close()
-    return f"{COMPACTED}/{name}", replace(summary, name=name)
 
 
 def convert_inputs(
@@ -346,3 +270,80 @@ def _converter_record(job: ConversionJob) -> dict[str, Any]:
             "shard_bytes": job.shard_bytes,
         },
     }
+
+
+MIN_SHARD_BYTES: Final = 8 << 20
+"""Minimum bytes of a merged shard, whose tables and padding take some 50 kB."""
+COMPACTED: Final = "compacted"
+"""The folder of merged shards."""
+
+
+def is_small(shard: ShardSummary, shard_bytes: int) -> bool:
+    """Return True if a shard is merged with small neighbours."""
+    return shard.n_bytes < _min_group_bytes(shard_bytes)
+
+
+def _min_group_bytes(shard_bytes: int) -> int:
+    """Return the size that completes a group; two smaller shards fit into `shard_bytes`."""
+    return min(MIN_SHARD_BYTES, shard_bytes // 2)
+
+
+def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[PlacedShard]:
+    """Merge neighbouring small shards into new files; other shards stay unchanged.
+
+    The merged shards stay as well, so that an interrupted conversion can resume from them.
+
+    Raises:
+        ShardCorrupt: a shard has changed since it was written.
+        OSError: the disk fails or is full.
+    """
+    sizes = [
+        _content_bytes(os.path.join(job.folder, path))
+        if is_small(shard, job.shard_bytes)
+        else shard.n_bytes
+        for path, shard in placed
+    ]
+    groups = group_small(sizes, _min_group_bytes(job.shard_bytes))
+    return [
+        placed[group.start]
+        if len(group) == 1
+        else _merge_shards(placed[group.start : group.stop], job)
+        for group in groups
+    ]
+
+
+def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
+    """Group neighbours below `least_bytes` until they reach it together; others are alone."""
+    found: list[range] = []
+    first = n_bytes = 0
+    for position, size in enumerate(sizes):
+        if size >= least_bytes and first < position:
+            found.append(range(first, position))
+            first, n_bytes = position, 0
+        n_bytes += size
+        if n_bytes >= least_bytes:
+            found.append(range(first, position + 1))
+            first, n_bytes = position + 1, 0
+    if first < len(sizes):
+        found.append(range(first, len(sizes)))
+    return found
+
+
+def _content_bytes(path: str) -> int:
+    """Return the bytes of a shard without padding, which dominates files with few samples."""
+    with ShardReader(path, verify="off") as reader:
+        return sum(section.size for section in reader.sections)
+
+
+def _merge_shards(members: Sequence[PlacedShard], job: ConversionJob) -> PlacedShard:
+    """Write the samples of several shards into one with the name of the first."""
+    name = members[0][1].name
+    folder = os.path.join(job.folder, COMPACTED)
+    make_folder(folder)
+    with ShardWriter(os.path.join(folder, name), job.source.schema()) as writer:
+        for path, _ in members:
+            with ShardReader(os.path.join(job.folder, path)) as reader:
+                for sample in reader:
+                    writer.append(sample)
+        summary = writer.close()
+    return f"{COMPACTED}/{name}", replace(summary, name=name)

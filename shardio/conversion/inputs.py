@@ -17,9 +17,152 @@ from shardio.conversion.source import Input, Item, Source
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import Hasher, hash_bytes
 
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The inputs of a source, sorted by name, and its classes, sorted."""
+
+    inputs: tuple[Input, ...]
+    classes: tuple[str, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes of all inputs, summed at each access."""
+        return sum(source.n_bytes for source in self.inputs)
+
+
+def list_inputs(source: str, exclude: str = "") -> Listing:
+    """List every file of a folder tree, or all matches of a pattern; a file is a list of one.
+
+    Each folder below the source that holds files, or is empty, is a class; a folder that only
+    groups folders is not. A class is named by its path below the source. Links are followed, except
+    in circles. A folder that cannot be listed is itself an input, which is reported as broken when
+    read.
+
+    If nothing exists at `source` and its name contains one of `*?[`, it is a `Pattern`: the listing
+    then holds matching files, and files in matching folders.
+
+    Args:
+        exclude: a folder to leave out wherever it lies: the output folder.
+
+    Raises:
+        InvalidArgument: `source` does not exist, holds or matches no file, is a pipe or device, or
+            is `exclude`.
+        OSError: `source` itself, or the root of a pattern, cannot be listed.
+    """
+    pattern = parse_pattern(source)
+    _check_root(source, pattern)
+    root = os.path.abspath(pattern.root)
+    if not os.path.isdir(root):
+        return Listing((_make_input(stored_name(os.path.basename(root)), root, -1),), ())
+    if (written := _file_id(exclude)) is not None and _file_id(root) == written:
+        raise InvalidArgument(
+            f"{pattern.root}: is the output folder; choose another source or output folder"
+        )
+    files: list[tuple[str, str, str]] = []  # name, path, class
+    folders: set[str] = set()
+    for folder, names, is_class in _walk(root, pattern, written):
+        if folder and is_class:
+            folders.add(folder)
+        for name in names:
+            relative = os.path.join(folder, name) if name else folder
+            path = os.path.join(root, relative)
+            files.append((stored_name(relative), path, stored_name(folder)))
+    if not files:
+        raise InvalidArgument(
+            f"{source}: matches no file below the folder {pattern.root}"
+            if pattern.parts
+            else f"{source}: holds no file to convert"
+        )
+    classes = tuple(sorted(map(stored_name, folders)))
+    labels = {"": -1} | {name: label for label, name in enumerate(classes)}
+    inputs = (_make_input(name, path, labels[folder]) for name, path, folder in sorted(files))
+    return Listing(tuple(inputs), classes)
+
+
+def _check_root(source: str, pattern: Pattern) -> None:
+    """Check that the source is a file or folder, and the root of a pattern a folder."""
+    root = pattern.root
+    check_encodable(source, "src (SRC)")
+    if pattern.parts and not os.path.isdir(root):
+        raise InvalidArgument(f"{source}: matches no file: the folder {root} does not exist")
+    if not os.path.lexists(root):
+        raise InvalidArgument(f"{root}: no such file or folder to convert")
+    if not (os.path.isdir(root) or os.path.isfile(root)):
+        is_link = os.path.islink(root)
+        what = "a broken link" if is_link else "neither a file nor a folder"
+        raise InvalidArgument(f"{root}: {what}")
+
+
+FileId = tuple[int, int]
+
+
+def _walk(
+    root: str, pattern: Pattern, exclude: FileId | None
+) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield (folder below root, names of its files, True if it is a class) for all that matches.
+
+    A folder that cannot be listed has the one name "", which stands for the folder itself.
+    """
+    waiting: list[tuple[str, MatchState, frozenset[FileId]]] = [("", pattern.start, frozenset())]
+    while waiting:
+        folder, reached, above = waiting.pop()
+        here = os.path.join(root, folder)
+        identity = _file_id(here)
+        if identity in above:  # a link to a folder above
+            continue
+        try:
+            with os.scandir(here) as entries:
+                found = [(entry.name, _is_folder(entry)) for entry in entries]
+        except OSError:
+            if not folder:
+                raise
+            yield folder, [""], True
+            continue
+        folders = sorted(name for name, is_dir in found if is_dir)
+        files = [
+            name for name, is_dir in found if not is_dir and pattern.matches_file(reached, name)
+        ]
+        if exclude is not None:
+            folders = [name for name in folders if _file_id(os.path.join(here, name)) != exclude]
+        yield folder, files, bool(files) or (not found and pattern.matches_all(reached))
+        circle = above | {identity} if identity else above
+        waiting += [
+            (os.path.join(folder, name), descended, circle)
+            for name in reversed(folders)
+            if (descended := pattern.descend(reached, name))
+        ]
+
+
+def _file_id(path: str) -> FileId | None:
+    """Return the device and inode of a path; None if it does not exist."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return True for a folder or a link to one; False for a link that leads to itself."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _make_input(name: str, path: str, label: int) -> Input:
+    """Return the input for a file; a broken link has 0 bytes."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return Input(name, path, 0, label)
+    stamp = status.st_mtime_ns, status.st_ctime_ns
+    return Input(name, path, status.st_size, label, stamp)
+
+
 _SPECIAL: Final = re.compile(r"[*?\[]")
 ANY_FOLDERS: Final = "**"
-
 MatchState = frozenset[int]
 """Positions of the pattern parts that may match the next path component."""
 
@@ -165,149 +308,6 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
         error.filename = path  # a failed read does not set it
         raise
     return f"{hasher.intdigest():016x}"
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The inputs of a source, sorted by name, and its classes, sorted."""
-
-    inputs: tuple[Input, ...]
-    classes: tuple[str, ...]
-
-    @property
-    def n_bytes(self) -> int:
-        """The bytes of all inputs, summed at each access."""
-        return sum(source.n_bytes for source in self.inputs)
-
-
-def list_inputs(source: str, exclude: str = "") -> Listing:
-    """List every file of a folder tree, or all matches of a pattern; a file is a list of one.
-
-    Each folder below the source that holds files, or is empty, is a class; a folder that only
-    groups folders is not. A class is named by its path below the source. Links are followed, except
-    in circles. A folder that cannot be listed is itself an input, which is reported as broken when
-    read.
-
-    If nothing exists at `source` and its name contains one of `*?[`, it is a `Pattern`: the listing
-    then holds matching files, and files in matching folders.
-
-    Args:
-        exclude: a folder to leave out wherever it lies: the output folder.
-
-    Raises:
-        InvalidArgument: `source` does not exist, holds or matches no file, is a pipe or device, or
-            is `exclude`.
-        OSError: `source` itself, or the root of a pattern, cannot be listed.
-    """
-    pattern = parse_pattern(source)
-    _check_root(source, pattern)
-    root = os.path.abspath(pattern.root)
-    if not os.path.isdir(root):
-        return Listing((_make_input(stored_name(os.path.basename(root)), root, -1),), ())
-    if (written := _file_id(exclude)) is not None and _file_id(root) == written:
-        raise InvalidArgument(
-            f"{pattern.root}: is the output folder; choose another source or output folder"
-        )
-    files: list[tuple[str, str, str]] = []  # name, path, class
-    folders: set[str] = set()
-    for folder, names, is_class in _walk(root, pattern, written):
-        if folder and is_class:
-            folders.add(folder)
-        for name in names:
-            relative = os.path.join(folder, name) if name else folder
-            path = os.path.join(root, relative)
-            files.append((stored_name(relative), path, stored_name(folder)))
-    if not files:
-        raise InvalidArgument(
-            f"{source}: matches no file below the folder {pattern.root}"
-            if pattern.parts
-            else f"{source}: holds no file to convert"
-        )
-    classes = tuple(sorted(map(stored_name, folders)))
-    labels = {"": -1} | {name: label for label, name in enumerate(classes)}
-    inputs = (_make_input(name, path, labels[folder]) for name, path, folder in sorted(files))
-    return Listing(tuple(inputs), classes)
-
-
-def _check_root(source: str, pattern: Pattern) -> None:
-    """Check that the source is a file or folder, and the root of a pattern a folder."""
-    root = pattern.root
-    check_encodable(source, "src (SRC)")
-    if pattern.parts and not os.path.isdir(root):
-        raise InvalidArgument(f"{source}: matches no file: the folder {root} does not exist")
-    if not os.path.lexists(root):
-        raise InvalidArgument(f"{root}: no such file or folder to convert")
-    if not (os.path.isdir(root) or os.path.isfile(root)):
-        is_link = os.path.islink(root)
-        what = "a broken link" if is_link else "neither a file nor a folder"
-        raise InvalidArgument(f"{root}: {what}")
-
-
-FileId = tuple[int, int]
-
-
-def _walk(
-    root: str, pattern: Pattern, exclude: FileId | None
-) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield (folder below root, names of its files, True if it is a class) for all that matches.
-
-    A folder that cannot be listed has the one name "", which stands for the folder itself.
-    """
-    waiting: list[tuple[str, MatchState, frozenset[FileId]]] = [("", pattern.start, frozenset())]
-    while waiting:
-        folder, reached, above = waiting.pop()
-        here = os.path.join(root, folder)
-        identity = _file_id(here)
-        if identity in above:  # a link to a folder above
-            continue
-        try:
-            with os.scandir(here) as entries:
-                found = [(entry.name, _is_folder(entry)) for entry in entries]
-        except OSError:
-            if not folder:
-                raise
-            yield folder, [""], True
-            continue
-        folders = sorted(name for name, is_dir in found if is_dir)
-        files = [
-            name for name, is_dir in found if not is_dir and pattern.matches_file(reached, name)
-        ]
-        if exclude is not None:
-            folders = [name for name in folders if _file_id(os.path.join(here, name)) != exclude]
-        yield folder, files, bool(files) or (not found and pattern.matches_all(reached))
-        circle = above | {identity} if identity else above
-        waiting += [
-            (os.path.join(folder, name), descended, circle)
-            for name in reversed(folders)
-            if (descended := pattern.descend(reached, name))
-        ]
-
-
-def _file_id(path: str) -> FileId | None:
-    """Return the device and inode of a path; None if it does not exist."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return True for a folder or a link to one; False for a link that leads to itself."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def _make_input(name: str, path: str, label: int) -> Input:
-    """Return the input for a file; a broken link has 0 bytes."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return Input(name, path, 0, label)
-    stamp = status.st_mtime_ns, status.st_ctime_ns
-    return Input(name, path, status.st_size, label, stamp)
 
 
 Parts = Mapping[str, Sequence[str]]

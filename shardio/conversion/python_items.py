@@ -34,11 +34,112 @@ from shardio.format.schema import Schema
 from shardio.format.values import encode_array, encode_record, encode_stream
 from shardio.shard.encoded import as_encoded
 
+SampleFunction = Callable[[Any], Any]
+
+
+def convert_items(
+    items: Iterable[Any],
+    make: SampleFunction,
+    function: str,
+    out: str | os.PathLike[str],
+    options: ConvertOptions,
+    *,
+    schema: Schema | None,
+    names: Sequence[str] | None,
+    append: bool,
+) -> ConversionReport:
+    """Convert the samples that a function makes of items into a dataset, or append them to one."""
+    options.check_for_inputs(None, append=append)
+    base = load_base(out) if append else None
+    staging = Staging(
+        os.fspath(out),
+        resume=options.resume,
+        overwrite=options.overwrite,
+        appends=append,
+        hint=options.hint,
+    )
+    listing = list_items(items)
+    parts = None if names is None else tuple(names)
+    if schema is None:
+        schema = base.schema if base is not None else infer_item_schema(make, listing.inputs, parts)
+    keep_partial = options.keep_partial
+    if base is not None and base.converter:
+        keep_partial = keep_partial or bool(
+            base.converter.get("options", {}).get("keep_partial", False)
+        )
+    job = ConversionJob(
+        ItemSource(function, parts, make, schema),
+        str(staging.folder),
+        shard_bytes=options.shard_bytes,
+        keep_partial=keep_partial,
+        stop_at_broken=options.on_error == "stop",
+    )
+    return (append_inputs if append else convert_inputs)(listing, staging, job, options)
+
+
+_MAX_NAME: Final = 200  # characters
+
+
+def list_items(items: Iterable[Any]) -> Listing:
+    """List items in their order, each with a unique name.
+
+    An item is identified by its JSON form if it has one, else by its pickle.
+
+    Raises:
+        InvalidArgument: there is none, or one cannot be pickled.
+    """
+    found: list[Item] = []
+    seen: Counter[str] = Counter()
+    for item in items:
+        pickled_item = pickled(item, "pass what it is made from, and create it in the function")
+        content = _encode_json(item) or pickled_item
+        number = hash_bytes(content)
+        name = _unique_name(_item_name(item, content, number), seen)
+        found.append(
+            Item(
+                name,
+                name,
+                len(content),
+                -1,
+                (number, 0),
+                hash=f"{number:016x}",
+                packed=pickled_item,
+            )
+        )
+    if not found:
+        raise InvalidArgument("no items to make samples of")
+    return Listing(tuple(found), ())
+
+
+def _unique_name(name: str, seen: Counter[str]) -> str:
+    """Return the name, with a number appended if an earlier item has it."""
+    seen[name] += 1
+    return name if seen[name] == 1 else _unique_name(f"{name} ({seen[name]})", seen)
+
+
+def _encode_json(item: Any) -> bytes:
+    """Return an item as JSON, with paths as text; b"" if JSON cannot represent it."""
+    try:
+        return json.dumps(item, sort_keys=True, default=os.fspath).encode()
+    except (TypeError, ValueError, RecursionError):
+        return b""
+
+
+def _item_name(item: Any, content: bytes, number: int) -> str:
+    if isinstance(item, os.PathLike):
+        item = os.fspath(item)
+    if isinstance(item, str) and item:
+        name = item.encode("utf-8", "backslashreplace").decode()
+    elif _encode_json(item):
+        name = content.decode()
+    else:
+        return f"{type(item).__name__} {number:016x}"
+    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}… {number:016x}"
+
+
 _MAX_SCHEMA_ITEMS: Final = 64
 """Maximum number of items tried until one gives a sample to infer the schema from."""
-
 _NO_SAMPLE: Final = object()
-SampleFunction = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -251,103 +352,3 @@ def position_runs(n: int) -> list[int | tuple[int, int]]:
     if n_run == 1:
         return list(range(n))
     return [(first, min(first + n_run, n) - 1) for first in range(0, n, n_run)]
-
-
-_MAX_NAME: Final = 200  # characters
-
-
-def list_items(items: Iterable[Any]) -> Listing:
-    """List items in their order, each with a unique name.
-
-    An item is identified by its JSON form if it has one, else by its pickle.
-
-    Raises:
-        InvalidArgument: there is none, or one cannot be pickled.
-    """
-    found: list[Item] = []
-    seen: Counter[str] = Counter()
-    for item in items:
-        pickled_item = pickled(item, "pass what it is made from, and create it in the function")
-        content = _encode_json(item) or pickled_item
-        number = hash_bytes(content)
-        name = _unique_name(_item_name(item, content, number), seen)
-        found.append(
-            Item(
-                name,
-                name,
-                len(content),
-                -1,
-                (number, 0),
-                hash=f"{number:016x}",
-                packed=pickled_item,
-            )
-        )
-    if not found:
-        raise InvalidArgument("no items to make samples of")
-    return Listing(tuple(found), ())
-
-
-def _unique_name(name: str, seen: Counter[str]) -> str:
-    """Return the name, with a number appended if an earlier item has it."""
-    seen[name] += 1
-    return name if seen[name] == 1 else _unique_name(f"{name} ({seen[name]})", seen)
-
-
-def _encode_json(item: Any) -> bytes:
-    """Return an item as JSON, with paths as text; b"" if JSON cannot represent it."""
-    try:
-        return json.dumps(item, sort_keys=True, default=os.fspath).encode()
-    except (TypeError, ValueError, RecursionError):
-        return b""
-
-
-def _item_name(item: Any, content: bytes, number: int) -> str:
-    if isinstance(item, os.PathLike):
-        item = os.fspath(item)
-    if isinstance(item, str) and item:
-        name = item.encode("utf-8", "backslashreplace").decode()
-    elif _encode_json(item):
-        name = content.decode()
-    else:
-        return f"{type(item).__name__} {number:016x}"
-    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}… {number:016x}"
-
-
-def convert_items(
-    items: Iterable[Any],
-    make: SampleFunction,
-    function: str,
-    out: str | os.PathLike[str],
-    options: ConvertOptions,
-    *,
-    schema: Schema | None,
-    names: Sequence[str] | None,
-    append: bool,
-) -> ConversionReport:
-    """Convert the samples that a function makes of items into a dataset, or append them to one."""
-    options.check_for_inputs(None, append=append)
-    base = load_base(out) if append else None
-    staging = Staging(
-        os.fspath(out),
-        resume=options.resume,
-        overwrite=options.overwrite,
-        appends=append,
-        hint=options.hint,
-    )
-    listing = list_items(items)
-    parts = None if names is None else tuple(names)
-    if schema is None:
-        schema = base.schema if base is not None else infer_item_schema(make, listing.inputs, parts)
-    keep_partial = options.keep_partial
-    if base is not None and base.converter:
-        keep_partial = keep_partial or bool(
-            base.converter.get("options", {}).get("keep_partial", False)
-        )
-    job = ConversionJob(
-        ItemSource(function, parts, make, schema),
-        str(staging.folder),
-        shard_bytes=options.shard_bytes,
-        keep_partial=keep_partial,
-        stop_at_broken=options.on_error == "stop",
-    )
-    return (append_inputs if append else convert_inputs)(listing, staging, job, options)

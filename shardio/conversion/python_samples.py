@@ -27,6 +27,98 @@ from shardio.format.fields import Array, Field, Image
 from shardio.format.schema import Schema
 from shardio.maintenance.rewriting import Rewriting
 
+
+def convert_samples(
+    samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
+) -> ConversionReport:
+    """Write samples to a new dataset at `out`; `schema` defaults to that of the first sample.
+
+    Without any sample, nothing is published.
+    """
+    start_s = time.monotonic()
+    rest = iter(samples)
+    first = next(rest, None)
+    if schema is None:
+        if first is None:
+            raise InvalidArgument("no samples to infer the schema from; pass schema=")
+        try:
+            schema = infer_sample_schema(first)
+        except SchemaError as error:
+            raise SchemaError(f"sample 0: {error}") from error
+    with DatasetWriter(out, schema, shard_bytes=shard_bytes) as writer:
+        if first is None:
+            writer.abort()
+            return ConversionReport(
+                Path(out), "samples", 0, 0, time.monotonic() - start_s, generation=0
+            )
+        for sample in _prepare_all(chain((first,), rest), schema):
+            writer.append(sample)
+        generation = writer.close()
+    return ConversionReport(
+        dataset=Path(out),
+        kind="samples",
+        n_samples=generation.n_samples,
+        n_bytes=sum(shard.n_bytes for shard in generation.shards),
+        elapsed_s=time.monotonic() - start_s,
+    )
+
+
+def append_samples(
+    samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
+) -> ConversionReport:
+    """Append samples to the dataset at `out`, as its next generation.
+
+    Raises:
+        InvalidArgument: `schema` differs from that of the dataset.
+        SchemaError: a sample does not fit; nothing is appended.
+    """
+    start_s = time.monotonic()
+    base = load_base(out)
+    if schema is not None:
+        check_same_schema(base.schema, schema, out)
+    n_samples = 0
+    with Rewriting(out, base.schema, shard_bytes=shard_bytes, previous=base) as rewriting:
+        for sample in _prepare_all(samples, base.schema):
+            rewriting.append(sample)
+            n_samples += 1
+        found = latest = rebase(base, Path(out))
+        if n_samples:
+            rewriting.come_behind(latest)
+            stats = {key: value for key, value in latest.stats.items() if key != "whole"}
+            found = rewriting.publish(
+                stats=stats,
+                operation={"name": "append", "options": {"shard_bytes": shard_bytes}},
+            )
+    new = found.shards[len(latest.shards) :]
+    return ConversionReport(
+        dataset=Path(out),
+        kind="samples",
+        n_samples=n_samples,
+        n_bytes=sum(shard.n_bytes for shard in new),
+        elapsed_s=time.monotonic() - start_s,
+        classes=found.classes,
+        generation=found.number,
+        n_samples_before=latest.n_samples,
+        stats_dropped=found.stats != latest.stats,
+    )
+
+
+def _prepare_all(
+    samples: Iterable[Mapping[str, Any]], schema: Schema
+) -> Iterator[Mapping[str, Any]]:
+    """Yield samples as a writer takes them.
+
+    Raises:
+        SchemaError: a value cannot be stored; the message names sample and field.
+    """
+    for number, sample in enumerate(samples):
+        try:
+            found = prepare_sample(sample, schema)
+        except SchemaError as error:
+            raise SchemaError(f"sample {number}: {error}") from error
+        yield found
+
+
 _PLAIN: Final = frozenset((str, bytes, bool, int, float, np.ndarray, type(None)))
 _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
@@ -152,94 +244,3 @@ def _to_plain_field(name: str, value: Any, field: Field | None = None) -> Any:
         return to_plain(value, field)
     except SchemaError as error:
         raise SchemaError(f"field {name!r}: {error}") from error
-
-
-def convert_samples(
-    samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
-) -> ConversionReport:
-    """Write samples to a new dataset at `out`; `schema` defaults to that of the first sample.
-
-    Without any sample, nothing is published.
-    """
-    start_s = time.monotonic()
-    rest = iter(samples)
-    first = next(rest, None)
-    if schema is None:
-        if first is None:
-            raise InvalidArgument("no samples to infer the schema from; pass schema=")
-        try:
-            schema = infer_sample_schema(first)
-        except SchemaError as error:
-            raise SchemaError(f"sample 0: {error}") from error
-    with DatasetWriter(out, schema, shard_bytes=shard_bytes) as writer:
-        if first is None:
-            writer.abort()
-            return ConversionReport(
-                Path(out), "samples", 0, 0, time.monotonic() - start_s, generation=0
-            )
-        for sample in _prepare_all(chain((first,), rest), schema):
-            writer.append(sample)
-        generation = writer.close()
-    return ConversionReport(
-        dataset=Path(out),
-        kind="samples",
-        n_samples=generation.n_samples,
-        n_bytes=sum(shard.n_bytes for shard in generation.shards),
-        elapsed_s=time.monotonic() - start_s,
-    )
-
-
-def append_samples(
-    samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
-) -> ConversionReport:
-    """Append samples to the dataset at `out`, as its next generation.
-
-    Raises:
-        InvalidArgument: `schema` differs from that of the dataset.
-        SchemaError: a sample does not fit; nothing is appended.
-    """
-    start_s = time.monotonic()
-    base = load_base(out)
-    if schema is not None:
-        check_same_schema(base.schema, schema, out)
-    n_samples = 0
-    with Rewriting(out, base.schema, shard_bytes=shard_bytes, previous=base) as rewriting:
-        for sample in _prepare_all(samples, base.schema):
-            rewriting.append(sample)
-            n_samples += 1
-        found = latest = rebase(base, Path(out))
-        if n_samples:
-            rewriting.come_behind(latest)
-            stats = {key: value for key, value in latest.stats.items() if key != "whole"}
-            found = rewriting.publish(
-                stats=stats,
-                operation={"name": "append", "options": {"shard_bytes": shard_bytes}},
-            )
-    new = found.shards[len(latest.shards) :]
-    return ConversionReport(
-        dataset=Path(out),
-        kind="samples",
-        n_samples=n_samples,
-        n_bytes=sum(shard.n_bytes for shard in new),
-        elapsed_s=time.monotonic() - start_s,
-        classes=found.classes,
-        generation=found.number,
-        n_samples_before=latest.n_samples,
-        stats_dropped=found.stats != latest.stats,
-    )
-
-
-def _prepare_all(
-    samples: Iterable[Mapping[str, Any]], schema: Schema
-) -> Iterator[Mapping[str, Any]]:
-    """Yield samples as a writer takes them.
-
-    Raises:
-        SchemaError: a value cannot be stored; the message names sample and field.
-    """
-    for number, sample in enumerate(samples):
-        try:
-            found = prepare_sample(sample, schema)
-        except SchemaError as error:
-            raise SchemaError(f"sample {number}: {error}") from error
-        yield found

@@ -51,86 +51,12 @@ from shardio.storage.remote.locks import try_exclusive
 from shardio.storage.remote.object_store import ObjectStore, run_parallel
 from shardio.storage.remote.options import RemoteOptions
 
-LEASE_OBJECT: Final = "conversion.json"
-"""The name of the lease object."""
-
-
-class UploadLease:
-    """The exclusive right of this machine to write below a URL; one conversion at a time uses it.
-
-    Args:
-        objects: the store below the URL.
-        path: the local file that proves that the lease is ours.
-
-    Raises:
-        StoreAccessDenied, StoreUnavailable: (from every call) as `Objects` does.
-    """
-
-    def __init__(self, objects: ObjectStore, path: Path) -> None:
-        self._objects, self._path = objects, path
-
-    def is_held(self) -> bool:
-        """Return True if the lease is already ours, left by an earlier conversion.
-
-        Raises:
-            DatasetConflict: another machine holds it.
-        """
-        try:
-            content = self._objects.read(LEASE_OBJECT)
-        except ShardNotFound:
-            return False
-        if content != self._expected_content():
-            raise self._conflict(content)
-        return True
-
-    def acquire(self) -> None:
-        """Acquire the lease.
-
-        Raises:
-            DatasetConflict: another process was faster.
-        """
-        if (content := self._expected_content()) is None:
-            make_folder(str(self._path.parent))
-            since = datetime.now(UTC).isoformat(timespec="seconds")
-            lease_info = {"token": secrets.token_hex(16), "host": platform.node(), "since": since}
-            content = to_checksummed_json(lease_info)
-            write_atomic(self._path, content, exclusive=False)
-        try:
-            self._objects.put(LEASE_OBJECT, content, exclusive=True)
-        except DatasetConflict:
-            raise self._conflict(self._objects.read(LEASE_OBJECT)) from None
-
-    def release(self) -> None:
-        """Remove the lease from the store and this machine; another one's stays. Idempotent."""
-        with contextlib.suppress(DatasetConflict):
-            if self.is_held():
-                self._objects.remove(LEASE_OBJECT)
-        unlink(self._path)
-
-    def _expected_content(self) -> bytes | None:
-        """Return the content of the object if the lease is ours; None without a local file."""
-        try:
-            return to_checksummed_json(read_checksummed_json(self._path))
-        except (DataError, OSError):
-            return None
-
-    def _conflict(self, content: bytes) -> DatasetConflict:
-        try:
-            lease_info = json.loads(content)
-            holder = f"on {lease_info['host']}, since {lease_info['since']}"
-        except (ValueError, TypeError, KeyError):
-            holder = "with an unreadable lease"
-        return DatasetConflict(
-            f"{self._objects.url}/{LEASE_OBJECT}: another conversion is writing there, {holder}: "
-            "wait for it, or choose another URL; if it will never be resumed, remove everything "
-            "below the URL"
-        )
-
-
 _MAX_CONCURRENT: Final = 4
 """Shards uploaded or checked at a time."""
 _SHARD_NAME: Final = re.compile(r"\d{6,}-\d{3,}\.shard")
 """Names of shards; an interrupted conversion may have uploaded some that are not needed."""
+LEASE_OBJECT: Final = "conversion.json"
+"""The name of the lease object."""
 
 
 class Upload(Closing):
@@ -331,3 +257,75 @@ def _report_from(found: Generation) -> ConversionReport:
         classes=found.classes,
         view=found.view,
     )
+
+
+class UploadLease:
+    """The exclusive right of this machine to write below a URL; one conversion at a time uses it.
+
+    Args:
+        objects: the store below the URL.
+        path: the local file that proves that the lease is ours.
+
+    Raises:
+        StoreAccessDenied, StoreUnavailable: (from every call) as `Objects` does.
+    """
+
+    def __init__(self, objects: ObjectStore, path: Path) -> None:
+        self._objects, self._path = objects, path
+
+    def is_held(self) -> bool:
+        """Return True if the lease is already ours, left by an earlier conversion.
+
+        Raises:
+            DatasetConflict: another machine holds it.
+        """
+        try:
+            content = self._objects.read(LEASE_OBJECT)
+        except ShardNotFound:
+            return False
+        if content != self._expected_content():
+            raise self._conflict(content)
+        return True
+
+    def acquire(self) -> None:
+        """Acquire the lease.
+
+        Raises:
+            DatasetConflict: another process was faster.
+        """
+        if (content := self._expected_content()) is None:
+            make_folder(str(self._path.parent))
+            since = datetime.now(UTC).isoformat(timespec="seconds")
+            lease_info = {"token": secrets.token_hex(16), "host": platform.node(), "since": since}
+            content = to_checksummed_json(lease_info)
+            write_atomic(self._path, content, exclusive=False)
+        try:
+            self._objects.put(LEASE_OBJECT, content, exclusive=True)
+        except DatasetConflict:
+            raise self._conflict(self._objects.read(LEASE_OBJECT)) from None
+
+    def release(self) -> None:
+        """Remove the lease from the store and this machine; another one's stays. Idempotent."""
+        with contextlib.suppress(DatasetConflict):
+            if self.is_held():
+                self._objects.remove(LEASE_OBJECT)
+        unlink(self._path)
+
+    def _expected_content(self) -> bytes | None:
+        """Return the content of the object if the lease is ours; None without a local file."""
+        try:
+            return to_checksummed_json(read_checksummed_json(self._path))
+        except (DataError, OSError):
+            return None
+
+    def _conflict(self, content: bytes) -> DatasetConflict:
+        try:
+            lease_info = json.loads(content)
+            holder = f"on {lease_info['host']}, since {lease_info['since']}"
+        except (ValueError, TypeError, KeyError):
+            holder = "with an unreadable lease"
+        return DatasetConflict(
+            f"{self._objects.url}/{LEASE_OBJECT}: another conversion is writing there, {holder}: "
+            "wait for it, or choose another URL; if it will never be resumed, remove everything "
+            "below the URL"
+        )

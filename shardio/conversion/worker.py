@@ -31,155 +31,6 @@ from shardio.format.streams import EncodedStream
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import create_unnamed, make_folder, remove_tree, sync_folder
 
-CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
-"""The signal that kills a process over its CPU limit."""
-_BYTES_PER_S: Final = 1 << 20  # a step may process a whole file
-
-
-def source_step_s(source: Source) -> float | None:
-    """Return the CPU seconds that a source allows per step; None for no limit."""
-    found: float | None = getattr(source, "step_s", None)
-    return found
-
-
-def cpu_limit_s(step_s: float, source: Input) -> float:
-    """Return the CPU seconds that a step may take for an input of this size."""
-    n_bytes = source.n_bytes + sum(part.n_bytes for part in source.parts)
-    return step_s + n_bytes / _BYTES_PER_S
-
-
-def limit_cpu(
-    samples: Generator[Mapping[str, Any], None, Any], seconds: float
-) -> Generator[Mapping[str, Any], None, Any]:
-    """Yield the same samples; a step that takes more CPU time kills this process."""
-    try:
-        while True:
-            signal.setitimer(signal.ITIMER_PROF, seconds)
-            try:
-                sample = next(samples)
-            except StopIteration as end:
-                return end.value
-            yield sample
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-BUFFER_BYTES: Final = 64 << 20
-"""Bytes of samples of one input kept in memory; more are written to an unlinked file."""
-_N_PICKLES: Final = 64
-"""Number of pickles that a full buffer is written as; one of them is in memory when read back."""
-_FLAT_TYPES: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
-"""Types of values that contain no others; tested first because most values are one of them."""
-
-Sample = Mapping[str, Any]
-
-
-class SampleBuffer:
-    """A buffer for the samples of one input until it is known whether they are kept.
-
-    In memory up to BUFFER_BYTES, then in an unlinked file in `folder`, where the shards will need
-    the space anyway: an hour of video gives gigabytes of samples. The file is private to this
-    process.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._file: IO[bytes] | None = None
-        self.clear()
-
-    def clear(self) -> None:
-        """Discard all samples."""
-        self._waiting: list[Sample] = []
-        self._waiting_bytes = 0
-        self._n_pickles = 0
-        self.n_samples = 0
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def append(self, sample: Sample) -> None:
-        """Add a sample; it must not change afterwards."""
-        self._waiting.append(sample)
-        self._waiting_bytes += getsizeof(sample) + sum(map(_memory_bytes, sample.values()))
-        self.n_samples += 1
-        if self._waiting_bytes >= BUFFER_BYTES:
-            self._spill()
-
-    def _spill(self) -> None:
-        if self._file is None:
-            self._file = create_unnamed(self._folder)
-        n_waiting = len(self._waiting)
-        n_per_pickle = -(-n_waiting // _N_PICKLES)
-        for start in range(0, n_waiting, n_per_pickle):
-            stacked = _transpose(self._waiting[start : start + n_per_pickle])
-            pickle.dump(stacked, self._file, protocol=5)
-            self._n_pickles += 1
-        self._waiting, self._waiting_bytes = [], 0
-
-    def __iter__(self) -> Iterator[Sample]:
-        """Yield all samples, in order."""
-        if self._file is not None:
-            self._file.seek(0)
-            for _ in range(self._n_pickles):
-                names, columns = pickle.load(self._file)
-                for values in zip(*columns, strict=True):
-                    yield dict(zip(names, values, strict=True)) if names else values[0]
-        yield from self._waiting
-
-    def __enter__(self) -> SampleBuffer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()
-
-
-def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
-    """Return field names and the values of each; if fields differ, no names and the samples.
-
-    Numbers and equal arrays are stacked into one array: pickling a NumPy object takes 5 us each.
-    """
-    names = tuple(samples[0])
-    if not names or any(sample.keys() != samples[0].keys() for sample in samples):
-        return (), [samples]
-    return names, [_stack([sample[name] for sample in samples]) for name in names]
-
-
-def _stack(values: list[Any]) -> Any:
-    """Return an array of the values if they have one dtype and shape, else the values."""
-    kinds = set(map(type, values))
-    kind = kinds.pop()
-    if kinds or not issubclass(kind, np.number | np.bool_ | np.ndarray):
-        return values
-    first = values[0]
-    if kind is np.ndarray:
-        # A row of 0-d arrays would be a scalar, a row of object arrays a copy.
-        if not first.ndim or first.dtype.kind not in "biuf" or not first.dtype.isnative:
-            return values
-        if any(each.dtype != first.dtype or each.shape != first.shape for each in values):
-            return values
-        return np.stack(values)
-    return np.array(values, first.dtype) if issubclass(kind, np.generic) else values
-
-
-def _memory_bytes(value: object) -> int:
-    """Return about how much memory a value takes: a NumPy number 32 bytes, 8 of them data."""
-    if type(value) in _FLAT_TYPES:
-        return getsizeof(value)
-    if isinstance(value, np.ndarray) and value.base is not None:
-        return getsizeof(value) + value.nbytes
-    if isinstance(value, list | tuple):
-        return getsizeof(value) + sum(map(_memory_bytes, value))
-    if isinstance(value, dict):
-        return (
-            getsizeof(value)
-            + sum(map(_memory_bytes, value))
-            + sum(map(_memory_bytes, value.values()))
-        )
-    if isinstance(value, EncodedStream):
-        return len(value.data) + value.packets.nbytes
-    return getsizeof(value)
-
-
 _MAX_REASON: Final = 1000  # characters
 _MACHINE_ERRNOS: Final = frozenset(
     (errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
@@ -372,3 +223,151 @@ class _RollingShardWriter:
     def __exit__(self, *_: object) -> None:
         if self._writer is not None:
             self._writer.abort()
+
+
+BUFFER_BYTES: Final = 64 << 20
+"""Bytes of samples of one input kept in memory; more are written to an unlinked file."""
+_N_PICKLES: Final = 64
+"""Number of pickles that a full buffer is written as; one of them is in memory when read back."""
+_FLAT_TYPES: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
+"""Types of values that contain no others; tested first because most values are one of them."""
+Sample = Mapping[str, Any]
+
+
+class SampleBuffer:
+    """A buffer for the samples of one input until it is known whether they are kept.
+
+    In memory up to BUFFER_BYTES, then in an unlinked file in `folder`, where the shards will need
+    the space anyway: an hour of video gives gigabytes of samples. The file is private to this
+    process.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Discard all samples."""
+        self._waiting: list[Sample] = []
+        self._waiting_bytes = 0
+        self._n_pickles = 0
+        self.n_samples = 0
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def append(self, sample: Sample) -> None:
+        """Add a sample; it must not change afterwards."""
+        self._waiting.append(sample)
+        self._waiting_bytes += getsizeof(sample) + sum(map(_memory_bytes, sample.values()))
+        self.n_samples += 1
+        if self._waiting_bytes >= BUFFER_BYTES:
+            self._spill()
+
+    def _spill(self) -> None:
+        if self._file is None:
+            self._file = create_unnamed(self._folder)
+        n_waiting = len(self._waiting)
+        n_per_pickle = -(-n_waiting // _N_PICKLES)
+        for start in range(0, n_waiting, n_per_pickle):
+            stacked = _transpose(self._waiting[start : start + n_per_pickle])
+            pickle.dump(stacked, self._file, protocol=5)
+            self._n_pickles += 1
+        self._waiting, self._waiting_bytes = [], 0
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield all samples, in order."""
+        if self._file is not None:
+            self._file.seek(0)
+            for _ in range(self._n_pickles):
+                names, columns = pickle.load(self._file)
+                for values in zip(*columns, strict=True):
+                    yield dict(zip(names, values, strict=True)) if names else values[0]
+        yield from self._waiting
+
+    def __enter__(self) -> SampleBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+
+def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
+    """Return field names and the values of each; if fields differ, no names and the samples.
+
+    Numbers and equal arrays are stacked into one array: pickling a NumPy object takes 5 us each.
+    """
+    names = tuple(samples[0])
+    if not names or any(sample.keys() != samples[0].keys() for sample in samples):
+        return (), [samples]
+    return names, [_stack([sample[name] for sample in samples]) for name in names]
+
+
+def _stack(values: list[Any]) -> Any:
+    """Return an array of the values if they have one dtype and shape, else the values."""
+    kinds = set(map(type, values))
+    kind = kinds.pop()
+    if kinds or not issubclass(kind, np.number | np.bool_ | np.ndarray):
+        return values
+    first = values[0]
+    if kind is np.ndarray:
+        # A row of 0-d arrays would be a scalar, a row of object arrays a copy.
+        if not first.ndim or first.dtype.kind not in "biuf" or not first.dtype.isnative:
+            return values
+        if any(each.dtype != first.dtype or each.shape != first.shape for each in values):
+            return values
+        return np.stack(values)
+    return np.array(values, first.dtype) if issubclass(kind, np.generic) else values
+
+
+def _memory_bytes(value: object) -> int:
+    """Return about how much memory a value takes: a NumPy number 32 bytes, 8 of them data."""
+    if type(value) in _FLAT_TYPES:
+        return getsizeof(value)
+    if isinstance(value, np.ndarray) and value.base is not None:
+        return getsizeof(value) + value.nbytes
+    if isinstance(value, list | tuple):
+        return getsizeof(value) + sum(map(_memory_bytes, value))
+    if isinstance(value, dict):
+        return (
+            getsizeof(value)
+            + sum(map(_memory_bytes, value))
+            + sum(map(_memory_bytes, value.values()))
+        )
+    if isinstance(value, EncodedStream):
+        return len(value.data) + value.packets.nbytes
+    return getsizeof(value)
+
+
+CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
+"""The signal that kills a process over its CPU limit."""
+_BYTES_PER_S: Final = 1 << 20  # a step may process a whole file
+
+
+def source_step_s(source: Source) -> float | None:
+    """Return the CPU seconds that a source allows per step; None for no limit."""
+    found: float | None = getattr(source, "step_s", None)
+    return found
+
+
+def cpu_limit_s(step_s: float, source: Input) -> float:
+    """Return the CPU seconds that a step may take for an input of this size."""
+    n_bytes = source.n_bytes + sum(part.n_bytes for part in source.parts)
+    return step_s + n_bytes / _BYTES_PER_S
+
+
+def limit_cpu(
+    samples: Generator[Mapping[str, Any], None, Any], seconds: float
+) -> Generator[Mapping[str, Any], None, Any]:
+    """Yield the same samples; a step that takes more CPU time kills this process."""
+    try:
+        while True:
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            try:
+                sample = next(samples)
+            except StopIteration as end:
+                return end.value
+            yield sample
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)

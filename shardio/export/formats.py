@@ -14,13 +14,68 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.fields import Array, Field
 
+Prepare = Mapping[str, Callable[[Any], Any]]
+"""Functions applied to values of fields that are not columns, before they are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """The dataset to export, the selected fields, and the approximate size of one output file."""
+
+    dataset: Dataset
+    fields: Mapping[str, Field]
+    shard_bytes: int
+
+    @property
+    def dataset_name(self) -> str:
+        """The name of the dataset in messages."""
+        return self.dataset.place
+
+
+class Exporter(Protocol):
+    """A writer of samples in one format.
+
+    The constructor takes `ExportOptions` and raises InvalidArgument for fields that the format
+    cannot hold, before anything is written.
+    """
+
+    prepare: Prepare
+    schema_spec: Mapping[str, str] | None
+    """Field specs as the option --schema takes them for converting back; None if files suffice."""
+
+    def open(self, folder: Path) -> None:
+        """Start writing into an empty folder."""
+
+    def write(self, batch: SampleBatch) -> None:
+        """Append a batch of samples."""
+
+    def finish(self) -> None:
+        """Complete all files and sync them to disk."""
+
+    def close(self) -> None:
+        """Close files that are still open. Idempotent."""
+
+
+def refuse_fields(options: ExportOptions, reasons: Mapping[str, str]) -> None:
+    """Raise if there are fields that a format cannot hold.
+
+    Raises:
+        InvalidArgument: `reasons` is not empty; the message names the fields that can be exported.
+    """
+    if not reasons:
+        return
+    why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
+    others = ",".join(name for name in options.fields if name not in reasons)
+    hint = f"export the others (--fields {others})" if others else "choose another format"
+    raise InvalidArgument(f"{options.dataset_name}: {why}; {hint}")
+
+
 _MAX_ROWS: Final = 4096
 _MAX_BYTES: Final = 16 << 20
 """Maximum bytes of columns, and of all other values, in one batch; a larger sample is its own
 batch.
 """
 _NUMBER_BYTES: Final = 8  # approximate; true, false and null count as much
-
 Rows = npt.NDArray[np.int64]
 
 
@@ -174,59 +229,3 @@ def _memory_bytes(values: Iterable[Any]) -> int:
         else:
             n_bytes += _NUMBER_BYTES
     return n_bytes
-
-
-Prepare = Mapping[str, Callable[[Any], Any]]
-"""Functions applied to values of fields that are not columns, before they are written."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
-    """The dataset to export, the selected fields, and the approximate size of one output file."""
-
-    dataset: Dataset
-    fields: Mapping[str, Field]
-    shard_bytes: int
-
-    @property
-    def dataset_name(self) -> str:
-        """The name of the dataset in messages."""
-        return self.dataset.place
-
-
-class Exporter(Protocol):
-    """A writer of samples in one format.
-
-    The constructor takes `ExportOptions` and raises InvalidArgument for fields that the format
-    cannot hold, before anything is written.
-    """
-
-    prepare: Prepare
-    schema_spec: Mapping[str, str] | None
-    """Field specs as the option --schema takes them for converting back; None if files suffice."""
-
-    def open(self, folder: Path) -> None:
-        """Start writing into an empty folder."""
-
-    def write(self, batch: SampleBatch) -> None:
-        """Append a batch of samples."""
-
-    def finish(self) -> None:
-        """Complete all files and sync them to disk."""
-
-    def close(self) -> None:
-        """Close files that are still open. Idempotent."""
-
-
-def refuse_fields(options: ExportOptions, reasons: Mapping[str, str]) -> None:
-    """Raise if there are fields that a format cannot hold.
-
-    Raises:
-        InvalidArgument: `reasons` is not empty; the message names the fields that can be exported.
-    """
-    if not reasons:
-        return
-    why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
-    others = ",".join(name for name in options.fields if name not in reasons)
-    hint = f"export the others (--fields {others})" if others else "choose another format"
-    raise InvalidArgument(f"{options.dataset_name}: {why}; {hint}")
