@@ -322,24 +322,26 @@ def join_parts(listing: Listing, source: Source) -> Listing:
     find: Callable[[Sequence[Input]], Parts] = getattr(source, "parts", lambda _: {})
     if not (parts := find(listing.inputs)):
         return listing
-    known = {one.name: one for one in listing.inputs}
-    part_of: dict[str, str] = {}
-    for name, others in parts.items():
-        part_of |= {other: name for other in others if other not in parts and other not in part_of}
-    folders = {one.name: listing.classes[one.label] for one in known.values() if one.label >= 0}
-    own = {name: folder for name, folder in folders.items() if name not in part_of}
-    for name in parts.keys() & own.keys():
+    by_name = {one.name: one for one in listing.inputs}
+    part_of: dict[str, str] = {}  # part -> first input that has it
+    for name, names in parts.items():
+        part_of |= {part: name for part in names if part not in parts and part not in part_of}
+    folder_of = {one.name: listing.classes[one.label] for one in listing.inputs if one.label >= 0}
+    class_of = {name: folder for name, folder in folder_of.items() if name not in part_of}
+    for name in parts.keys() & class_of.keys():
         here = os.path.dirname(name) + "/"
-        if not parts[name] or any(other.startswith(here) for other in parts[name]):
-            own[name] = os.path.dirname(own[name])
-    held = {folders[name] for name in (*parts, *part_of) if name in folders}
-    classes = tuple(sorted({*own.values(), *listing.classes} - (held - {*own.values()}) - {""}))
-    numbers = {name: number for number, name in enumerate(classes)}
+        stands_for_folder = not parts[name] or any(part.startswith(here) for part in parts[name])
+        if stands_for_folder:
+            class_of[name] = os.path.dirname(class_of[name])
+    used = {*class_of.values()}
+    part_folders = {folder_of[name] for name in (*parts, *part_of) if name in folder_of}
+    classes = tuple(sorted({*used, *listing.classes} - (part_folders - used) - {""}))
+    labels = {name: label for label, name in enumerate(classes)}
     inputs = (
         replace(
             one,
-            label=numbers.get(own.get(one.name, ""), -1),
-            parts=tuple(known[other] for other in parts.get(one.name, ())),
+            label=labels.get(class_of.get(one.name, ""), -1),
+            parts=tuple(by_name[part] for part in parts.get(one.name, ())),
             part_of=part_of.get(one.name, ""),
         )
         for one in listing.inputs

@@ -31,9 +31,10 @@ from shardio.storage.fs import create, unlink
 
 
 class ConversionState:
-    """The state of all units: which one is next, which are done, and the results so far. Pure.
+    """The state of all units: which one is next, which are done, and the results so far.
 
-    `on_shard` is called with the path and the published summary of each shard of a finished unit.
+    Does no I/O of its own. `on_shard` is called with the path and the published summary of each
+    shard of a finished unit.
 
     Once a unit has stopped at a broken input, only the units before it count; results of later
     units are ignored. So the outcome does not depend on the order in which workers finish.

@@ -115,7 +115,7 @@ class ShardUploader(Closing):
         self._n_running = 0
         self._error: BaseException | None = None
         self._is_closed = False
-        self._add_done_callback: Callable[[], object] = _no_callback
+        self._done_callback: Callable[[], object] = _no_callback
         self._threads: list[threading.Thread] = []
 
     def submit(self, path: str, shard: ShardSummary) -> None:
@@ -155,15 +155,15 @@ class ShardUploader(Closing):
             self._queue.clear()
             self._changed.notify_all()
 
-    def add_done_callback(self, call: Callable[[], object]) -> None:
+    def set_done_callback(self, callback: Callable[[], object]) -> None:
         """Set a function to call once the uploader is closed and running uploads have ended."""
         with self._changed:
-            self._add_done_callback = call
+            self._done_callback = callback
             self._call_back_if_done()
 
     def _call_back_if_done(self) -> None:
         if self._is_closed and not self._n_running:
-            self._add_done_callback()
+            self._done_callback()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -173,7 +173,7 @@ class ShardUploader(Closing):
         while (job := self._next()) is not None:
             try:
                 self._upload(*job)
-            except BaseException as error:  # noqa: BLE001  # raised where the next is sent
+            except BaseException as error:  # noqa: BLE001  # raised by the next `submit`
                 with self._changed:
                     self._error = self._error or error
             with self._changed:

@@ -85,13 +85,13 @@ class Staging:
         self._store_hint, self._restart_hint = hint, hint or restart_hint
         self._rename_log = RenameLog(self.out, self.folder)
         self._plan: JournaledPlan | None = None
-        self._has_begun = self._is_finished = self._made_out = False
+        self._has_started = self._is_finished = self._created_out = False
 
     def __enter__(self) -> Self:
         self._check_work_folder()
         if plan_path(self.folder) is None:
             self._check_out()
-        self._made_out = not self.out.exists()
+        self._created_out = not self.out.exists()
         self._lock()
         try:
             self._inspect()
@@ -209,7 +209,7 @@ class Staging:
             check_same_settings(self._plan, settings, self.out, self._restart_hint)
             if self.is_published:
                 check_same_units(self._plan, units, self.out, self._store_hint)
-        self._has_begun = True
+        self._has_started = True
         if self.is_published:
             return
         replaces = holds_dataset(self.out) and not self.appends
@@ -290,7 +290,7 @@ class Staging:
             self._unlock()
 
     def _clean_up(self, error: BaseException | None) -> None:
-        if not self._has_begun:
+        if not self._has_started:
             remove_folder(self.folder)  # unless it holds an interrupted conversion
         elif self._is_finished:
             self._remove_work()
@@ -304,11 +304,11 @@ class Staging:
             )
             kept = f"{self.out}: finished units are kept; {option} continues from them"
             error.add_note(f"{kept}; {self._restart_hint}")
-        if self._made_out:
+        if self._created_out:
             remove_folder(self.out)  # unless it holds the dataset
 
     def _keeps_work(self) -> bool:
-        """Undo the renames of an unpublished dataset; True if there is anything to resume from."""
+        """Undo the renames of an unpublished dataset; return True if a unit can be resumed."""
         try:
             if not self._rename_log.is_published():
                 self._rename_log.undo()

@@ -224,7 +224,7 @@ class Upload(Closing):
                 with contextlib.suppress(ShardioError, OSError):  # the next conversion reports it
                     self._lease.release()
         finally:
-            self.uploader.add_done_callback(self._lock.close)
+            self.uploader.set_done_callback(self._lock.close)
 
     def _clean_up(self) -> None:
         """Remove what a published dataset does not need, now or in a later process."""
@@ -267,7 +267,7 @@ class UploadLease:
         path: the local file that proves that the lease is ours.
 
     Raises:
-        StoreAccessDenied, StoreUnavailable: (from every call) as `Objects` does.
+        StoreAccessDenied, StoreUnavailable: (from every call) as `ObjectStore` does.
     """
 
     def __init__(self, objects: ObjectStore, path: Path) -> None:

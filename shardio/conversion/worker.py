@@ -249,8 +249,8 @@ class SampleBuffer:
 
     def clear(self) -> None:
         """Discard all samples."""
-        self._waiting: list[Sample] = []
-        self._waiting_bytes = 0
+        self._in_memory: list[Sample] = []
+        self._in_memory_bytes = 0
         self._n_pickles = 0
         self.n_samples = 0
         if self._file is not None:
@@ -259,22 +259,22 @@ class SampleBuffer:
 
     def append(self, sample: Sample) -> None:
         """Add a sample; it must not change afterwards."""
-        self._waiting.append(sample)
-        self._waiting_bytes += getsizeof(sample) + sum(map(_memory_bytes, sample.values()))
+        self._in_memory.append(sample)
+        self._in_memory_bytes += getsizeof(sample) + sum(map(_memory_bytes, sample.values()))
         self.n_samples += 1
-        if self._waiting_bytes >= BUFFER_BYTES:
+        if self._in_memory_bytes >= BUFFER_BYTES:
             self._spill()
 
     def _spill(self) -> None:
         if self._file is None:
             self._file = create_unnamed(self._folder)
-        n_waiting = len(self._waiting)
-        n_per_pickle = -(-n_waiting // _N_PICKLES)
-        for start in range(0, n_waiting, n_per_pickle):
-            stacked = _transpose(self._waiting[start : start + n_per_pickle])
+        n_samples = len(self._in_memory)
+        n_per_pickle = -(-n_samples // _N_PICKLES)
+        for start in range(0, n_samples, n_per_pickle):
+            stacked = _transpose(self._in_memory[start : start + n_per_pickle])
             pickle.dump(stacked, self._file, protocol=5)
             self._n_pickles += 1
-        self._waiting, self._waiting_bytes = [], 0
+        self._in_memory, self._in_memory_bytes = [], 0
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield all samples, in order."""
@@ -284,7 +284,7 @@ class SampleBuffer:
                 names, columns = pickle.load(self._file)
                 for values in zip(*columns, strict=True):
                     yield dict(zip(names, values, strict=True)) if names else values[0]
-        yield from self._waiting
+        yield from self._in_memory
 
     def __enter__(self) -> SampleBuffer:
         return self

@@ -251,7 +251,7 @@ def test_a_sender_that_is_closed_removes_nothing_any_more(
         "shardio.conversion.shard_uploader.check_uploaded", lambda *_: sender.close()
     )
     (tmp_path / "000.shard").write_bytes(b"of the next conversion")
-    sender.add_done_callback(has_ended.set)
+    sender.set_done_callback(has_ended.set)
     sender.submit(str(tmp_path / "000.shard"), ShardSummary("000000-000.shard", 1, 1, "0"))
     assert has_ended.wait(60)
     assert (tmp_path / "000.shard").exists()
