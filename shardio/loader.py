@@ -25,7 +25,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.order.partition import Tail
-from shardio.order.sampling import Choice, Sampler, Shuffle
+from shardio.order.sampling import Sampler, SamplingOptions, Shuffle
 from shardio.outputs.adapters import Output, maker_for
 from shardio.serving.client.address import is_address
 from shardio.serving.client.remote_loader import RemoteLoader, to_be_read_here
@@ -207,7 +207,7 @@ class ShardLoader(Closing):
             sound=sound,
             pack=pack,
         )
-        choice = Choice(shuffle, seed, sampler, weights, replacement, n_draws)
+        choice = SamplingOptions(shuffle, seed, sampler, weights, replacement, n_draws)
         self._options = check_options(opened, choice, asked)
         clips = cut_of(self._options, opened, is_asked=clip is not None)
         self._epochs = Epochs(opened, self._options)

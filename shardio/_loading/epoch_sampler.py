@@ -23,10 +23,10 @@ from shardio.errors import InvalidArgument
 from shardio.format.arraylike import is_masked
 from shardio.format.checksum import hash_bytes
 from shardio.order.block_shuffle import Window
-from shardio.order.mixture_order import Blend
-from shardio.order.partition import Division
+from shardio.order.mixture_order import MixtureSizes
+from shardio.order.partition import RankPartition
 from shardio.order.permutation import OF_SAMPLERS, SampleGenerators
-from shardio.order.sampling import Choice, draw_once, running_sums
+from shardio.order.sampling import SamplingOptions, cumulative_weights, draw_without_replacement
 from shardio.order.shard_shuffle import ShardWindow
 from shardio.views.packing import Packed
 from shardio.views.row_sets import check_positions
@@ -176,7 +176,7 @@ class Course:
         InvalidArgument: a sampler or weights that do not fit the dataset.
     """
 
-    def __init__(self, dataset: Dataset, choice: Choice) -> None:
+    def __init__(self, dataset: Dataset, choice: SamplingOptions) -> None:
         self._n_samples = len(dataset)
         rows = dataset.rows
         bundling = rows.bundling
@@ -187,7 +187,7 @@ class Course:
         self._weights: npt.NDArray[np.float64] | None = None
         """For draws without replacement."""
         self._sums: SharedArray | None = None
-        self.blend: Blend | None = None
+        self.blend: MixtureSizes | None = None
         """Of epochs that begin now, where several datasets are mixed."""
         if isinstance(dataset, Mixture):
             self.blend = dataset.blend
@@ -217,7 +217,9 @@ class Course:
             self._weights_hash = _hash_of(weights)
             self._n_draws = _count_draws(choice, weights)
             if choice.replacement:
-                self._sums = SharedArray.of(running_sums(weights), "the running sums of weights")
+                self._sums = SharedArray.of(
+                    cumulative_weights(weights), "the running sums of weights"
+                )
             else:
                 self._weights = weights
 
@@ -250,7 +252,7 @@ class Course:
         sizes = None if self.blend is None else self.blend.sizes
         return Progress(epoch, 0, self.n_positions(epoch), self.window, sizes, self._tokens)
 
-    def plan(self, began: Progress, division: Division) -> Plan:
+    def plan(self, began: Progress, division: RankPartition) -> Plan:
         """The plan of a pass over the positions of an epoch that `division` deals out."""
         epoch, window, tokens = began.epoch, began.window, began.tokens
         if self.blend is not None:
@@ -290,7 +292,7 @@ class Course:
                 numbers = self._sampled(epoch)
             else:
                 seed, n = self._choice.seed, self._n_draws
-                numbers = draw_once(self._weights, n, seed=seed, epoch=epoch)
+                numbers = draw_without_replacement(self._weights, n, seed=seed, epoch=epoch)
             shared = SharedArray.of(numbers, "the order of an epoch")
             self._latest = _Table(epoch, shared, _hash_of(numbers))
         return self._latest
@@ -381,7 +383,7 @@ def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:
     return found
 
 
-def _count_draws(choice: Choice, weights: npt.NDArray[np.float64]) -> int:
+def _count_draws(choice: SamplingOptions, weights: npt.NDArray[np.float64]) -> int:
     if choice.replacement:
         return len(weights) if choice.n_draws is None else choice.n_draws
     most = int(np.count_nonzero(weights))

@@ -25,7 +25,7 @@ from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.shard_storage import ShardPaths
-from shardio.order.partition import Division
+from shardio.order.partition import RankPartition
 from shardio.outputs.adapters import Maker
 
 
@@ -106,10 +106,10 @@ class Epochs:
     def _plan(self, start: Progress) -> Plan:
         return self.course.plan(start, self._division(start.position, start.n_samples))
 
-    def _division(self, position: int, n_samples: int) -> Division:
+    def _division(self, position: int, n_samples: int) -> RankPartition:
         asked = self._options
         place = asked.rank, asked.world_size
-        return Division(n_samples, position, asked.batch_size, *place, asked.tail)
+        return RankPartition(n_samples, position, asked.batch_size, *place, asked.tail)
 
 
 _EVERY_BLOCK: Final = -1

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
-from shardio.order.mixture_order import MOST_SOURCES, WHOLE, Exhausted, Mixing
+from shardio.order.mixture_order import MOST_SOURCES, WHOLE, Exhausted, MixtureShares
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions, is_url
@@ -119,7 +119,7 @@ def mix(
         known = ", ".join(map(repr, _EXHAUSTED))
         raise InvalidArgument(f"exhausted must be one of {known}; found {exhausted!r}")
     given = _checked(sources)
-    mixing = Mixing(_shares(weights, len(given)), exhausted)
+    mixing = MixtureShares(_shares(weights, len(given)), exhausted)
     opened: list[ShardDataset] = []
     for source in given:
         access = source.access if isinstance(source, ShardDataset) else "auto"

@@ -23,8 +23,8 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.order.partition import Tail, told_by_launcher
-from shardio.order.sampling import Choice, check_deals_once, check_takes_one
+from shardio.order.partition import Tail, rank_from_environment
+from shardio.order.sampling import SamplingOptions, check_not_distributed, check_one_argument
 from shardio.outputs.adapters import OUTPUTS, Output
 from shardio.samples.audio import hear, heard, sound_fields
 from shardio.samples.clip_draws import Cut, cut, default_clip, videos_among
@@ -85,7 +85,7 @@ def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
         )
     where = "rank"
     if rank is None:
-        where, rank, world_size = told_by_launcher()
+        where, rank, world_size = rank_from_environment()
     n = count("world_size", world_size, 1, _MOST_RANKS)
     if count("rank", rank, 0) >= n:
         raise InvalidArgument(f"{where} must be below world_size, which is {n}; found {rank}")
@@ -220,7 +220,7 @@ class Options:
     """What a ShardLoader was asked for, checked and with defaults filled in; see there."""
 
     batch_size: int
-    choice: Choice
+    choice: SamplingOptions
     num_workers: int
     transform: Callable[..., Any] | None
     takes_rng: bool
@@ -276,7 +276,7 @@ class Asked(TypedDict):
     pack: Pack | None
 
 
-def check_options(dataset: Dataset, choice: Choice, asked: Asked) -> Options:
+def check_options(dataset: Dataset, choice: SamplingOptions, asked: Asked) -> Options:
     """Check every option against what is acceptable, and fields against the dataset's schema.
 
     Raises:
@@ -286,12 +286,12 @@ def check_options(dataset: Dataset, choice: Choice, asked: Asked) -> Options:
     batch_transform = callable_or_none("batch_transform", asked["batch_transform"])
     media, collation = _media_of(dataset, asked), collation_of(asked["collate"])
     if collation.function is not None:
-        check_takes_one("collate", "samples", collation.function)
+        check_one_argument("collate", "samples", collation.function)
     if transform is None and media.video is None:
         # Else what it makes decides, or of which size clips are.
         collation.expand(_delivered(dataset.schema, media))
     rank, world_size = place_among_ranks(asked["rank"], asked["world_size"])
-    check_deals_once(choice.sampler, rank, world_size)
+    check_not_distributed(choice.sampler, rank, world_size)
     n_workers, n_ahead, n_bytes = asked["num_workers"], asked["prefetch"], asked["memory_bytes"]
     if n_workers is None:
         n_workers = min(usable_cpus(), _MOST_WORKERS)

@@ -16,7 +16,7 @@ from shardio._engine.filling.batch_spec import Plan, Recipe
 from shardio._workers.processes.limits import usable_cpus
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
-from shardio.order.sampling import Choice
+from shardio.order.sampling import SamplingOptions
 from shardio.order.shard_shuffle import SHARDS_PER_WINDOW
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
@@ -63,7 +63,7 @@ class Bringing:
         InvalidArgument: epochs need more at once than the cache may hold.
     """
 
-    def __init__(self, dataset: Dataset, recipe: Recipe, choice: Choice) -> None:
+    def __init__(self, dataset: Dataset, recipe: Recipe, choice: SamplingOptions) -> None:
         self._dataset, self._recipe = dataset, recipe
         self._ahead: Prefetcher | None = None
         self._at_once = 0
@@ -74,7 +74,7 @@ class Bringing:
         if not self._is_done:
             self._check_room(choice)
 
-    def _check_room(self, choice: Choice) -> None:
+    def _check_room(self, choice: SamplingOptions) -> None:
         """Make sure that an order that goes through all shards at once has them all here."""
         if self._all_fit():
             return

@@ -23,7 +23,7 @@ from shardio.dataset.selection import RowSelection
 from shardio.dataset.shard_storage import LocalStorage, ShardStorage
 from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.order.sampling import check_takes_one
+from shardio.order.sampling import check_one_argument
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.shard.writer import ShardSummary
@@ -365,7 +365,7 @@ class ShardDataset(Dataset):
         if (where is None) is not (not names):
             raise InvalidArgument("select(where=…, fields=[…]): each needs the other")
         if where is not None:
-            check_takes_one("where", "columns", where)
+            check_one_argument("where", "columns", where)
             mask = where({name: self._column(name) for name in names})
         if indices is not None:
             positions = check_positions(indices, len(self), "indices")

@@ -23,7 +23,7 @@ from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Field
 from shardio.format.schema import Schema
-from shardio.order.mixture_order import Blend, Mixing
+from shardio.order.mixture_order import MixtureShares, MixtureSizes
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
@@ -97,7 +97,7 @@ class MixtureSpec(NamedTuple):
     """The sources of a mixture and their shares, for another process to open it as well."""
 
     sources: tuple[MixtureSource, ...]
-    mixing: Mixing
+    mixing: MixtureShares
 
     @property
     def n_selected(self) -> int:
@@ -196,7 +196,9 @@ class Mixture(Dataset):
 
     rows: MixtureSelection
 
-    def __init__(self, sources: Sequence[ShardDataset], mixing: Mixing, verify: Verify) -> None:
+    def __init__(
+        self, sources: Sequence[ShardDataset], mixing: MixtureShares, verify: Verify
+    ) -> None:
         self.sources: Final = tuple(sources)
         """The datasets that it is made of, in order."""
         self.mixing: Final = mixing
@@ -254,11 +256,11 @@ class Mixture(Dataset):
         return MixtureSpec(tuple(sources), self.mixing)
 
     @property
-    def blend(self) -> Blend:
+    def blend(self) -> MixtureSizes:
         """The proportions and the sizes of an epoch that begins now."""
         sizes = np.diff(self.rows.ends, prepend=0)
         firsts = self.rows.ends - sizes
-        return Blend(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
+        return MixtureSizes(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
 
     def sources_of(self, indices: Any) -> Rows:
         """Return the number of the source that each sample is of, such as those of `batch.indices`.

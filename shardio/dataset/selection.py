@@ -9,7 +9,7 @@ import numpy as np
 
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
-from shardio.order.clip_groups import Bundling
+from shardio.order.clip_groups import ClipGrouping
 from shardio.shard.verification import Rows
 from shardio.views.clips import Clips
 from shardio.views.packing import Pack, Packed
@@ -95,11 +95,11 @@ class RowSelection:
         return self._packed
 
     @property
-    def bundling(self) -> Bundling | None:
+    def bundling(self) -> ClipGrouping | None:
         """The clips that stay together in a shuffle; None where each sample moves alone."""
         if self._clips is None or self._clips.clip.per_video in (None, 1):
             return None
-        return Bundling(self._clips.clip.per_video, self._clip_ends(self._clips))
+        return ClipGrouping(self._clips.clip.per_video, self._clip_ends(self._clips))
 
     def _clip_ends(self, clips: Clips) -> list[Rows]:
         """For each source, count the clips of its first video, its first two videos, and so on."""

@@ -17,7 +17,7 @@ from shardio.dataset.manifest import load_generation, publish_next
 from shardio.errors import InvalidArgument
 from shardio.maintenance.comparison import Digests, exact_digests, mix
 from shardio.maintenance.conflicts import tell_overtaken
-from shardio.order.permutation import key_of
+from shardio.order.permutation import derive_key
 from shardio.views.row_sets import RowRuns
 
 _TOLERANCE: Final = 1e-6
@@ -146,7 +146,7 @@ def _allot(
     seed: int,
 ) -> npt.NDArray[np.int64]:
     """The part of each group: in an order by chance, each to the part that lacks the most."""
-    numbered, key = np.arange(len(counts)), np.full(len(counts), key_of(seed), np.uint64)
+    numbered, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
     keys = mix(key, numbered, key, key)  # rounds enough for neighbours to have nothing in common
     lacking = [share * len(groups) for share in shares]
     numbers = np.zeros(len(counts), np.int64)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 
 from shardio.errors import InvalidArgument
-from shardio.order.permutation import Permutation, Positions, hashes_of, key_of
+from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64
@@ -75,15 +75,15 @@ class WindowedOrder:
     def __init__(self, n: int, window: Window, *, seed: int, epoch: int) -> None:
         self._window = window
         n_runs, n_rest = divmod(n, window.run)
-        self._runs = Permutation(n_runs, key_of(16, seed, epoch))
+        self._runs = Permutation(n_runs, derive_key(16, seed, epoch))
         # Of those that are left a shorter run is made, which comes anywhere among the others.
-        self._short_starts = key_of(17, seed, epoch) % (n_runs + 1) * window.run
+        self._short_starts = derive_key(17, seed, epoch) % (n_runs + 1) * window.run
         self._n_short = n_rest
         self._to_short = n_runs * window.run - self._short_starts
-        self._windows_key = key_of(18, seed, epoch)
+        self._windows_key = derive_key(18, seed, epoch)
         self._last = n - n % window.whole
         """Where the last window begins, if it is shorter than others."""
-        self._in_last = Permutation(n - self._last, key_of(19, seed, epoch))
+        self._in_last = Permutation(n - self._last, derive_key(19, seed, epoch))
 
     def at(self, positions: Positions) -> Positions:
         """The row at each of `positions`, in any order; int64, not to be written to."""
@@ -163,7 +163,7 @@ def _permute_windows(within: Positions, starts: Positions, size: int, key: int) 
     """
     n_low = (size.bit_length() - 1) // 2
     n_bits = size.bit_length() - 1 - n_low, n_low
-    hashes = hashes_of(starts, key)
+    hashes = keyed_hashes(starts, key)
     keys = (hashes >> np.uint64(32)).astype(np.uint32), hashes.astype(np.uint32)
     halves = (within >> n_low).astype(np.uint32), (within & ((1 << n_low) - 1)).astype(np.uint32)
     step, low = np.empty_like(halves[0]), np.empty_like(halves[0])

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.order.permutation import Permutation, Positions, hashes_of, key_of
+from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 WINDOW: Final = 1024
 """Bundles of a window, or up to twice as many: where one is spread, and a sample alone costs it."""
@@ -31,7 +31,7 @@ _JITTER: Final = 0.5
 _HALF: Final = 1 << 32
 
 
-class Bundles:
+class ClipGroups:
     """The bundles that some videos' clips lie in. Immutable.
 
     Args:
@@ -69,12 +69,12 @@ class Bundles:
         if which:
             videos = self._by_size[self._firsts[which] + numbers]
             begins, counts = self._clips_of(videos)
-            return videos, begins + _drawn_up_to(counts // k, videos, key) * k
+            return videos, begins + _random_up_to(counts // k, videos, key) * k
         videos = np.searchsorted(self._ends_of_whole, numbers, "right")
         begins, counts = self._clips_of(videos)
         n_whole = counts // k
         inside = numbers - self._ends_of_whole[videos] + n_whole
-        is_behind = inside >= _drawn_up_to(n_whole, videos, key)
+        is_behind = inside >= _random_up_to(n_whole, videos, key)
         return videos, begins + inside * k + is_behind * (counts - n_whole * k)
 
     def _clips_of(self, videos: Positions) -> tuple[Positions, Positions]:
@@ -83,14 +83,14 @@ class Bundles:
         return begins, self._ends[videos] - begins
 
 
-def _drawn_up_to(most: Positions, videos: Positions, key: int) -> Positions:
+def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
     """A number from 0 to `most` for each video, drawn by a key."""
-    drawn = hashes_of(videos, key) >> np.uint64(32)
+    drawn = keyed_hashes(videos, key) >> np.uint64(32)
     found = drawn * (most + 1).astype(np.uint64) >> np.uint64(32)
     return found.astype(np.int64)
 
 
-class Bundling:
+class ClipGrouping:
     """That clips lie in bundles of up to k: those of a dataset, or of each source of a mixture.
 
     Args:
@@ -100,20 +100,20 @@ class Bundling:
 
     def __init__(self, k: int, ends: Sequence[Positions]) -> None:
         self.k, self._ends = k, ends
-        self._latest: dict[int, tuple[int, Bundles]] = {}
+        self._latest: dict[int, tuple[int, ClipGroups]] = {}
 
-    def bundles(self, n: int, source: int = 0) -> Bundles:
+    def bundles(self, n: int, source: int = 0) -> ClipGroups:
         """Those of a source's first n clips; kept for the next epoch."""
         latest = self._latest.get(source)
         if latest is None or latest[0] != n:
             ends = self._ends[source]
             is_all = not len(ends) or ends[-1] == n
-            latest = n, Bundles(ends, self.k, None if is_all else n)
+            latest = n, ClipGroups(ends, self.k, None if is_all else n)
             self._latest[source] = latest
         return latest[1]
 
 
-class BundledOrder:
+class ClipGroupOrder:
     """The clips of one epoch, by position.
 
     Args:
@@ -121,12 +121,12 @@ class BundledOrder:
         seed, epoch: the key.
     """
 
-    def __init__(self, bundles: Bundles, *, seed: int, epoch: int) -> None:
+    def __init__(self, bundles: ClipGroups, *, seed: int, epoch: int) -> None:
         self._bundles = bundles
-        self._keys = [key_of(kind, seed, epoch) for kind in (24, 25, 26, 27)]
+        self._keys = [derive_key(kind, seed, epoch) for kind in (24, 25, 26, 27)]
         self._n_windows = max(1, int(bundles.counts.sum()) // WINDOW)
         # With a start of its own, no size has what is left over in the last window.
-        starts = hashes_of(bundles.sizes, self._keys[0]) % np.uint64(self._n_windows)
+        starts = keyed_hashes(bundles.sizes, self._keys[0]) % np.uint64(self._n_windows)
         self._offsets: Positions = starts.astype(np.int64)
         self._permutations: dict[int, Permutation] = {}
 
@@ -173,7 +173,7 @@ class BundledOrder:
             starts.append(begin)
             sizes.append(np.broadcast_to(self._bundles.sizes[which], len(of)))
         start = np.concatenate(starts)
-        turn = spread(np.concatenate(videos), start, key_of(window, self._keys[2]))
+        turn = spread_groups(np.concatenate(videos), start, derive_key(window, self._keys[2]))
         start, size = start[turn], np.concatenate(sizes)[turn]
         ends = np.cumsum(size)
         found = np.searchsorted(ends, places, "right")
@@ -185,11 +185,11 @@ class BundledOrder:
         found = self._permutations.get(which)
         if found is None:
             size, n = int(self._bundles.sizes[which]), int(self._bundles.counts[which])
-            found = self._permutations[which] = Permutation(n, key_of(size, self._keys[3]))
+            found = self._permutations[which] = Permutation(n, derive_key(size, self._keys[3]))
         return found
 
 
-def spread(videos: Positions, starts: Positions, key: int) -> Positions:
+def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     """An order of bundles in which those of one video lie far from each other.
 
     Of a video with m of them each lies in a part of its own of m equal parts of a circle, which
@@ -201,7 +201,7 @@ def spread(videos: Positions, starts: Positions, key: int) -> Positions:
         starts: its first clip, which tells it from all others.
         key: 64 bits.
     """
-    drawn = hashes_of(starts, key)
+    drawn = keyed_hashes(starts, key)
     by_video = np.lexsort((drawn, videos))
     ordered = videos[by_video]
     is_first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
@@ -210,8 +210,8 @@ def spread(videos: Positions, starts: Positions, key: int) -> Positions:
     counts = np.diff(begins, append=len(videos))[group]
     parts = np.arange(len(videos)) - begins[group]
     # Exact, or rounded as IEEE 754 says, so the same on every machine.
-    phases = _fractions(hashes_of(ordered, key_of(key, 1)))
-    jitter = _JITTER * _fractions(hashes_of(starts[by_video], key_of(key, 2)))
+    phases = _fractions(keyed_hashes(ordered, derive_key(key, 1)))
+    jitter = _JITTER * _fractions(keyed_hashes(starts[by_video], derive_key(key, 2)))
     places = (parts + phases + jitter) / counts
     places -= places >= 1
     return by_video[np.argsort(places, kind="stable")]

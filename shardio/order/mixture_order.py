@@ -22,13 +22,13 @@ import numpy.typing as npt
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
 from shardio.order.block_shuffle import GroupedOrder, Window, WindowedOrder
-from shardio.order.clip_groups import BundledOrder, Bundling
+from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder
 from shardio.order.permutation import (
     SORTED_MAX,
     Permutation,
     Positions,
-    hashes_of,
-    key_of,
+    derive_key,
+    keyed_hashes,
     permutations,
 )
 
@@ -45,7 +45,7 @@ _MOST_POSITIONS: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
-class Mixing:
+class MixtureShares:
     """What is asked of a mixture: the share of each source, from 1 up, and when an epoch ends.
 
     With "stop" where the first source has no more samples, with "repeat" where every source has
@@ -86,7 +86,7 @@ class Mixing:
 
 
 @functools.lru_cache(maxsize=64)
-def _n_positions(mixing: Mixing, sizes: tuple[int, ...]) -> int:
+def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
     repeats = mixing.exhausted == "repeat"
 
     def goes_on(n: int) -> bool:
@@ -112,13 +112,13 @@ def _n_positions(mixing: Mixing, sizes: tuple[int, ...]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Blend:
+class MixtureSizes:
     """A mixture of sources of certain sizes, in samples, as an epoch begins with it.
 
     `firsts` are the numbers that the first sample of each source has in the mixture.
     """
 
-    mixing: Mixing
+    mixing: MixtureShares
     sizes: tuple[int, ...]
     firsts: tuple[int, ...]
 
@@ -128,7 +128,7 @@ class Blend:
         return self.mixing.n_positions(self.sizes)
 
 
-class BlendedOrder:
+class MixtureOrder:
     """The samples of one epoch of a mixture, by position, as numbers in the mixture.
 
     Args:
@@ -141,21 +141,21 @@ class BlendedOrder:
 
     def __init__(
         self,
-        blend: Blend,
+        blend: MixtureSizes,
         *,
         shuffle: bool,
         window: Window | None,
         seed: int,
         epoch: int,
-        bundling: Bundling | None = None,
+        bundling: ClipGrouping | None = None,
     ) -> None:
         self._mixing, self._n, self._firsts = blend.mixing, blend.n_positions, blend.firsts
-        self._key = key_of(22, seed, epoch)
+        self._key = derive_key(22, seed, epoch)
         shuffles = shuffle or window is not None
         self._walks = [
-            _Walk(n, key_of(23, seed, epoch, source), window, bundling, source)
+            _ShuffledSource(n, derive_key(23, seed, epoch, source), window, bundling, source)
             if shuffles
-            else _InOrder(n)
+            else _SequentialSource(n)
             for source, n in enumerate(blend.sizes)
         ]
 
@@ -193,7 +193,7 @@ class BlendedOrder:
         before = np.pad(before, ((0, 0), (0, 1))).reshape(-1)
         draws_in_turn = np.arange(n * SPAN) + np.repeat(before - first_slots, here)
         # A number of 56 random bits for each slot, and the slot itself: faster than an argsort.
-        hashes = hashes_of(spans[:, None] * SPAN + np.arange(SPAN), self._key)
+        hashes = keyed_hashes(spans[:, None] * SPAN + np.arange(SPAN), self._key)
         hashes[slots == n_sources] = ~np.uint64(0)
         shuffled = np.sort(hashes & ~np.uint64(SPAN - 1) | np.arange(SPAN, dtype=np.uint64), axis=1)
         rows = (np.arange(n) * SPAN)[:, None]
@@ -219,7 +219,7 @@ def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, 
         yield some, np.flatnonzero((numbers >= some[0]) & (numbers <= some[-1]))
 
 
-class _InOrder:
+class _SequentialSource:
     """The samples of a source that is not shuffled, again and again."""
 
     def __init__(self, n: int) -> None:
@@ -230,7 +230,7 @@ class _InOrder:
         return draws % self._n
 
 
-class _Walk:
+class _ShuffledSource:
     """The samples of a source, round after round, each time in another order.
 
     Args:
@@ -242,7 +242,7 @@ class _Walk:
     """
 
     def __init__(
-        self, n: int, key: int, window: Window | None, bundling: Bundling | None, source: int
+        self, n: int, key: int, window: Window | None, bundling: ClipGrouping | None, source: int
     ) -> None:
         self._n, self._key = n, key
         self._bundling, self._source = bundling, source
@@ -254,7 +254,7 @@ class _Walk:
         self._rounds: Positions = np.zeros(0, np.int64)
         self._tables: Positions
         """Of small sources, the orders of the rounds that came last."""
-        self._order: Permutation | WindowedOrder | GroupedOrder | BundledOrder
+        self._order: Permutation | WindowedOrder | GroupedOrder | ClipGroupOrder
         """Of others, that of the latest."""
 
     def at(self, draws: Positions) -> Positions:
@@ -273,14 +273,14 @@ class _Walk:
         return samples
 
     def _prepare(self, rounds: npt.NDArray[np.int64]) -> None:
-        keys = hashes_of(rounds, self._key)
+        keys = keyed_hashes(rounds, self._key)
         if self._is_small:
             self._tables = permutations(self._n, keys)
         else:
             self._order = self._ordered(int(keys[0]))
         self._rounds = rounds  # last: should Ctrl-C strike, it is done again
 
-    def _ordered(self, key: int) -> Permutation | WindowedOrder | GroupedOrder | BundledOrder:
+    def _ordered(self, key: int) -> Permutation | WindowedOrder | GroupedOrder | ClipGroupOrder:
         """The order of a round."""
         n, window, bundling = self._n, self._window, self._bundling
         if bundling is None:
@@ -288,5 +288,5 @@ class _Walk:
                 return Permutation(n, key)
             return WindowedOrder(n, window, seed=key, epoch=0)
         if window is None:
-            return BundledOrder(bundling.bundles(n, self._source), seed=key, epoch=0)
+            return ClipGroupOrder(bundling.bundles(n, self._source), seed=key, epoch=0)
         return GroupedOrder(n, bundling.k, window, seed=key, epoch=0)

@@ -20,7 +20,7 @@ Tail = Literal["short", "drop", "pad"]
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class RankPartition:
     """The part that one rank has of the positions first..n-1 of an epoch.
 
     A step takes `batch_size` positions for every rank, side by side, rank 0's first. What is left
@@ -117,7 +117,7 @@ _LAUNCHERS: Final = (
 """The variables by which launchers tell a process its rank and how many there are."""
 
 
-def told_by_launcher() -> tuple[str, int, int]:
+def rank_from_environment() -> tuple[str, int, int]:
     """What the environment says: the variable that names the rank, the rank, and how many.
 
     Without any, this process is the only one.

@@ -45,7 +45,7 @@ def mix(value: int) -> int:
     return value ^ value >> 31
 
 
-def key_of(*parts: int) -> int:
+def derive_key(*parts: int) -> int:
     """One 64-bit key from integers of any size, in order."""
     key = 0
     for part in parts:
@@ -55,7 +55,7 @@ def key_of(*parts: int) -> int:
     return key
 
 
-def hashes_of(numbers: Positions, key: int) -> _U64:
+def keyed_hashes(numbers: Positions, key: int) -> _U64:
     """64 well-mixed bits for each of `numbers`, from 0 up, under a key; all different."""
     hashes = (numbers + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
@@ -97,7 +97,7 @@ class Permutation:
         return self._whole
 
 
-def substitute(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:
+def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:
     """The position, of n, whose sample takes the place of one that failed.
 
     Args:
@@ -105,7 +105,7 @@ def substitute(n: int, *, seed: int, epoch: int, position: int, attempt: int) ->
         seed, epoch, position: of the sample that failed.
         attempt: counts those that were tried before, and failed, too.
     """
-    return key_of(32, seed, epoch, position, attempt) * n >> 64
+    return derive_key(32, seed, epoch, position, attempt) * n >> 64
 
 
 class Order:
@@ -119,7 +119,7 @@ class Order:
 
     def __init__(self, n: int, *, shuffle: bool, seed: int, epoch: int) -> None:
         self.n = n
-        self._permutation = Permutation(n, key_of(1, seed, epoch)) if shuffle else None
+        self._permutation = Permutation(n, derive_key(1, seed, epoch)) if shuffle else None
 
     def rows(self, start: int, stop: int) -> Positions:
         """The rows at positions start..stop-1; int64, not to be written to."""
@@ -247,7 +247,7 @@ class SampleGenerators:
     def key(self, epoch: int, position: int) -> int:
         """64 bits that stand for this sample: what any other generator may be seeded with."""
         if epoch != self._epoch:
-            self._epoch, self._epoch_key = epoch, key_of(self._stream, self._seed, epoch)
+            self._epoch, self._epoch_key = epoch, derive_key(self._stream, self._seed, epoch)
         return mix(self._epoch_key + (position + 1) * _GOLDEN)
 
     def at(self, epoch: int, position: int) -> np.random.Generator:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
-from shardio.order.permutation import Positions, hashes_of, key_of
+from shardio.order.permutation import Positions, derive_key, keyed_hashes
 
 Shuffle = bool | Literal["full", "blocks", "shards"]
 Sampler = Collection[int] | Callable[[int], Collection[int]]
@@ -31,7 +31,7 @@ _MOST_DRAWS: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SamplingOptions:
     """The options, as a user gives them; see ShardLoader.
 
     Raises:
@@ -64,13 +64,13 @@ class Choice:
             )
         if self.weights is None and (self.n_draws is not None or not self.replacement):
             raise InvalidArgument("replacement and n_draws are for weights; there are none")
-        if self.sampler is not None and not _gives_samples(self.sampler):
+        if self.sampler is not None and not _is_sampler(self.sampler):
             raise InvalidArgument(
                 "sampler must be a sequence of positions, or a function that gives one for an "
                 f"epoch; found {self.sampler!r}"
             )
         if callable(self.sampler):
-            check_takes_one("sampler", "epoch", self.sampler)
+            check_one_argument("sampler", "epoch", self.sampler)
 
     @property
     def _n_deciding(self) -> int:
@@ -109,7 +109,7 @@ def holds_positions(sampler: Any) -> bool:
     )
 
 
-def check_deals_once(sampler: Any, rank: int, world_size: int) -> None:
+def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
     """Make sure that a sampler leaves the ranks to the loader, as a DistributedSampler does not.
 
     Raises:
@@ -124,13 +124,13 @@ def check_deals_once(sampler: Any, rank: int, world_size: int) -> None:
         )
 
 
-def _gives_samples(sampler: object) -> bool:
+def _is_sampler(sampler: object) -> bool:
     if isinstance(sampler, str | bytes):
         return False
     return callable(sampler) or (isinstance(sampler, Iterable) and hasattr(sampler, "__len__"))
 
 
-def check_takes_one(name: str, given: str, function: Any) -> None:
+def check_one_argument(name: str, given: str, function: Any) -> None:
     """Make sure that what a user gave is a function that can be called with one argument.
 
     Raises:
@@ -165,7 +165,7 @@ _N_TERMS: Final = 12
 """Of the series; what is left out is below 2^-60 of the first."""
 
 
-def running_sums(weights: Numbers) -> Numbers:
+def cumulative_weights(weights: Numbers) -> Numbers:
     """The table that `WeightedOrder` looks up: the sum of weights 0..i, for every i."""
     return np.cumsum(weights)
 
@@ -179,7 +179,7 @@ class WeightedOrder:
     """
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
-        self._sums, self._key = sums, key_of(20, seed, epoch)
+        self._sums, self._key = sums, derive_key(20, seed, epoch)
         # Rounding may give the sum itself; then it is the last row that has a weight.
         self._last = int(np.searchsorted(sums, sums[-1], side="left"))
 
@@ -193,11 +193,11 @@ class WeightedOrder:
         return np.minimum(rows, self._last)
 
 
-def draw_once(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:
+def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:
     """Draws without replacement: n rows in the order in which they come, none of weight zero."""
     rows = np.flatnonzero(weights)
     keys = np.empty(len(rows))
-    key = key_of(21, seed, epoch)
+    key = derive_key(21, seed, epoch)
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
         with np.errstate(over="ignore"):  # of the smallest weights: they come last
@@ -207,7 +207,7 @@ def draw_once(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:
 
 def _fractions(numbers: Positions, key: int) -> Numbers:
     """A number from 0 to 1 - 2^-53 for each of `numbers`."""
-    found: Numbers = (hashes_of(numbers, key) >> np.uint64(11)).astype(np.float64)
+    found: Numbers = (keyed_hashes(numbers, key) >> np.uint64(11)).astype(np.float64)
     return found * 2.0**-53
 
 

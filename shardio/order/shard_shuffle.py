@@ -16,7 +16,7 @@ import numpy as np
 
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct, hash_bytes
-from shardio.order.permutation import Permutation, Positions, key_of
+from shardio.order.permutation import Permutation, Positions, derive_key
 
 SHARDS_PER_WINDOW: Final = 8
 _MOST_KEPT: Final = 8
@@ -84,7 +84,7 @@ class ShardOrder:
     def __init__(self, ends: Positions, n: int, n_shards: int, *, seed: int, epoch: int) -> None:
         ends = ends_within(ends, n)
         sizes = np.diff(ends, prepend=0)
-        shards = Permutation(len(ends), key_of(64, seed, epoch)).at(np.arange(len(ends)))
+        shards = Permutation(len(ends), derive_key(64, seed, epoch)).at(np.arange(len(ends)))
         self._stops: Positions = np.cumsum(sizes[shards])
         """Where each shard ends in the epoch, before its window is permuted."""
         self._shifts: Positions = ends[shards] - self._stops
@@ -120,6 +120,6 @@ class ShardOrder:
         if found is None:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            key = key_of(65, *self._key, window)
+            key = derive_key(65, *self._key, window)
             found = self._kept[window] = Permutation(int(self._windows[window]) - start, key)
         return found

@@ -16,7 +16,7 @@ from shardio.format.fields import Array, Field, Video
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
 from shardio.media.frames import Place
-from shardio.order.permutation import OF_CLIPS, OF_CROPS, hashes_of, key_of
+from shardio.order.permutation import OF_CLIPS, OF_CROPS, derive_key, keyed_hashes
 from shardio.shard.verification import Rows
 from shardio.views.clips import Clip, Clips, Events
 from shardio.views.events import kind_of_events
@@ -259,10 +259,10 @@ def draw_cuts(clips: Clips, samples: Rows, positions: Rows, *, seed: int, epoch:
         samples: their numbers, from 0 up.
         positions: of the epoch, over all ranks; with seed and epoch they key what is drawn.
     """
-    draws = hashes_of(positions, key_of(OF_CLIPS, seed, epoch))
+    draws = keyed_hashes(positions, derive_key(OF_CLIPS, seed, epoch))
     starts = clips.starts(samples, clips.videos(samples), draws)
     if clips.clip.crop == "center":
         return Cuts(starts, None)
-    drawn = hashes_of(positions, key_of(OF_CROPS, seed, epoch))
+    drawn = keyed_hashes(positions, derive_key(OF_CROPS, seed, epoch))
     halves = np.stack([drawn >> np.uint64(32), drawn & np.uint64(_HALF - 1)], axis=1)
     return Cuts(starts, halves / _HALF)

@@ -20,7 +20,7 @@ from shardio._engine.filling.readahead import Advice, Cadence
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.gather import ColumnGather
 from shardio.order.block_shuffle import Window
-from shardio.order.partition import Division
+from shardio.order.partition import RankPartition
 from shardio.storage import mmap
 from tests.engine.test_fill import recipe_for
 from tests.loading import bits, write_dataset
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 N, BATCH, ROW = 512, 8, 4096
 SCHEMA = Schema({"x": Array("uint8", (ROW,))})
 STEPS = N // BATCH
-FULL = Plan(0, Division(N, 0, BATCH))
-WINDOWED = Plan(0, Division(N, 0, BATCH), Window(16, 128))
+FULL = Plan(0, RankPartition(N, 0, BATCH))
+WINDOWED = Plan(0, RankPartition(N, 0, BATCH), Window(16, 128))
 
 
 class Kernel:
@@ -169,7 +169,7 @@ def test_in_windows_what_lies_around_a_row_is_asked_for_once(
 def test_a_window_that_was_asked_for_is_left_alone_unless_it_went_again(
     dataset: ShardDataset, kernel: Kernel
 ) -> None:
-    run, whole = Run(dataset, shuffle=False), Plan(0, Division(N, 0, BATCH), Window(16, N))
+    run, whole = Run(dataset, shuffle=False), Plan(0, RankPartition(N, 0, BATCH), Window(16, N))
     n_asked = []
     for step in range(STEPS):
         kernel.answer = step == 0 or step > 40
@@ -212,7 +212,7 @@ def test_a_file_that_is_gone_is_no_error_of_the_advice(tmp_path: Path, kernel: K
     with ShardDataset(folder) as dataset:
         run = Run(dataset)
         os.unlink(dataset.reader(0).path)
-        run.step(Plan(0, Division(BATCH, 0, BATCH)), 0)
+        run.step(Plan(0, RankPartition(BATCH, 0, BATCH)), 0)
     assert kernel.asked == []
 
 

@@ -23,7 +23,7 @@ from shardio._engine.filling.batch_spec import Plan, Recipe
 from shardio._workers.processes.blocks import BlockPool
 from shardio.batch.layout import CLAIMED
 from shardio.errors import DatasetCorrupt, InsufficientMemory
-from shardio.order.partition import Division
+from shardio.order.partition import RankPartition
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -59,7 +59,7 @@ def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100
 
 def _plan(epoch: int, first: int = 0, last: int = N // BATCH) -> Plan:
     """A pass over some steps of an epoch."""
-    return Plan(epoch, Division(last * BATCH, first * BATCH, BATCH))
+    return Plan(epoch, RankPartition(last * BATCH, first * BATCH, BATCH))
 
 
 def _steps(engine: Engine, iteration: Iteration) -> list[int]:

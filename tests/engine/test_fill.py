@@ -21,7 +21,7 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, InsufficientMemory, TransformError
 from shardio.format.fields import Array, Json, Text
 from shardio.format.schema import Schema
-from shardio.order.partition import Division
+from shardio.order.partition import RankPartition
 from shardio.order.permutation import Order, SampleGenerators
 from tests.loading import write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_in_batch, same_value
@@ -76,7 +76,7 @@ class Filling:
         self.block.bytes[:] = 0xA5
 
     def fill(self, epoch: int = 0, step: int = 0) -> Batch:
-        division = Division(self.recipe.n_samples, 0, self.recipe.block_rows)
+        division = RankPartition(self.recipe.n_samples, 0, self.recipe.block_rows)
         plan = Plan(epoch, division)
         n_rows, heap = self.filler.fill(self.layout, self.block, plan, step)
         assert len(self.block.bytes) >= self.layout.heap + heap

@@ -8,7 +8,7 @@ import shardio
 from shardio import Array, Schema
 from shardio._engine.filling.batch_index import Itinerary, order_of
 from shardio._engine.filling.batch_spec import Plan
-from shardio.order.partition import Division
+from shardio.order.partition import RankPartition
 from shardio.order.permutation import CHUNK
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_step_has_its_samples_whoever_does_which(
     folder: str, n_workers: int, tail: str, first: int
 ) -> None:
-    plan = Plan(3, Division(N, first, 13, rank=1, world_size=2, tail=tail))  # type: ignore[arg-type]
+    plan = Plan(3, RankPartition(N, first, 13, rank=1, world_size=2, tail=tail))  # type: ignore[arg-type]
     order = order_of(plan, shuffle=True, seed=5)
     with shardio.open(folder) as dataset:
         itinerary = Itinerary(dataset, shuffle=True, seed=5)
@@ -51,7 +51,7 @@ def test_a_worker_works_out_its_own_steps_alone(folder: str) -> None:
     with shardio.open(folder) as dataset:
         itinerary = Itinerary(dataset, shuffle=True, seed=5)
         itinerary.n_workers = 4
-        plan = Plan(0, Division(N, 0, 16))
+        plan = Plan(0, RankPartition(N, 0, 16))
         found = {id(itinerary.stretch(plan, step)[0]) for step in range(1, N // 16, 4)}
         assert len(found) == 1, "a quarter of the epoch is less than what is worked out at a time"
         assert len(itinerary.stretch(plan, 1)[0].rows) <= N // 4 + 16

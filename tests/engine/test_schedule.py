@@ -26,7 +26,7 @@ from shardio.batch.layout import lay_out
 from shardio.errors import TooManySkipped
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
-from shardio.order.partition import Division
+from shardio.order.partition import RankPartition
 
 
 def assign_all(schedule: Schedule) -> Iterator[Assignment]:
@@ -78,7 +78,7 @@ class Passes(RuleBasedStateMachine):
         self.cautions: dict[int, Caution] = {}  # of steps that workers have died of
         self.skipped: dict[int, int] = {}  # step -> how many of its samples
         self.n_skipped = 0
-        division = Division(last := first + n_steps, 0, 1)
+        division = RankPartition(last := first + n_steps, 0, 1)
         layout = lay_out(Schema({"label": Array("int64")}), 1)
         self.iteration = Iteration(0, Plan(0, division), self.schedule, layout)
         self.most = last // 2

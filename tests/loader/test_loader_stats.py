@@ -19,7 +19,7 @@ from shardio._base.phase_timers import CHECK, SPENT
 from shardio._base.statistics import LoadingStats
 from shardio._engine.dispatch.counters import Lap, Tallies, Tally
 from shardio.errors import ClosedError
-from shardio.order.partition import Division, Tail
+from shardio.order.partition import RankPartition, Tail
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -323,7 +323,7 @@ def test_another_thread_may_ask_while_the_loop_waits(folder: str) -> None:
     [(0, 1, "short"), (1, 3, "short"), (2, 3, "pad"), (0, 3, "drop")],
 )
 def test_a_division_counts_the_samples_of_its_steps(rank: int, world_size: int, tail: Tail) -> None:
-    division = Division(100, 7, 8, rank, world_size, tail)
+    division = RankPartition(100, 7, 8, rank, world_size, tail)
     counted = 0
     for step in range(division.first_step, division.last_step):
         assert division.n_samples(step) == counted
@@ -370,7 +370,7 @@ def test_a_lap_tells_the_loops_parts_by_its_moments() -> None:
     lap.entered_ns, lap.left_ns, lap.waited_ns = 10 + 60, 40 + 80, 20
     words = np.zeros(8, np.uint64)
     words[0], words[2] = 2, 30 + 50  # filled two; at 30 and at 50
-    found = lap.stats(Division(16, 0, 8), 2, 4, words)
+    found = lap.stats(RankPartition(16, 0, 8), 2, 4, words)
     assert found.elapsed_s == pytest.approx(100e-9)
     assert found.waiting_s == pytest.approx(20e-9)
     assert found.hand_over_s == pytest.approx(30e-9)

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.order import clip_groups
-from shardio.order.clip_groups import BundledOrder, Bundles, Bundling, spread
+from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder, ClipGroups, spread_groups
 
 Numbers = npt.NDArray[np.int64]
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any)
 
 
-def order(counts: list[int] | Numbers, k: int, seed: int = 0, epoch: int = 0) -> BundledOrder:
-    return BundledOrder(Bundles(np.cumsum(counts), k), seed=seed, epoch=epoch)
+def order(counts: list[int] | Numbers, k: int, seed: int = 0, epoch: int = 0) -> ClipGroupOrder:
+    return ClipGroupOrder(ClipGroups(np.cumsum(counts), k), seed=seed, epoch=epoch)
 
 
 def whole(counts: list[int] | Numbers, k: int, seed: int = 0, epoch: int = 0) -> Numbers:
@@ -136,7 +136,7 @@ def test_a_batch_has_at_most_k_clips_of_a_video(n_videos: int, k: int, most: flo
 def test_bundles_of_a_video_lie_at_least_half_a_part_from_each_other() -> None:
     videos, starts = np.repeat(np.arange(50), 20), np.arange(1000)
     for key in range(20):
-        turn = spread(videos, starts, key)
+        turn = spread_groups(videos, starts, key)
         assert np.array_equal(np.sort(turn), starts)
         for video in range(50):
             at = np.flatnonzero(videos[turn] == video)
@@ -145,9 +145,11 @@ def test_bundles_of_a_video_lie_at_least_half_a_part_from_each_other() -> None:
 
 def test_what_came_later_changes_nothing_in_an_epoch_that_had_begun() -> None:
     before, after = np.cumsum([18, 3, 40]), np.cumsum([18, 3, 40, 7, 90])
-    grown = Bundling(4, [after])
-    found = BundledOrder(grown.bundles(61), seed=3, epoch=1).at(np.arange(61))
-    expected = BundledOrder(Bundling(4, [before]).bundles(61), seed=3, epoch=1).at(np.arange(61))
+    grown = ClipGrouping(4, [after])
+    found = ClipGroupOrder(grown.bundles(61), seed=3, epoch=1).at(np.arange(61))
+    expected = ClipGroupOrder(ClipGrouping(4, [before]).bundles(61), seed=3, epoch=1).at(
+        np.arange(61)
+    )
     assert np.array_equal(found, expected)
     assert grown.bundles(158).counts.sum() > grown.bundles(61).counts.sum()
 

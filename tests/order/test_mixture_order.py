@@ -19,27 +19,39 @@ from hypothesis import strategies as st
 
 from shardio.errors import InvalidArgument
 from shardio.order.block_shuffle import Window
-from shardio.order.mixture_order import SPAN, WHOLE, Blend, BlendedOrder, Exhausted, Mixing
-from shardio.order.partition import Division
+from shardio.order.mixture_order import (
+    SPAN,
+    WHOLE,
+    Exhausted,
+    MixtureOrder,
+    MixtureShares,
+    MixtureSizes,
+)
+from shardio.order.partition import RankPartition
 
 Numbers = npt.NDArray[np.int64]
 
 SHARES = st.lists(st.integers(1, WHOLE // 12), min_size=1, max_size=12).map(tuple)
 
 
-def blend(weights: list[float], sizes: list[int], exhausted: Exhausted = "repeat") -> Blend:
+def blend(weights: list[float], sizes: list[int], exhausted: Exhausted = "repeat") -> MixtureSizes:
     shares = tuple(max(1, round(WHOLE * each / sum(weights))) for each in weights)
     firsts = tuple(np.cumsum([0, *sizes])[:-1].tolist())
-    return Blend(Mixing(shares, exhausted), tuple(sizes), firsts)
+    return MixtureSizes(MixtureShares(shares, exhausted), tuple(sizes), firsts)
 
 
 def order(
-    of: Blend, *, shuffle: bool = True, window: Window | None = None, seed: int = 0, epoch: int = 0
-) -> BlendedOrder:
-    return BlendedOrder(of, shuffle=shuffle, window=window, seed=seed, epoch=epoch)
+    of: MixtureSizes,
+    *,
+    shuffle: bool = True,
+    window: Window | None = None,
+    seed: int = 0,
+    epoch: int = 0,
+) -> MixtureOrder:
+    return MixtureOrder(of, shuffle=shuffle, window=window, seed=seed, epoch=epoch)
 
 
-def whole(of: Blend, **options: Any) -> Numbers:
+def whole(of: MixtureSizes, **options: Any) -> Numbers:
     return order(of, **options).at(np.arange(of.n_positions))
 
 
@@ -50,7 +62,7 @@ def whole(of: Blend, **options: Any) -> Numbers:
 def test_counts_come_to_all_positions_never_fall_and_follow_the_shares(
     shares: tuple[int, ...], n: int
 ) -> None:
-    mixing = Mixing(shares, "stop")
+    mixing = MixtureShares(shares, "stop")
     counts, after = mixing.counts(n), mixing.counts(n + 1)
     assert sum(counts) == n
     steps = sorted(b - a for a, b in zip(counts, after, strict=True))
@@ -62,7 +74,7 @@ def test_counts_come_to_all_positions_never_fall_and_follow_the_shares(
         assert abs(count - Fraction(n * share, sum(shares))) <= n_halvings
 
 
-def brute(of: Blend) -> int:
+def brute(of: MixtureSizes) -> int:
     """The number of positions, by going through them."""
     for n in itertools.count():
         counts, after = of.mixing.counts(n), of.mixing.counts(n + 1)
@@ -80,7 +92,7 @@ def test_an_epoch_ends_with_the_first_source_or_when_all_were_seen(
 ) -> None:
     shares = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=len(shares), max_size=len(shares)))
-    made = Blend(Mixing(tuple(shares), exhausted), tuple(sizes), (0,) * len(sizes))
+    made = MixtureSizes(MixtureShares(tuple(shares), exhausted), tuple(sizes), (0,) * len(sizes))
     assert made.n_positions == brute(made)
 
 
@@ -163,7 +175,7 @@ def test_the_slices_of_all_ranks_together_are_the_order_of_the_mixture(world_siz
     expected, n = whole(made), made.n_positions
     found = np.full(n, -1)
     for rank in range(world_size):
-        division = Division(n, 0, 4, rank, world_size)
+        division = RankPartition(n, 0, 4, rank, world_size)
         positions = division.positions(0, division.last_step)
         found[positions] = order(made).at(positions)
     assert found.tolist() == expected.tolist()
@@ -225,7 +237,7 @@ def test_ranks_of_small_batches_have_every_source_in_proportion(weights: list[fl
     made = blend(weights, [70_000, 10_000], "stop")
     for batch_size in (1, 2):
         for rank in range(4):
-            division = Division(made.n_positions, 0, batch_size, rank, 4)
+            division = RankPartition(made.n_positions, 0, batch_size, rank, 4)
             positions = division.positions(0, min(division.last_step, 4000))
             share = (order(made).draws(positions)[0] == 1).mean()
             likely = weights[1] / sum(weights)

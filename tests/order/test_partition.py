@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.order.partition import Division
+from shardio.order.partition import RankPartition
 
 
-def ranks(tail: Any, n: int, first: int, batch_size: int, world_size: int) -> list[Division]:
-    return [Division(n, first, batch_size, rank, world_size, tail) for rank in range(world_size)]
+def ranks(tail: Any, n: int, first: int, batch_size: int, world_size: int) -> list[RankPartition]:
+    return [
+        RankPartition(n, first, batch_size, rank, world_size, tail) for rank in range(world_size)
+    ]
 
 
-def shares(division: Division, step: int) -> list[int]:
+def shares(division: RankPartition, step: int) -> list[int]:
     return list(range(*division.share(step)))
 
 
@@ -90,16 +92,16 @@ def test_positions_are_those_of_the_steps_one_after_another(
 
 
 def test_a_padded_step_without_a_share_reads_the_first_position_that_is_left() -> None:
-    last = Division(n=9, first=0, batch_size=4, rank=0, world_size=2, tail="pad")
+    last = RankPartition(n=9, first=0, batch_size=4, rank=0, world_size=2, tail="pad")
     assert last.share(1) == (8, 8)
     assert last.read(1) == (8, 9)
-    other = Division(n=9, first=0, batch_size=4, rank=1, world_size=2, tail="pad")
+    other = RankPartition(n=9, first=0, batch_size=4, rank=1, world_size=2, tail="pad")
     assert other.share(1) == other.read(1) == (8, 9)
 
 
 @pytest.mark.parametrize(("first", "steps"), [(0, (0, 5)), (8, (2, 5)), (9, (2, 5)), (20, (5, 5))])
 def test_steps_go_on_where_whole_ones_were_done(first: int, steps: tuple[int, int]) -> None:
-    division = Division(n=20, first=first, batch_size=4)
+    division = RankPartition(n=20, first=first, batch_size=4)
     assert (division.first_step, division.last_step) == steps
 
 

@@ -17,10 +17,10 @@ from shardio.order.permutation import (
     SORTED_MAX,
     Order,
     SampleGenerators,
-    key_of,
+    derive_key,
     mix,
     permute,
-    substitute,
+    substitute_position,
 )
 
 LARGE = 3_000_000
@@ -61,7 +61,7 @@ def test_mixing_gives_the_numbers_it_always_gave(value: int, mixed: int) -> None
     ],
 )
 def test_a_key_is_the_number_it_always_was(parts: tuple[int, ...], key: int) -> None:
-    assert key_of(*parts) == key
+    assert derive_key(*parts) == key
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ EDGES = sorted(
 
 @pytest.mark.parametrize("n", sorted({65538, 1_281_167, LARGE, *EDGES}))
 def test_an_epoch_above_the_sorted_sizes_has_every_row_once(n: int) -> None:
-    assert is_permutation(permute(np.arange(n), n, key_of(n)), n)
+    assert is_permutation(permute(np.arange(n), n, derive_key(n)), n)
 
 
 @given(n=st.integers(2, 5000), key=st.integers(0, (1 << 64) - 1))
@@ -167,7 +167,7 @@ def test_huge_orders_repeat_no_row_and_stay_in_range(n: int) -> None:
     rng = random.Random(n)
     positions = np.array(sorted(rng.sample(range(n), 50_000) + [0, n - 1]), np.int64)
     positions = np.unique(positions)
-    found = permute(positions, n, key_of(5))
+    found = permute(positions, n, derive_key(5))
     assert found.min() >= 0
     assert found.max() < n
     assert len(np.unique(found)) == len(positions)
@@ -224,11 +224,11 @@ def test_another_seed_or_epoch_gives_another_order(n: int) -> None:
 @pytest.mark.parametrize("a", [0, 1, (1 << 64) - 1, 1 << 64, 1 << 128, 1 << 192])
 @pytest.mark.parametrize("b", [2, (1 << 64) + 1, 1 << 127, 1 << 129, 1 << 200])
 def test_seeds_of_any_size_are_kept_apart(a: int, b: int) -> None:
-    assert key_of(1, a, 0) != key_of(1, b, 0)
+    assert derive_key(1, a, 0) != derive_key(1, b, 0)
 
 
 def test_swapping_seed_and_epoch_gives_another_key() -> None:
-    assert key_of(1, 5, 9) != key_of(1, 9, 5)
+    assert derive_key(1, 5, 9) != derive_key(1, 9, 5)
 
 
 def chi_square_per_cell(counts: npt.NDArray[Any]) -> float:
@@ -329,14 +329,20 @@ def test_first_draws_of_neighbouring_samples_are_spread_evenly() -> None:
 
 
 def test_the_substitutes_of_a_position_are_those_of_every_version() -> None:
-    found = [substitute(10**12, seed=3, epoch=1, position=7, attempt=i) for i in range(3)]
+    found = [substitute_position(10**12, seed=3, epoch=1, position=7, attempt=i) for i in range(3)]
     assert found == [559216620063, 742533139768, 367821083998]
 
 
 def test_substitutes_differ_by_seed_epoch_position_and_attempt_and_are_spread_evenly() -> None:
     keys = [(s, e, p, a) for s in range(5) for e in range(5) for p in range(40) for a in range(20)]
-    found = [substitute(1 << 62, seed=s, epoch=e, position=p, attempt=a) for s, e, p, a in keys]
+    found = [
+        substitute_position(1 << 62, seed=s, epoch=e, position=p, attempt=a) for s, e, p, a in keys
+    ]
     assert len(set(found)) == len(keys)
     counts = np.bincount([each * 100 >> 62 for each in found], minlength=100)
     assert chi_square_per_cell(counts) < 2
-    assert {substitute(3, seed=0, epoch=0, position=0, attempt=i) for i in range(50)} == {0, 1, 2}
+    assert {substitute_position(3, seed=0, epoch=0, position=0, attempt=i) for i in range(50)} == {
+        0,
+        1,
+        2,
+    }

@@ -13,7 +13,7 @@ import pytest
 from shardio import ShardDataset, ShardLoader
 from shardio.errors import InvalidArgument
 from shardio.order import block_shuffle
-from shardio.order.sampling import draw_once
+from shardio.order.sampling import draw_without_replacement
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -397,7 +397,7 @@ def test_without_replacement_every_weighted_sample_comes_once(folder: str) -> No
     with loader(folder, weights=WEIGHTS, replacement=False) as made:
         found = labels(made)
     assert sorted(found) == np.flatnonzero(WEIGHTS).tolist()
-    assert found == draw_once(WEIGHTS, len(found), seed=3, epoch=0).tolist()
+    assert found == draw_without_replacement(WEIGHTS, len(found), seed=3, epoch=0).tolist()
 
 
 @pytest.mark.parametrize(("replacement", "n_draws"), [(True, 200), (True, 5), (False, 5)])

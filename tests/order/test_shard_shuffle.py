@@ -21,7 +21,7 @@ from shardio.dataset.manifest import load, publish, publish_next
 from shardio.errors import InvalidArgument
 from shardio.maintenance import compact
 from shardio.order import shard_shuffle
-from shardio.order.permutation import Permutation, key_of
+from shardio.order.permutation import Permutation, derive_key
 from shardio.order.shard_shuffle import ShardOrder, ShardWindow, ends_within
 from shardio.views.clips import Clips
 from shardio.views.row_sets import RowRuns
@@ -73,7 +73,9 @@ def test_every_sample_comes_once(sizes: list[int], n_shards: int, seed: int) -> 
 @given(SIZES, PER_WINDOW)
 def test_a_window_has_all_of_its_shards_and_of_no_other(sizes: list[int], n_shards: int) -> None:
     rows, shown = all_rows(sizes, n_shards).tolist(), np.flatnonzero(sizes)
-    permuted = shown[Permutation(len(shown), key_of(64, 0, 0)).at(np.arange(len(shown)))].tolist()
+    permuted = shown[
+        Permutation(len(shown), derive_key(64, 0, 0)).at(np.arange(len(shown)))
+    ].tolist()
     ends = np.cumsum(sizes).tolist()
     for first in range(0, len(permuted), n_shards):
         window = permuted[first : first + n_shards]

@@ -16,7 +16,7 @@ import pytest
 
 from shardio.order.block_shuffle import Window, WindowedOrder
 from shardio.order.permutation import Order
-from shardio.order.sampling import WeightedOrder, draw_once, running_sums
+from shardio.order.sampling import WeightedOrder, cumulative_weights, draw_without_replacement
 from shardio.order.shard_shuffle import ShardOrder
 
 Rows = npt.NDArray[np.int64]
@@ -45,11 +45,11 @@ def one_shard(n: int, seed: int) -> Rows:
 
 
 def drawn_once(n: int, seed: int) -> Rows:
-    return draw_once(np.full(n, 0.3), n, seed=seed, epoch=0)
+    return draw_without_replacement(np.full(n, 0.3), n, seed=seed, epoch=0)
 
 
 def drawn(n: int, seed: int) -> Rows:
-    sums = running_sums(np.full(n, 0.3))
+    sums = cumulative_weights(np.full(n, 0.3))
     return WeightedOrder(sums, seed=seed, epoch=0).at(np.arange(n))
 
 

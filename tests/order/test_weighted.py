@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio.order.sampling import WeightedOrder, _log, draw_once, running_sums
+from shardio.order.sampling import WeightedOrder, _log, cumulative_weights, draw_without_replacement
 
 WEIGHTS = np.array([1, 2, 0, 3, 4.5, 0.25])
 MANY = np.sqrt(np.arange(1, 100_001))
 
 
 def order(weights: npt.NDArray[np.float64], seed: int = 0, epoch: int = 0) -> WeightedOrder:
-    return WeightedOrder(running_sums(weights), seed=seed, epoch=epoch)
+    return WeightedOrder(cumulative_weights(weights), seed=seed, epoch=epoch)
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ def test_draws_are_what_they_always_were(
     seed: int, epoch: int, again: list[int], once: list[int]
 ) -> None:
     assert order(WEIGHTS, seed, epoch).at(np.arange(12)).tolist() == again
-    assert draw_once(WEIGHTS, 5, seed=seed, epoch=epoch).tolist() == once
+    assert draw_without_replacement(WEIGHTS, 5, seed=seed, epoch=epoch).tolist() == once
 
 
 def test_many_draws_are_what_they_always_were() -> None:
     positions = np.arange(10**12, 10**12 + 6)
     drawn = order(MANY, 3, 1).at(positions)
     assert drawn.tolist() == [49182, 49443, 27874, 72659, 87467, 15104]
-    once = draw_once(MANY, 6, seed=3, epoch=1)
+    once = draw_without_replacement(MANY, 6, seed=3, epoch=1)
     assert once.tolist() == [90477, 95326, 55844, 34600, 89063, 69492]
 
 
@@ -69,15 +69,18 @@ def test_with_replacement_neighbours_are_independent() -> None:
 
 
 def test_without_replacement_every_row_of_weight_comes_once() -> None:
-    once = draw_once(WEIGHTS, 5, seed=1, epoch=0)
+    once = draw_without_replacement(WEIGHTS, 5, seed=1, epoch=0)
     assert sorted(once.tolist()) == [0, 1, 3, 4, 5]
     for n in range(6):
-        assert draw_once(WEIGHTS, n, seed=1, epoch=0).tolist() == once[:n].tolist()
+        assert draw_without_replacement(WEIGHTS, n, seed=1, epoch=0).tolist() == once[:n].tolist()
 
 
 def test_without_replacement_orders_come_as_often_as_single_draws_would_give_them() -> None:
     weights, n = np.array([1.0, 2, 4]), 14_000
-    found = [tuple(draw_once(weights, 3, seed=seed, epoch=2).tolist()) for seed in range(n)]
+    found = [
+        tuple(draw_without_replacement(weights, 3, seed=seed, epoch=2).tolist())
+        for seed in range(n)
+    ]
     chi_square = 0.0
     for each in itertools.permutations(range(3)):
         first, second = weights[each[0]], weights[each[1]]
@@ -90,8 +93,8 @@ def test_without_replacement_orders_come_as_often_as_single_draws_would_give_the
 def test_another_seed_or_epoch_draws_otherwise(key: tuple[int, int]) -> None:
     positions = np.arange(100)
     assert order(MANY, *key).at(positions).tolist() != order(MANY).at(positions).tolist()
-    other = draw_once(MANY, 100, seed=key[0], epoch=key[1]).tolist()
-    assert other != draw_once(MANY, 100, seed=0, epoch=0).tolist()
+    other = draw_without_replacement(MANY, 100, seed=key[0], epoch=key[1]).tolist()
+    assert other != draw_without_replacement(MANY, 100, seed=0, epoch=0).tolist()
 
 
 @pytest.mark.parametrize("weights", [[0, 0, 1, 0], [0, 5e-324, 0], [0, 1e308, 0, 1e-300]])
@@ -100,7 +103,7 @@ def test_the_last_and_the_smallest_weights_are_no_exception(weights: list[float]
     drawn = order(given).at(np.arange(1000))
     assert set(drawn.tolist()) <= set(np.flatnonzero(given).tolist())
     n = int(np.count_nonzero(given))
-    once = draw_once(given, n, seed=0, epoch=0)
+    once = draw_without_replacement(given, n, seed=0, epoch=0)
     assert sorted(once.tolist()) == np.flatnonzero(given).tolist()
 
 

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import InvalidArgument
-from shardio.order.permutation import hashes_of
+from shardio.order.permutation import keyed_hashes
 from shardio.views.clips import Clip, Clips
 
 Found = list[tuple[int, list[int]]]
 
 
 def draws(n: int, key: int = 7) -> npt.NDArray[np.uint64]:
-    return hashes_of(np.arange(n), key)
+    return keyed_hashes(np.arange(n), key)
 
 
 def clips_of(clip: Clip, n_frames: list[int], key: int = 7) -> Found:

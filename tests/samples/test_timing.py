@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
-from shardio.order.permutation import hashes_of
+from shardio.order.permutation import keyed_hashes
 from shardio.views.clip_frames import frames_of
 from shardio.views.clips import Clip, Clips, Events
 from shardio.views.frame_times import FrameTimes, n_times
@@ -100,7 +100,7 @@ def clips_of(made: Made, clip: Clip, events: Events | None = None) -> list[list[
         counted = np.array([len(times.pts)])
     clips = Clips(clip, counted, events)
     positions = np.arange(len(clips))
-    starts = clips.starts(positions, clips.videos(positions), hashes_of(positions, 3))
+    starts = clips.starts(positions, clips.videos(positions), keyed_hashes(positions, 3))
     return [frames_of(clips, start, times).tolist() for start in starts.tolist()]
 
 
@@ -136,7 +136,7 @@ def test_any_frame_that_is_ever_shown_may_start_a_clip(
     every = [found for start in starts if (found := made.clip_at(start, clip))]
     chosen = [(2 * k + 1) * len(every) // 12 for k in range(6)]
     if where == "random":
-        draws = hashes_of(np.arange(6), 3).tolist()
+        draws = keyed_hashes(np.arange(6), 3).tolist()
         chosen = [(draw >> 32) * len(every) >> 32 for draw in draws]
     assert clips_of(made, clip) == ([every[k] for k in chosen] if every else [])
 

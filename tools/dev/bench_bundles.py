@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from shardio import Clip, ShardLoader
-from shardio.order.clip_groups import BundledOrder, Bundles
+from shardio.order.clip_groups import ClipGroupOrder, ClipGroups
 from shardio.order.permutation import Order
 
 N_VIDEOS, N_CLIPS = 200, 18
@@ -48,11 +48,11 @@ def epoch(folder: str, per_video: int, batch_size: int, seed: int) -> tuple[floa
 def crowded(k: int, *, spread: bool) -> float:
     """The share of batches of 32 with more than k clips of one of N_VIDEOS videos."""
     n = N_VIDEOS * N_CLIPS
-    bundles = Bundles(np.arange(1, N_VIDEOS + 1) * N_CLIPS, k)
+    bundles = ClipGroups(np.arange(1, N_VIDEOS + 1) * N_CLIPS, k)
     found = []
     for number in range(N_EPOCHS):
         if spread:
-            clips = BundledOrder(bundles, seed=0, epoch=number).at(np.arange(n))
+            clips = ClipGroupOrder(bundles, seed=0, epoch=number).at(np.arange(n))
         else:  # bundles of k, shuffled and no more
             whole = Order(n // k, shuffle=True, seed=0, epoch=number).rows(0, n // k)
             clips = (whole[:, None] * k + np.arange(k)).reshape(-1)

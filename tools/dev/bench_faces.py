@@ -33,7 +33,7 @@ from shardio._engine.filling.filler import Filler
 from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import lay_out
 from shardio.dataset.dataset import ShardDataset
-from shardio.order.partition import Division
+from shardio.order.partition import RankPartition
 
 BATCH: Final = 32
 FEW, MANY = 8, 16
@@ -110,7 +110,7 @@ def _epochs_of_worker(case: str, folder: str) -> Iterable[Callable[[], int]]:
         epoch = 0
 
         def fill() -> int:
-            plan = Plan(epoch, Division(n, 0, BATCH))
+            plan = Plan(epoch, RankPartition(n, 0, BATCH))
             for step in range(plan.division.last_step):
                 filler.fill(layout, blocks[step % len(blocks)], plan, step)
             return plan.division.last_step

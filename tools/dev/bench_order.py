@@ -16,7 +16,7 @@ import numpy as np
 
 from shardio.order.block_shuffle import Window, WindowedOrder
 from shardio.order.permutation import CHUNK, Order, Positions
-from shardio.order.sampling import WeightedOrder, draw_once, running_sums
+from shardio.order.sampling import WeightedOrder, cumulative_weights, draw_without_replacement
 from shardio.order.shard_shuffle import SHARDS_PER_WINDOW, ShardOrder
 
 N = 10**12
@@ -59,10 +59,10 @@ def main() -> int:
     too_slow |= found > LIMIT_NS
     print(f"shards   10^9 samples in 10^5 shards, in order: {found:6.1f} ns per index")
     weights = rng.random(N_WEIGHTS)
-    drawn = WeightedOrder(running_sums(weights), seed=1, epoch=2)
+    drawn = WeightedOrder(cumulative_weights(weights), seed=1, epoch=2)
     print(f"weights  10^7 samples, in order : {_ns_per_index(drawn, ways['in order']):6.1f} ns")
     start_s = time.perf_counter()
-    draw_once(weights, N_WEIGHTS, seed=1, epoch=2)
+    draw_without_replacement(weights, N_WEIGHTS, seed=1, epoch=2)
     print(f"weights  10^7 samples, drawn once: {time.perf_counter() - start_s:.2f} s per epoch")
     if too_slow:
         print(f"above the limit of {LIMIT_NS:.0f} ns", file=sys.stderr)

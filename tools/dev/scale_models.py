@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dev.measure_shuffle import BATCH, ENDS, N_CLASSES, N, classes_of, counts_of
 from shardio.order.block_shuffle import RUNS_PER_WINDOW, Window, WindowedOrder
-from shardio.order.permutation import Order, Positions, hashes_of, key_of
+from shardio.order.permutation import Order, Positions, derive_key, keyed_hashes
 from shardio.order.shard_shuffle import SHARDS_PER_WINDOW, ShardOrder
 
 Numbers = npt.NDArray[np.float64]
@@ -33,7 +33,7 @@ CACHE_BYTES: Final = 10**12
 
 def uniform(n: int, *key: int) -> Numbers:
     """So many numbers above 0 and up to 1, the same wherever they are computed."""
-    return (hashes_of(np.arange(n), key_of(*key)).astype(np.float64) + 1) / 2.0**64
+    return (keyed_hashes(np.arange(n), derive_key(*key)).astype(np.float64) + 1) / 2.0**64
 
 
 # Shuffling.

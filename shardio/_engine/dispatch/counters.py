@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shardio._base.phase_timers import CHECK, DECODE, SPENT, TRANSFORM, now_ns
 from shardio._base.statistics import LoadingStats
 from shardio._workers.processes.linux import memory_file, resize_memory_file
-from shardio.order.partition import Division
+from shardio.order.partition import RankPartition
 
 # Words of a line, and of the header. A line is as long as a cache line: writers do not meet.
 _LINE: Final = 8
@@ -203,7 +203,11 @@ class Lap:
             self.ended_ns = now_ns()
 
     def stats(
-        self, division: Division, n_handed_over: int, row_bytes: int, words: npt.NDArray[np.uint64]
+        self,
+        division: RankPartition,
+        n_handed_over: int,
+        row_bytes: int,
+        words: npt.NDArray[np.uint64],
     ) -> LoadingStats:
         """The figures of the pass, so far.
 

@@ -16,9 +16,9 @@ from shardio._engine.filling.batch_spec import Plan
 from shardio.batch.layout import CLAIMED, NO_FIELD, pack_state
 from shardio.dataset.dataset import Dataset
 from shardio.order.block_shuffle import GroupedOrder, WindowedOrder
-from shardio.order.clip_groups import BundledOrder, Bundling
-from shardio.order.mixture_order import BlendedOrder
-from shardio.order.permutation import CHUNK, OF_SOUNDS, Order, hashes_of, key_of
+from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder
+from shardio.order.mixture_order import MixtureOrder
+from shardio.order.permutation import CHUNK, OF_SOUNDS, Order, derive_key, keyed_hashes
 from shardio.order.sampling import WeightedOrder
 from shardio.order.shard_shuffle import ShardOrder, ShardWindow
 from shardio.samples.clip_draws import Cuts, draw_cuts
@@ -90,7 +90,7 @@ class Stretch:
     def sound_draws(self) -> npt.NDArray[np.uint64]:
         """64 random bits for each sample, which say where its sound begins if that is drawn."""
         seed, epoch, positions = self._keys
-        return hashes_of(positions, key_of(OF_SOUNDS, seed, epoch))
+        return keyed_hashes(positions, derive_key(OF_SOUNDS, seed, epoch))
 
 
 class Ordering(Protocol):
@@ -116,7 +116,7 @@ def order_of(
     *,
     shuffle: bool,
     seed: int,
-    bundling: Bundling | None = None,
+    bundling: ClipGrouping | None = None,
     shard_ends: Rows | None = None,
 ) -> Ordering:
     """The order of a pass.
@@ -135,7 +135,7 @@ def order_of(
         return WeightedOrder(plan.sums.array, seed=seed, epoch=epoch)
     if plan.blend is not None:
         window = plan.window
-        return BlendedOrder(
+        return MixtureOrder(
             plan.blend, shuffle=shuffle, window=window, seed=seed, epoch=epoch, bundling=bundling
         )
     if plan.window is not None:
@@ -143,7 +143,7 @@ def order_of(
             return GroupedOrder(n, bundling.k, plan.window, seed=seed, epoch=epoch)
         return WindowedOrder(n, plan.window, seed=seed, epoch=epoch)
     if shuffle and bundling is not None:
-        return BundledOrder(bundling.bundles(n), seed=seed, epoch=epoch)
+        return ClipGroupOrder(bundling.bundles(n), seed=seed, epoch=epoch)
     return Order(n, shuffle=shuffle, seed=seed, epoch=epoch)
 
 
@@ -188,7 +188,7 @@ class Itinerary:
         return Stretch(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
 
     @cached
-    def _bundling(self) -> Bundling | None:
+    def _bundling(self) -> ClipGrouping | None:
         # Late: a worker's dataset is told what it shows after it was opened.
         return self._dataset.rows.bundling
 

@@ -20,8 +20,8 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import MixtureSpec
 from shardio.format.schema import Schema
 from shardio.order.block_shuffle import Window
-from shardio.order.mixture_order import Blend
-from shardio.order.partition import Division
+from shardio.order.mixture_order import MixtureSizes
+from shardio.order.partition import RankPartition
 from shardio.order.shard_shuffle import ShardWindow
 from shardio.samples.audio import HeardField, Hearing
 from shardio.samples.clip_draws import Cut
@@ -167,11 +167,11 @@ class Plan:
     """
 
     epoch: int
-    division: Division
+    division: RankPartition
     window: Window | ShardWindow | None = None
     listed: SharedArray | None = None
     sums: SharedArray | None = None
-    blend: Blend | None = None
+    blend: MixtureSizes | None = None
     tokens: tuple[int, ...] | None = None
 
     @property

@@ -30,7 +30,7 @@ from shardio.batch.schema_inference import infer_schema
 from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
-from shardio.order.partition import Division
+from shardio.order.partition import RankPartition
 from shardio.samples.pictures import decoded
 from shardio.shard.verification import Rows
 
@@ -149,7 +149,7 @@ class Filler:
         if recipe.skips:
             stretch, part = self._itinerary.first(number), slice(0, 1)
         else:
-            plan = Plan(0, Division(recipe.n_samples, 0, n_rows, tail="pad"))
+            plan = Plan(0, RankPartition(recipe.n_samples, 0, n_rows, tail="pad"))
             stretch, part = self._itinerary.stretch(plan, 0)
         start = number if recipe.skips else 0
         states = np.empty(part.stop - part.start, np.int32)

@@ -30,7 +30,7 @@ from shardio.batch.layout import (
     pack_state,
 )
 from shardio.errors import MediaError, ShardChanged, ShardCorrupt, TransformError, WorkerDied
-from shardio.order.permutation import substitute
+from shardio.order.permutation import substitute_position
 
 ATTEMPTS: Final = 32
 """Substitutes that are tried for one row. Where half of all samples fail, one row in 4 * 10^9 finds
@@ -198,7 +198,9 @@ class _Rows:
         plan = self._plan
         for attempt in range(ATTEMPTS):
             n, epoch = plan.division.n, plan.epoch
-            found = substitute(n, seed=self._seed, epoch=epoch, position=position, attempt=attempt)
+            found = substitute_position(
+                n, seed=self._seed, epoch=epoch, position=position, attempt=attempt
+            )
             if found not in tried:
                 tried.add(found)
                 yield found
