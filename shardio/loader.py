@@ -26,7 +26,7 @@ from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.order.partition import Tail
 from shardio.order.sampling import Sampler, SamplingOptions, Shuffle
-from shardio.outputs.adapters import Output, maker_for
+from shardio.outputs.adapters import Output, create_adapter
 from shardio.serving.client.address import is_address
 from shardio.serving.client.remote_loader import RemoteLoader, to_be_read_here
 from shardio.shard.verification import Verify
@@ -241,7 +241,7 @@ class ShardLoader(Closing):
         )
 
     def _handover_of(self, opened: Dataset) -> Handover:
-        maker = maker_for(self._options.output, self._options.device)
+        maker = create_adapter(self._options.output, self._options.device)
         if maker is not None and maker.aliases:
             self._engine.settle_by(maker.synchronize)
         most = self._options.max_skips or 0

@@ -26,7 +26,7 @@ from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.shard_storage import ShardPaths
 from shardio.order.partition import RankPartition
-from shardio.outputs.adapters import Maker
+from shardio.outputs.adapters import TensorAdapter
 
 
 class Epochs:
@@ -130,7 +130,7 @@ class Handover:
     def __init__(
         self,
         engine: Engine,
-        maker: Maker | None,
+        maker: TensorAdapter | None,
         dataset: Dataset,
         *,
         reuses: bool,

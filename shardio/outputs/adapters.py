@@ -14,7 +14,7 @@ Output = Literal["tinygrad", "numpy", "torch", "jax"]
 OUTPUTS: Final = get_args(Output)
 
 
-class Maker(Protocol):
+class TensorAdapter(Protocol):
     """Makes tensors of arrays over a block.
 
     `aliases` says whether a tensor that was made once shows what is written to the block later.
@@ -34,7 +34,7 @@ class Maker(Protocol):
         """Wait until nothing reads memory that was let go."""
 
 
-def maker_for(output: str, device: Any) -> Maker | None:
+def create_adapter(output: str, device: Any) -> TensorAdapter | None:
     """What makes the output that was asked for, on a device; None for arrays of NumPy.
 
     Raises:
@@ -42,15 +42,15 @@ def maker_for(output: str, device: Any) -> Maker | None:
         UnsupportedEnvironment: it is not installed, or cannot open the device here.
     """
     if output == "tinygrad":
-        from shardio.outputs.tinygrad.adapter import TensorMaker
+        from shardio.outputs.tinygrad.adapter import TinygradAdapter
 
-        return TensorMaker(device)
+        return TinygradAdapter(device)
     if output == "torch":
-        from shardio.outputs.torch import TorchMaker
+        from shardio.outputs.torch import TorchAdapter
 
-        return TorchMaker(device)
+        return TorchAdapter(device)
     if output == "jax":
-        from shardio.outputs.jax import JaxMaker
+        from shardio.outputs.jax import JaxAdapter
 
-        return JaxMaker(device)
+        return JaxAdapter(device)
     return None

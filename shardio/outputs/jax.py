@@ -17,7 +17,7 @@ from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 Ndarray = npt.NDArray[Any]
 
 
-class JaxMaker:
+class JaxAdapter:
     """Makes JAX's arrays on a device, JAX's default if None: "cpu", "gpu", "gpu:1".
 
     JAX's arrays never change, so there are no two batches in one: `aliases` is False, and `fixed`
@@ -32,7 +32,7 @@ class JaxMaker:
 
     def __init__(self, device: str | None = None) -> None:
         self._jax = _jax()
-        self._device = None if device is None else _find(self._jax, device)
+        self._device = None if device is None else _find_device(self._jax, device)
 
     def wrap(self, array: Ndarray, carrier: object, dtype: str | None = None) -> Any:
         """Make an array of the same shape and dtype, or of its bits taken as `dtype`.
@@ -64,7 +64,7 @@ def _jax() -> Any:
     return jax
 
 
-def _find(jax: Any, name: str) -> Any:
+def _find_device(jax: Any, name: str) -> Any:
     """The device that a platform's name, and a number behind a colon, say."""
     platform, _, number = name.partition(":")
     try:

@@ -17,7 +17,7 @@ from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 Ndarray = npt.NDArray[Any]
 
 
-class TorchMaker:
+class TorchAdapter:
     """Makes torch's tensors of arrays: of the same memory on the CPU, which is the default.
 
     On other devices they are copies, and the array has been read when `wrap` returns.

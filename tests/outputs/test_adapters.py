@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from shardio.errors import UnsupportedEnvironment
-from shardio.outputs.adapters import maker_for
+from shardio.outputs.adapters import create_adapter
 
 
 @pytest.mark.parametrize("package", ["torch", "jax"])
@@ -14,8 +14,8 @@ def test_without_a_package_its_output_names_the_extra_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UnsupportedEnvironment, match=rf"pip install '\.\[{package}\]'"):
-        maker_for(package, None)
+        create_adapter(package, None)
 
 
 def test_arrays_need_no_maker() -> None:
-    assert maker_for("numpy", None) is None
+    assert create_adapter("numpy", None) is None

@@ -13,7 +13,7 @@ from tests.loading import write_dataset
 
 jax = pytest.importorskip("jax", reason="needs JAX, which the extra dev does without")
 
-from shardio.outputs.jax import JaxMaker  # noqa: E402
+from shardio.outputs.jax import JaxAdapter  # noqa: E402
 
 N_SAMPLES = 10
 SCHEMA = Schema(
@@ -76,7 +76,7 @@ def test_memory_at_multiples_of_64_bytes_is_taken_as_it_is_and_kept() -> None:
     memory = np.ndarray((4096,), np.uint8, bytearray(4096))
     start = -memory.ctypes.data % 64
     is_gone, array = weakref.ref(memory), np.ndarray((8,), np.float32, memory, start)
-    found = JaxMaker("cpu").wrap(array, memory)
+    found = JaxAdapter("cpu").wrap(array, memory)
     assert found.unsafe_buffer_pointer() == array.ctypes.data
     view = np.asarray(found)[1:]
     del memory, array, found
@@ -91,11 +91,11 @@ def test_a_step_that_is_given_its_input_away_does_not_write_to_it() -> None:
     memory = np.zeros(4096, np.uint8)
     array = np.ndarray((8,), np.float32, memory, -memory.ctypes.data % 64)
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
-    assert step(JaxMaker("cpu").wrap(array, memory)).tolist() == [1.0] * 8
+    assert step(JaxAdapter("cpu").wrap(array, memory)).tolist() == [1.0] * 8
     assert array.tolist() == [0.0] * 8
 
 
 @pytest.mark.parametrize("name", ["nothing", "cpu:99", "cpu:-1", "cpu:x"])
 def test_a_device_that_jax_does_not_have_is_an_error(name: str) -> None:
     with pytest.raises(InvalidArgument, match=f"JAX has no device '{name}' here .*; found "):
-        JaxMaker(name)
+        JaxAdapter(name)

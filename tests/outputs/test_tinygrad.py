@@ -21,7 +21,7 @@ from tinygrad.uop.ops import UOpMetaClass, buffers
 
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.outputs.tinygrad import adapter, internals
-from shardio.outputs.tinygrad.adapter import TensorMaker
+from shardio.outputs.tinygrad.adapter import TinygradAdapter
 
 on_cpu = pytest.mark.cpu_device
 VERSION = tuple(int(part) for part in version("tinygrad").split(".")[:2])
@@ -55,17 +55,17 @@ def break_the_fast_way(
     def fail(self: object, *args: object) -> None:
         raise kind("tinygrad has changed")
 
-    monkeypatch.setattr(internals.Graft, "__init__", fail)
+    monkeypatch.setattr(internals.GraphViews, "__init__", fail)
 
 
 @pytest.fixture(params=["graft", "blob"])
-def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TensorMaker:
+def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TinygradAdapter:
     """A maker of aliases, by each of the two ways."""
     with monkeypatch.context() as patch:
         if request.param == "blob":
             break_the_fast_way(patch)
-        made = TensorMaker("CPU")
-    expected = {"graft": internals.Graft, "blob": internals.Blob}[request.param]
+        made = TinygradAdapter("CPU")
+    expected = {"graft": internals.GraphViews, "blob": internals.BlobViews}[request.param]
     assert isinstance(made._view, expected)
     return made
 
@@ -76,7 +76,7 @@ def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Te
 @on_cpu
 @pytest.mark.parametrize("shape", [(6,), (6, 1), (2, 3, 5), (1,), ()])
 def test_a_tensor_has_the_shape_and_the_values_of_the_array(
-    maker: TensorMaker, shape: tuple[int, ...]
+    maker: TinygradAdapter, shape: tuple[int, ...]
 ) -> None:
     array = counting(shape)
     tensor = maker.wrap(array, array)
@@ -87,7 +87,7 @@ def test_a_tensor_has_the_shape_and_the_values_of_the_array(
 
 @on_cpu
 @pytest.mark.parametrize("name", adapter._NAMES)
-def test_every_numeric_dtype_arrives_as_itself(maker: TensorMaker, name: str) -> None:
+def test_every_numeric_dtype_arrives_as_itself(maker: TinygradAdapter, name: str) -> None:
     array = counting((3, 4), name)
     tensor = maker.wrap(array, array, name)
     assert tensor.dtype == getattr(dtypes, name)
@@ -95,14 +95,14 @@ def test_every_numeric_dtype_arrives_as_itself(maker: TensorMaker, name: str) ->
 
 
 @on_cpu
-def test_a_read_only_array_becomes_a_tensor(maker: TensorMaker) -> None:
+def test_a_read_only_array_becomes_a_tensor(maker: TinygradAdapter) -> None:
     array = counting((3, 4))
     array.flags.writeable = False
     np.testing.assert_array_equal((maker.wrap(array, array) + 1).numpy(), array + 1)
 
 
 @on_cpu
-def test_bits_in_uint16_become_bfloat16(maker: TensorMaker) -> None:
+def test_bits_in_uint16_become_bfloat16(maker: TinygradAdapter) -> None:
     array = aligned((2, 4), np.uint16)
     array[...] = np.arange(8, dtype=np.float32).reshape(2, 4).view(np.uint32) >> 16
     tensor = maker.wrap(array, array, "bfloat16")
@@ -113,14 +113,14 @@ def test_bits_in_uint16_become_bfloat16(maker: TensorMaker) -> None:
 
 def test_bits_are_not_taken_as_a_dtype_of_another_size() -> None:
     array = counting((4,), np.uint16)
-    maker = TensorMaker("PYTHON")
+    maker = TinygradAdapter("PYTHON")
     for dtype in ("float32", "complex64"):
         with pytest.raises(InvalidArgument, match=f"bits of uint16 .* '{dtype}'"):
             maker.wrap(array, array, dtype)
 
 
 @on_cpu
-def test_on_the_cpu_a_tensor_is_the_arrays_own_memory(maker: TensorMaker) -> None:
+def test_on_the_cpu_a_tensor_is_the_arrays_own_memory(maker: TinygradAdapter) -> None:
     array = counting((3, 4))
     tensor = maker.wrap(array, array)
     array[1, 1] = 77
@@ -140,7 +140,7 @@ def test_on_the_cpu_a_tensor_is_the_arrays_own_memory(maker: TensorMaker) -> Non
     ],
     ids=["at 4", "at 16", "Fortran", "strided", "big-endian"],
 )
-def test_an_array_that_cannot_be_aliased_is_copied(maker: TensorMaker, array: Array) -> None:
+def test_an_array_that_cannot_be_aliased_is_copied(maker: TinygradAdapter, array: Array) -> None:
     expected = np.array(array, np.float32)
     lease = Lease(array)
     is_gone = weakref.ref(lease)
@@ -154,14 +154,14 @@ def test_an_array_that_cannot_be_aliased_is_copied(maker: TensorMaker, array: Ar
 @pytest.mark.parametrize("device", [pytest.param("CPU", marks=on_cpu), "PYTHON"])
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0,)])
 def test_an_empty_array_becomes_an_empty_tensor(device: str, shape: tuple[int, ...]) -> None:
-    tensor = TensorMaker(device).wrap(np.zeros(shape, np.int16), None)
+    tensor = TinygradAdapter(device).wrap(np.zeros(shape, np.int16), None)
     assert (tensor.shape, tensor.dtype, tensor.device) == (shape, dtypes.int16, device)
     assert tensor.numpy().shape == shape
 
 
 def test_a_dtype_that_tinygrad_lacks_is_refused_with_ways_out() -> None:
     with pytest.raises(InvalidArgument, match="no dtype for complex64.*fields.*numpy"):
-        TensorMaker("PYTHON").wrap(np.zeros(3, np.complex64), None)
+        TinygradAdapter("PYTHON").wrap(np.zeros(3, np.complex64), None)
 
 
 # --- how long the memory is kept ----------------------------------------------------------------
@@ -184,14 +184,16 @@ FREEING: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def leased(maker: TensorMaker) -> tuple[Tensor, weakref.ref[Lease]]:
+def leased(maker: TinygradAdapter) -> tuple[Tensor, weakref.ref[Lease]]:
     lease = Lease(counting((3, 4)))
     return maker.wrap(lease.array, lease), weakref.ref(lease)
 
 
 @on_cpu
 @pytest.mark.parametrize("what", sorted(KEEPING))
-def test_memory_is_kept_for_as_long_as_something_reads_it(maker: TensorMaker, what: str) -> None:
+def test_memory_is_kept_for_as_long_as_something_reads_it(
+    maker: TinygradAdapter, what: str
+) -> None:
     expected = (counting((3, 4)) + 1).sum()
     tensor, is_gone = leased(maker)
     kept = KEEPING[what](tensor)
@@ -205,7 +207,7 @@ def test_memory_is_kept_for_as_long_as_something_reads_it(maker: TensorMaker, wh
 
 @on_cpu
 @pytest.mark.parametrize("what", sorted(FREEING))
-def test_memory_is_let_go_when_only_results_are_left(maker: TensorMaker, what: str) -> None:
+def test_memory_is_let_go_when_only_results_are_left(maker: TinygradAdapter, what: str) -> None:
     tensor, is_gone = leased(maker)
     result = FREEING[what](tensor)
     del tensor
@@ -214,7 +216,7 @@ def test_memory_is_let_go_when_only_results_are_left(maker: TensorMaker, what: s
 
 
 @on_cpu
-def test_a_realized_view_keeps_the_memory_exactly_if_it_reads_it(maker: TensorMaker) -> None:
+def test_a_realized_view_keeps_the_memory_exactly_if_it_reads_it(maker: TinygradAdapter) -> None:
     tensor, is_gone = leased(maker)
     array = is_gone().array  # type: ignore[union-attr]
     view = tensor[1:].contiguous().realize()
@@ -229,7 +231,7 @@ def test_a_realized_view_keeps_the_memory_exactly_if_it_reads_it(maker: TensorMa
 
 @on_cpu
 def test_a_backward_pass_keeps_the_memory_until_the_gradient_is_realized(
-    maker: TensorMaker,
+    maker: TinygradAdapter,
 ) -> None:
     weight: Any = Tensor.ones(4, 2).contiguous().realize()
     if hasattr(weight, "requires_grad"):  # before 0.13
@@ -246,7 +248,9 @@ def test_a_backward_pass_keeps_the_memory_until_the_gradient_is_realized(
 
 
 @on_cpu
-def test_a_jitted_step_gets_the_values_of_every_batch_and_keeps_none(maker: TensorMaker) -> None:
+def test_a_jitted_step_gets_the_values_of_every_batch_and_keeps_none(
+    maker: TinygradAdapter,
+) -> None:
     step: Any = TinyJit(lambda x, y: (x.float().sum() + y.sum()).realize())
     refs = []
     for i in range(8):
@@ -262,7 +266,7 @@ def test_a_jitted_step_gets_the_values_of_every_batch_and_keeps_none(maker: Tens
 
 
 @on_cpu
-def test_every_batch_of_an_epoch_can_be_held(maker: TensorMaker) -> None:
+def test_every_batch_of_an_epoch_can_be_held(maker: TinygradAdapter) -> None:
     held = []
     for i in range(40):
         array = counting((2, 3), np.int32)
@@ -275,7 +279,9 @@ def test_every_batch_of_an_epoch_can_be_held(maker: TensorMaker) -> None:
 
 
 @on_cpu
-def test_thousands_of_batches_over_the_same_memory_are_never_mixed_up(maker: TensorMaker) -> None:
+def test_thousands_of_batches_over_the_same_memory_are_never_mixed_up(
+    maker: TinygradAdapter,
+) -> None:
     rng = random.Random(0)
     slots = [aligned((2, 3), np.int32) for _ in range(8)]
     held: dict[int, tuple[Tensor, int]] = {}
@@ -298,7 +304,7 @@ def test_thousands_of_batches_leave_nothing_behind() -> None:
             for d in (UOpMetaClass.ucache, buffers, tinygrad.tensor.all_tensors, allocator.cache)
         ]
 
-    maker = TensorMaker("CPU")
+    maker = TinygradAdapter("CPU")
     memory = aligned((4096, 64), np.uint8)
     array = memory[0]
     (maker.wrap(array, array) + 1).realize()
@@ -312,12 +318,12 @@ def test_thousands_of_batches_leave_nothing_behind() -> None:
 
 @on_cpu
 def test_varying_shapes_do_not_pile_up() -> None:
-    maker = TensorMaker("CPU")
+    maker = TinygradAdapter("CPU")
     memory = aligned((1000,), np.uint8)
     for n in range(1, 1000):
         assert maker.wrap(memory[:n], memory).shape == (n,)
-    assert isinstance(maker._view, internals.Graft)
-    assert len(maker._view._graphs._templates) <= internals.Graphs.MOST_TEMPLATES
+    assert isinstance(maker._view, internals.GraphViews)
+    assert len(maker._view._graphs._templates) <= internals.TensorTemplates.MOST_TEMPLATES
 
 
 # --- other versions of tinygrad -----------------------------------------------------------------
@@ -333,8 +339,8 @@ def test_where_internals_are_not_there_the_public_way_serves(
     monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     break_the_fast_way(monkeypatch, kind)
-    maker = TensorMaker("CPU")
-    assert isinstance(maker._view, internals.Blob)
+    maker = TinygradAdapter("CPU")
+    assert isinstance(maker._view, internals.BlobViews)
     assert maker.aliases
 
 
@@ -342,17 +348,17 @@ def test_where_internals_are_not_there_the_public_way_serves(
 def test_where_internals_lose_the_memory_the_public_way_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(internals.Graft, "__call__", _lose_the_carrier)
-    assert isinstance(TensorMaker("CPU")._view, internals.Blob)
+    monkeypatch.setattr(internals.GraphViews, "__call__", _lose_the_carrier)
+    assert isinstance(TinygradAdapter("CPU")._view, internals.BlobViews)
 
 
 @on_cpu
 def test_where_no_way_keeps_the_memory_the_bytes_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(internals.Graft, "__call__", _lose_the_carrier)
-    monkeypatch.setattr(internals.Blob, "__call__", _lose_the_carrier)
-    maker = TensorMaker("CPU")
+    monkeypatch.setattr(internals.GraphViews, "__call__", _lose_the_carrier)
+    monkeypatch.setattr(internals.BlobViews, "__call__", _lose_the_carrier)
+    maker = TinygradAdapter("CPU")
     array = counting((3, 4))
     tensor = maker.wrap(array, array)
     array[...] = 0
@@ -367,18 +373,18 @@ def test_where_no_way_keeps_the_memory_the_bytes_are_copied(
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls of `synchronize`: a maker's own, not those that copying makes on the device."""
     waited: list[str] = []
-    synchronize = TensorMaker.synchronize
+    synchronize = TinygradAdapter.synchronize
 
-    def record(self: TensorMaker) -> None:
+    def record(self: TinygradAdapter) -> None:
         waited.extend(self._devices)
         synchronize(self)
 
-    monkeypatch.setattr(TensorMaker, "synchronize", record)
+    monkeypatch.setattr(TinygradAdapter, "synchronize", record)
     return waited
 
 
 def test_another_device_has_copied_the_bytes_when_wrap_returns() -> None:
-    maker = TensorMaker("PYTHON")
+    maker = TinygradAdapter("PYTHON")
     lease = Lease(counting((3, 4), past=4))
     is_gone = weakref.ref(lease)
     tensor = maker.wrap(lease.array, lease)
@@ -394,18 +400,18 @@ def break_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object, *args: object) -> None:
         raise AttributeError("tinygrad has changed")
 
-    monkeypatch.setattr(internals.Copies, "new", fail)
+    monkeypatch.setattr(internals.DeviceCopies, "new", fail)
 
 
 def test_a_copy_is_made_by_the_backends_own_way() -> None:
-    assert TensorMaker("PYTHON")._copies is not None
+    assert TinygradAdapter("PYTHON")._copies is not None
 
 
 def test_where_internals_are_not_there_the_public_way_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     break_copies(monkeypatch)
-    maker = TensorMaker("PYTHON")
+    maker = TinygradAdapter("PYTHON")
     assert maker._copies is None
     array = counting((3, 4))
     tensor = maker.wrap(array, None)
@@ -420,7 +426,7 @@ def test_a_copy_has_the_shape_dtype_and_values_of_the_array(
 ) -> None:
     array = (np.arange(int(np.prod(shape))) % 2).reshape(shape).astype(name)
     array.flags.writeable = False
-    tensor = TensorMaker("PYTHON").wrap(array, None)
+    tensor = TinygradAdapter("PYTHON").wrap(array, None)
     assert (tensor.shape, tensor.dtype) == (shape, adapter._DTYPES[array.dtype])
     np.testing.assert_array_equal(tensor.numpy(), array)
 
@@ -433,7 +439,7 @@ def test_one_tensor_is_given_the_values_of_many_arrays(
         break_copies(monkeypatch)
     arrays = [counting((3, 4)) + i for i in range(3)]
     arrays[2].flags.writeable = False
-    put = TensorMaker("PYTHON").fixed(arrays[0])
+    put = TinygradAdapter("PYTHON").fixed(arrays[0])
     found = []
     for array in arrays:
         found.append(put(array))
@@ -442,7 +448,7 @@ def test_one_tensor_is_given_the_values_of_many_arrays(
 
 
 def test_one_tensor_of_bits_is_given_the_values_of_many_arrays() -> None:
-    put = TensorMaker("PYTHON").fixed(counting((4,), np.uint16), "bfloat16")
+    put = TinygradAdapter("PYTHON").fixed(counting((4,), np.uint16), "bfloat16")
     for i in range(3):
         array = counting((4,), np.uint16) + np.uint16(i)
         tensor = put(array)
@@ -452,7 +458,7 @@ def test_one_tensor_of_bits_is_given_the_values_of_many_arrays() -> None:
 
 @on_cpu
 def test_a_captured_step_sees_the_values_that_its_input_was_given() -> None:
-    maker = TensorMaker("PYTHON")
+    maker = TinygradAdapter("PYTHON")
     put = maker.fixed(counting((3, 4)))
 
     @TinyJit
@@ -467,7 +473,7 @@ def test_a_captured_step_sees_the_values_that_its_input_was_given() -> None:
 def test_a_copy_that_may_read_later_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, waits: list[str]
 ) -> None:
-    maker = TensorMaker("PYTHON")
+    maker = TinygradAdapter("PYTHON")
     maker.wrap(counting((3, 4)), None)
     assert waits == []
     monkeypatch.setattr(adapter, "_READS_AT_ONCE", frozenset())
@@ -480,7 +486,7 @@ def test_staging_memory_that_only_a_wait_frees_is_bounded(
 ) -> None:
     monkeypatch.setattr(adapter, "_KEEPS_STAGING", frozenset({"PYTHON"}))
     monkeypatch.setattr(adapter, "_STAGING_BYTES", 100)
-    maker = TensorMaker("PYTHON")
+    maker = TinygradAdapter("PYTHON")
     n_waits = []
     for _ in range(6):
         maker.wrap(counting((3, 4)), None)  # 48 bytes
@@ -519,7 +525,7 @@ assert len(calls) == n_calls, "an idle device was waited for"
 @on_cpu
 def test_synchronize_waits_for_queued_work_and_glances_at_an_idle_device() -> None:
     if VERSION < (0, 14):  # its own synchronize is called: nothing to glance at is known
-        assert not isinstance(TensorMaker("CPU")._waits[0], internals.Glance)
+        assert not isinstance(TinygradAdapter("CPU")._waits[0], internals.FastSynchronize)
         return
     done = subprocess.run(
         [sys.executable, "-c", QUEUED],
@@ -535,11 +541,13 @@ def test_synchronize_waits_for_queued_work_and_glances_at_an_idle_device() -> No
 def test_a_synchronize_that_is_not_known_is_called_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert isinstance(TensorMaker("CPU")._waits[0], internals.Glance) == (VERSION >= (0, 14))
+    assert isinstance(TinygradAdapter("CPU")._waits[0], internals.FastSynchronize) == (
+        VERSION >= (0, 14)
+    )
     calls: list[str] = []
     device: Any = Device["CPU"]
     monkeypatch.setattr(type(device), "synchronize", lambda self: calls.append(self.device))
-    maker = TensorMaker("CPU")
+    maker = TinygradAdapter("CPU")
     calls.clear()  # of tinygrad itself
     maker.synchronize()
     assert calls == ["CPU"]
@@ -549,14 +557,14 @@ def test_synchronize_waits_for_every_device(monkeypatch: pytest.MonkeyPatch) -> 
     waited: list[str] = []
     device: Any = Device["PYTHON"]
     monkeypatch.setattr(type(device), "synchronize", lambda self: waited.append(self.device))
-    TensorMaker(("PYTHON", "PYTHON:1")).synchronize()
+    TinygradAdapter(("PYTHON", "PYTHON:1")).synchronize()
     assert waited == ["PYTHON", "PYTHON:1"]
 
 
 @on_cpu  # tinygrad puts the parts together there, whatever device they are on
 @pytest.mark.parametrize("devices", [("CPU", "CPU:1"), ("PYTHON", "PYTHON:1")])
 def test_over_several_devices_a_tensor_is_sharded_along_the_rows(devices: tuple[str, ...]) -> None:
-    maker = TensorMaker(devices)
+    maker = TinygradAdapter(devices)
     array = counting((4, 3))
     tensor = maker.wrap(array, array)
     array[...] = 0
@@ -568,22 +576,22 @@ def test_over_several_devices_a_tensor_is_sharded_along_the_rows(devices: tuple[
 
 @pytest.mark.parametrize("shape", [(5, 2), ()])
 def test_rows_that_do_not_divide_by_the_devices_are_refused(shape: tuple[int, ...]) -> None:
-    maker = TensorMaker(("PYTHON", "PYTHON:1"))
+    maker = TinygradAdapter(("PYTHON", "PYTHON:1"))
     with pytest.raises(InvalidArgument, match="cannot be sharded .* over 2 devices.*batch_size"):
         maker.wrap(counting(shape), None)
 
 
 def test_a_tuple_of_one_device_is_that_device() -> None:
-    assert TensorMaker(("PYTHON",)).wrap(counting((3, 4)), None).device == "PYTHON"
+    assert TinygradAdapter(("PYTHON",)).wrap(counting((3, 4)), None).device == "PYTHON"
 
 
 def test_without_a_device_tinygrads_default_is_taken() -> None:
-    assert TensorMaker().wrap(counting((3, 4)), None).device == Device.DEFAULT
+    assert TinygradAdapter().wrap(counting((3, 4)), None).device == Device.DEFAULT
 
 
 @on_cpu
 def test_a_second_cpu_device_aliases_too() -> None:
-    maker = TensorMaker("cpu:1")
+    maker = TinygradAdapter("cpu:1")
     array = counting((3, 4))
     assert maker.aliases
     assert (maker.wrap(array, array) + 1).device == "CPU:1"
@@ -603,7 +611,7 @@ def test_a_device_that_cannot_be_used_is_refused(
     device: str | tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        TensorMaker(device)
+        TinygradAdapter(device)
 
 
 @pytest.mark.parametrize("cause", [FileNotFoundError("clang"), ModuleNotFoundError("x", name="x")])
@@ -615,4 +623,4 @@ def test_a_device_that_cannot_be_opened_here_is_reported_with_ways_out(
 
     monkeypatch.setattr(type(Device), "__getitem__", fail)
     with pytest.raises(UnsupportedEnvironment, match=r"cannot open device CPU.*clang.*numpy"):
-        TensorMaker("CPU")
+        TinygradAdapter("CPU")

@@ -15,7 +15,7 @@ from tests.loading import write_dataset
 
 torch = pytest.importorskip("torch", reason="needs torch, which the extra dev does without")
 
-from shardio.outputs.torch import TorchMaker  # noqa: E402
+from shardio.outputs.torch import TorchAdapter  # noqa: E402
 
 N_SAMPLES = 10
 SCHEMA = Schema(
@@ -111,7 +111,7 @@ def test_what_is_joined_of_a_field_and_what_lies_beside_it_are_tensors(
 def test_a_tensor_keeps_the_carrier_of_its_array_until_its_last_view_is_gone() -> None:
     memory = np.ndarray((64,), np.uint8, bytearray(64))
     is_gone = weakref.ref(memory)
-    view = TorchMaker().wrap(np.ndarray((8,), np.int64, memory, 0), memory)[2:].numpy()[1:]
+    view = TorchAdapter().wrap(np.ndarray((8,), np.int64, memory, 0), memory)[2:].numpy()[1:]
     del memory
     gc.collect()
     assert is_gone() is not None
@@ -121,7 +121,7 @@ def test_a_tensor_keeps_the_carrier_of_its_array_until_its_last_view_is_gone() -
 
 def test_a_tensor_for_many_arrays_takes_the_values_of_each() -> None:
     arrays = [np.full((2, 3), i, np.uint16) for i in range(3)]
-    put = TorchMaker().fixed(arrays[0], "bfloat16")
+    put = TorchAdapter().fixed(arrays[0], "bfloat16")
     tensors = [put(array) for array in arrays]
     assert tensors[0] is tensors[2] and tensors[0].dtype == torch.bfloat16
     assert tensors[0].view(torch.int16).tolist() == [[2] * 3] * 2
@@ -129,24 +129,24 @@ def test_a_tensor_for_many_arrays_takes_the_values_of_each() -> None:
 
 
 def test_a_device_that_is_not_the_cpu_gets_tensors_of_its_own() -> None:
-    maker = TorchMaker("meta")  # has shapes and no values, and is everywhere
+    maker = TorchAdapter("meta")  # has shapes and no values, and is everywhere
     assert not maker.aliases
     assert maker.wrap(np.zeros((2, 3)), None).device.type == "meta"
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (4,)])
 def test_arrays_of_any_shape_and_byte_order_become_tensors(shape: tuple[int, ...]) -> None:
-    tensor = TorchMaker().wrap(np.ones(shape, ">f4"), None)
+    tensor = TorchAdapter().wrap(np.ones(shape, ">f4"), None)
     assert tensor.shape == shape and tensor.dtype == torch.float32
     assert bool((tensor == 1).all())
 
 
 def test_a_device_that_torch_does_not_know_or_cannot_open_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="torch has no device 'gpu3'"):
-        TorchMaker("gpu3")
+        TorchAdapter("gpu3")
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedEnvironment, match=r"cannot open device cuda .*device='cpu'"):
-            TorchMaker("cuda")
+            TorchAdapter("cuda")
 
 
 # --- torch's own loader -------------------------------------------------------------------------

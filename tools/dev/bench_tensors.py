@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shardio.outputs.tinygrad import internals
-from shardio.outputs.tinygrad.adapter import TensorMaker
+from shardio.outputs.tinygrad.adapter import TinygradAdapter
 
 LIMIT_US = 150.0
 N_BATCHES = 5000
@@ -28,7 +28,7 @@ N_BLOCKS = 4
 N_IMAGE_BYTES = 64 * 150_528
 
 
-def _batches(maker: TensorMaker) -> Callable[[], object]:
+def _batches(maker: TinygradAdapter) -> Callable[[], object]:
     """One batch after the other, over blocks that come back by their finalizers."""
     blocks = deque(mmap.mmap(-1, N_IMAGE_BYTES + 4096) for _ in range(N_BLOCKS))
     returned: deque[mmap.mmap] = deque()
@@ -50,7 +50,7 @@ def _batches(maker: TensorMaker) -> Callable[[], object]:
     return batch
 
 
-def _per_batch_us(maker: TensorMaker, n_batches: int = N_BATCHES) -> list[float]:
+def _per_batch_us(maker: TinygradAdapter, n_batches: int = N_BATCHES) -> list[float]:
     batch = _batches(maker)
     times = []
     for _ in range(n_batches):
@@ -62,7 +62,7 @@ def _per_batch_us(maker: TensorMaker, n_batches: int = N_BATCHES) -> list[float]
 
 def main() -> int:
     """Print the figures; return 1 when the safe lane is above its limit."""
-    maker = TensorMaker()
+    maker = TinygradAdapter()
     if not maker.aliases:
         print(f"copied to the device  {statistics.median(_per_batch_us(maker, 100)):8.1f} us")
         return 0
@@ -70,8 +70,8 @@ def main() -> int:
     median_us = statistics.median(times)
     print(f"safe lane             {median_us:8.1f} us  (limit {LIMIT_US:.0f})")
     print(f"... its best          {min(times):8.1f} us")
-    internals.Graft = internals.Blob  # type: ignore[misc, assignment]
-    slow_us = statistics.median(_per_batch_us(TensorMaker("CPU"), N_BATCHES // 5))
+    internals.GraphViews = internals.BlobViews  # type: ignore[misc, assignment]
+    slow_us = statistics.median(_per_batch_us(TinygradAdapter("CPU"), N_BATCHES // 5))
     print(f"by public calls only  {slow_us:8.1f} us")
     return int(median_us > LIMIT_US)
 

@@ -13,7 +13,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
-from shardio.outputs.tinygrad.internals import find_copies, find_view, wait_for
+from shardio.outputs.tinygrad.internals import find_copies, find_view, synchronizer_for
 
 Ndarray = npt.NDArray[Any]
 
@@ -38,7 +38,7 @@ _STAGING_BYTES: Final = 512 << 20
 _HOLDS_ONLY: Final = frozenset({"DISK", "NPY", "TINYFS"})
 
 
-class TensorMaker:
+class TinygradAdapter:
     """Makes tinygrad Tensors of arrays: of the same memory on the CPU device, else copies.
 
     Opens `device`, tinygrad's default if None; over a tuple, tensors are sharded along axis 0.
@@ -56,7 +56,7 @@ class TensorMaker:
         self._devices = tuple(_open(name) for name in names)
         if not names or len(set(self._devices)) < len(names):
             raise InvalidArgument(f"device must name different devices; found {device!r}")
-        self._waits = [wait_for(name) for name in self._devices]
+        self._waits = [synchronizer_for(name) for name in self._devices]
         self._n_staged_bytes = 0
         self._view = find_view(self._devices[0]) if _kinds(self._devices) == ["CPU"] else None
         self.aliases = self._view is not None

@@ -41,7 +41,7 @@ from tinygrad.device import Device
 from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
-CHANGED: Final = (
+INTERNALS_CHANGED: Final = (
     AssertionError,
     AttributeError,
     ImportError,
@@ -67,7 +67,7 @@ class _Template(NamedTuple):
     wrapping: tuple[Any, ...] | None
 
 
-class Graphs:
+class TensorTemplates:
     """Makes tensors over buffers of one device."""
 
     # As many shapes as a loop may have batches of at a time; varying shapes must not pile up.
@@ -136,12 +136,12 @@ class Graphs:
 Ndarray = npt.NDArray[Any]
 
 
-class Copies:
+class DeviceCopies:
     """Makes tensors with memory of their own on a device, and writes into them."""
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._graphs = Graphs(device)
+        self._graphs = TensorTemplates(device)
 
     def new(self, array: Ndarray, dtype: DType) -> Tensor:
         """Make a tensor with the values of an array: C-contiguous, not empty."""
@@ -162,16 +162,16 @@ def _fill(buffer: Any, array: Ndarray) -> None:
     buffer.allocator._copyin(buffer._buf, array.reshape(-1).view(np.uint8).data)
 
 
-def find_copies(device: str) -> Copies | None:
+def find_copies(device: str) -> DeviceCopies | None:
     """What copies to a device; None if only the public way does."""
     try:
-        copies = Copies(device)
+        copies = DeviceCopies(device)
         return copies if _copies_work(copies, device) else None
-    except CHANGED:
+    except INTERNALS_CHANGED:
         return None
 
 
-def _copies_work(copies: Copies, device: str) -> bool:
+def _copies_work(copies: DeviceCopies, device: str) -> bool:
     """Try it out: do tensors get the values, and others when they are refilled?"""
     first, second = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 7, np.float32)
     tensor = copies.new(first, dtypes.float32)
@@ -182,10 +182,10 @@ def _copies_work(copies: Copies, device: str) -> bool:
 
 
 # (address, shape, dtype, carrier) -> tensor over the memory there, which keeps the carrier
-View = Callable[[int, tuple[int, ...], DType, object], Tensor]
+MakeView = Callable[[int, tuple[int, ...], DType, object], Tensor]
 
 
-class Blob:
+class BlobViews:
     """Views by the public way; only where the carrier is put is not public."""
 
     def __init__(self, device: str) -> None:
@@ -200,7 +200,7 @@ class Blob:
         return tensor
 
 
-class Graft:
+class GraphViews:
     """Views by putting a new buffer under a graph that is kept for the next batch."""
 
     # As many fields as all blocks may have; an address that comes again means the same as before.
@@ -208,7 +208,7 @@ class Graft:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._graphs = Graphs(device)
+        self._graphs = TensorTemplates(device)
         self._allocator: Any = Device[device].allocator
         self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
 
@@ -234,25 +234,25 @@ class Graft:
         return found
 
 
-def find_view(device: str) -> View | None:
+def find_view(device: str) -> MakeView | None:
     """The fastest way to make views on a device; None if no way keeps the memory."""
-    for make in (Graft, Blob):
+    for make in (GraphViews, BlobViews):
         try:
             view = make(device)
             if _view_works(view, device):
                 return view
-        except CHANGED:
+        except INTERNALS_CHANGED:
             continue  # the next one is slower, and needs less of tinygrad
     return None
 
 
-class _Carrier:
+class _ProbeOwner:
     """Stands for a lease while a way to make views is tried out."""
 
 
-def _view_works(view: View, device: str) -> bool:
+def _view_works(view: MakeView, device: str) -> bool:
     """Try a way to make views: does it give the tensor asked for, and keep and free the carrier?"""
-    carrier = _Carrier()
+    carrier = _ProbeOwner()
     is_gone = weakref.ref(carrier)
     memory = np.zeros((2, 3), np.float32)  # is not read, so it need not be aligned
     tensor = view(memory.ctypes.data, memory.shape, dtypes.float32, carrier)
@@ -265,7 +265,7 @@ def _view_works(view: View, device: str) -> bool:
     return fits and is_kept and is_gone() is None
 
 
-class Glance:
+class FastSynchronize:
     """Waits for tinygrad's CPU device; costs a glance at its counters where nothing is queued.
 
     `synchronize` looks the counters up each time, of what was given out and what is done, for each
@@ -282,7 +282,7 @@ class Glance:
 
     def __init__(self, device: Any) -> None:
         own = [vars(kind).get("synchronize") for kind in type(device).__mro__]
-        found = tuple(" ".join(sorted(_words(each.__code__))) for each in own if each)
+        found = tuple(" ".join(sorted(_names_and_strings(each.__code__))) for each in own if each)
         if found[:2] != self.KNOWN:
             raise NotImplementedError(f"synchronize is made of {found}")
         self._device = device
@@ -305,7 +305,7 @@ def _counter(buffer: Any) -> Any:
     return buffer._buf.cpu_view().view(fmt="Q")
 
 
-def _words(code: types.CodeType) -> set[str]:
+def _names_and_strings(code: types.CodeType) -> set[str]:
     """The names and strings that a function's code refers to."""
     found = set(code.co_names)
     for constant in code.co_consts:
@@ -313,15 +313,15 @@ def _words(code: types.CodeType) -> set[str]:
             if isinstance(each, str):
                 found.add(each)
             elif isinstance(each, types.CodeType):
-                found |= _words(each)
+                found |= _names_and_strings(each)
     return found
 
 
-def wait_for(name: str) -> Callable[[], object]:
+def synchronizer_for(name: str) -> Callable[[], object]:
     """What waits until a device has done all that is queued."""
     device: Any = Device[name]
     try:
-        return Glance(device)
-    except CHANGED:  # another device, another tinygrad
+        return FastSynchronize(device)
+    except INTERNALS_CHANGED:  # another device, another tinygrad
         wait: Callable[[], object] = device.synchronize
         return wait

@@ -22,7 +22,7 @@ from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, this_process
 from shardio.batch.batch import Batch
 from shardio.errors import ClosedError, InvalidArgument
-from shardio.outputs.adapters import OUTPUTS, Maker, Output, maker_for
+from shardio.outputs.adapters import OUTPUTS, Output, TensorAdapter, create_adapter
 from shardio.serving.client.address import Address, is_address, parse_all
 from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.handshake import Arrived, Opened, State, as_json
@@ -84,7 +84,7 @@ class RemoteLoader(Closing):
         )
         most_bytes = min(_MOST_BYTES, default_budget()) if memory_bytes is None else memory_bytes
         self._asked, self._has_warned = asked, False
-        self._maker = maker_for(output, device_or_none(device, output))
+        self._maker = create_adapter(output, device_or_none(device, output))
         self._stream = Stream(
             self._addresses,
             self._keys,
@@ -253,7 +253,7 @@ class RemotePass:
         state: where it begins.
     """
 
-    def __init__(self, stream: Stream, maker: Maker | None, state: State) -> None:
+    def __init__(self, stream: Stream, maker: TensorAdapter | None, state: State) -> None:
         self._stream, self._maker, self.state = stream, maker, state
         self._began_s, self._ended_s = time.monotonic(), 0.0
         self._waiting_s = self._handing_s = 0.0
