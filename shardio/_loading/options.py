@@ -18,7 +18,7 @@ from shardio._base.stack_level import level_of_caller
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.filling.batch_spec import Dct, Recipe
 from shardio._workers.processes.limits import default_budget, usable_cpus
-from shardio.batch.collation import Collation, Kind, Sizes, collation_of
+from shardio.batch.collation import CollateKind, Collation, Sizes, parse_collate
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
@@ -189,7 +189,11 @@ def device_or_none(device: Any, output: str) -> Any:
     return device if isinstance(device, str) else tuple(device)
 
 
-Collate = Kind | Mapping[str, Kind | Sizes] | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
+Collate = (
+    CollateKind
+    | Mapping[str, CollateKind | Sizes]
+    | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
+)
 _TAILS: Final = get_args(Tail)
 _DCTS: Final = get_args(Dct)
 _START_METHODS: Final = ("zygote", "spawn", "forkserver", "fork", "thread")
@@ -284,7 +288,7 @@ def check_options(dataset: Dataset, choice: SamplingOptions, asked: Asked) -> Op
     """
     transform = callable_or_none("transform", asked["transform"])
     batch_transform = callable_or_none("batch_transform", asked["batch_transform"])
-    media, collation = _media_of(dataset, asked), collation_of(asked["collate"])
+    media, collation = _media_of(dataset, asked), parse_collate(asked["collate"])
     if collation.function is not None:
         check_one_argument("collate", "samples", collation.function)
     if transform is None and media.video is None:

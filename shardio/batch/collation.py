@@ -21,10 +21,10 @@ from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Field
 from shardio.format.schema import Schema
 
-Kind = Literal["stack", "pad", "ragged", "list"]
-KINDS: Final = get_args(Kind)
+CollateKind = Literal["stack", "pad", "ragged", "list"]
+KINDS: Final = get_args(CollateKind)
 Sizes = tuple[int | None, ...]
-_BESIDE: Final[dict[Kind, tuple[str, str, int]]] = {
+_BESIDE: Final[dict[CollateKind, tuple[str, str, int]]] = {
     "pad": ("mask", "bool", 1),
     "ragged": ("offsets", "int64", 0),
 }
@@ -33,21 +33,21 @@ dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CollateRule:
     """What is done with one field; `sizes` is what it is padded to, None there for the largest."""
 
-    kind: Kind
+    kind: CollateKind
     sizes: Sizes | None = None
 
 
-class Join(NamedTuple):
+class JoinedField(NamedTuple):
     """A field whose values become one array of the batch.
 
     `field` is that of a sample; `beside` is the name of the mask or the offsets, None of neither.
     """
 
     name: str
-    rule: Rule
+    rule: CollateRule
     field: Array
     beside: str | None
 
@@ -59,8 +59,8 @@ class Collation:
     The function makes a dict of a list of samples, the arrays of which may have any shape.
     """
 
-    others: Rule = field(default_factory=lambda: Rule("stack"))
-    named: Mapping[str, Rule] = field(default_factory=dict)
+    others: CollateRule = field(default_factory=lambda: CollateRule("stack"))
+    named: Mapping[str, CollateRule] = field(default_factory=dict)
     function: Callable[[list[Mapping[str, Any]]], Any] | None = None
 
     def loosen(self, schema: Schema) -> Schema:
@@ -73,7 +73,7 @@ class Collation:
             return found
         return replace(found, shape=(None,) * len(found.shape))
 
-    def expand(self, schema: Schema) -> tuple[Schema, tuple[Join, ...]]:
+    def expand(self, schema: Schema) -> tuple[Schema, tuple[JoinedField, ...]]:
         """The schema of batches of such samples, and which of its arrays are made of all samples.
 
         Of those, it has the dimensions of the whole batch.
@@ -104,7 +104,7 @@ class Collation:
                 fields[join.beside] = Array(dtype, (None,) * (1 + has_dims * n_dims))
         return (Schema(fields) if joins else schema), tuple(joins)
 
-    def _join(self, name: str, found: Field) -> Join | None:
+    def _join(self, name: str, found: Field) -> JoinedField | None:
         if not isinstance(found, Array) or found.is_fixed:
             return None
         rule = self.named.get(name)
@@ -114,23 +114,23 @@ class Collation:
         if rule.kind == "list":
             return None
         ending = _BESIDE.get(rule.kind)
-        return Join(name, rule, found, f"{name}_{ending[0]}" if ending else None)
+        return JoinedField(name, rule, found, f"{name}_{ending[0]}" if ending else None)
 
 
-STACKED: Final = Collation()
+DEFAULT_COLLATION: Final = Collation()
 """What is done unless something is asked for."""
 
 
-def collation_of(asked: object) -> Collation:
+def parse_collate(asked: object) -> Collation:
     """What a user's `collate` says.
 
     Raises:
         InvalidArgument: listing what is acceptable.
     """
     if isinstance(asked, Mapping):
-        return Collation(named={str(name): _rule(each) for name, each in asked.items()})
+        return Collation(named={str(name): _parse_rule(each) for name, each in asked.items()})
     if isinstance(asked, str) and asked in KINDS:
-        return Collation(others=_rule(asked))
+        return Collation(others=_parse_rule(asked))
     if callable(asked):
         return Collation(function=asked)
     raise InvalidArgument(
@@ -139,21 +139,21 @@ def collation_of(asked: object) -> Collation:
     )
 
 
-def _rule(asked: object) -> Rule:
+def _parse_rule(asked: object) -> CollateRule:
     if isinstance(asked, tuple | list):
         are_sizes = [n is None or (isinstance(n, int | np.integer) and n >= 1) for n in asked]
         if asked and all(are_sizes) and not any(isinstance(n, bool) for n in asked):
-            return Rule("pad", tuple(None if n is None else int(n) for n in asked))
+            return CollateRule("pad", tuple(None if n is None else int(n) for n in asked))
     for kind in KINDS:
         if isinstance(asked, str) and asked == kind:
-            return Rule(kind)
+            return CollateRule(kind)
     raise InvalidArgument(
         f"collate must say of a field one of {', '.join(map(repr, KINDS))}, or the shape to pad "
         f"to, a tuple with None for the largest of the batch; found {asked!r}"
     )
 
 
-def _check_named(name: str, rule: Rule, schema: Schema) -> None:
+def _check_named(name: str, rule: CollateRule, schema: Schema) -> None:
     """Make sure that a field can be treated as it is asked by its name."""
     if name not in schema:
         raise InvalidArgument(

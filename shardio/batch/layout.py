@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.batch.collation import STACKED, Collation, Join
+from shardio.batch.collation import DEFAULT_COLLATION, Collation, JoinedField
 from shardio.errors import InvalidArgument
 from shardio.format.fields import STREAMED, Array, Field, List
 from shardio.format.schema import Schema
@@ -100,7 +100,7 @@ class WholeSlot:
 class JoinSlot(NamedTuple):
     """Where a field that is joined goes, and its mask or offsets."""
 
-    join: Join
+    join: JoinedField
     values: WholeSlot
     beside: WholeSlot | None
 
@@ -222,19 +222,21 @@ def is_fixed(schema: Schema, name: str) -> bool:
     return isinstance(field, Array) and field.is_fixed
 
 
-def lay_out(schema: Schema, n_rows: int, collation: Collation = STACKED) -> BlockLayout:
+def layout_for_samples(
+    schema: Schema, n_rows: int, collation: Collation = DEFAULT_COLLATION
+) -> BlockLayout:
     """Place every field of a batch of samples of `schema`.
 
     Raises:
         InvalidArgument: the collation does not go with the schema; or it has a stream of packets.
     """
-    _refuse_streams(schema)
+    _check_no_streams(schema)
     batch, joins = collation.expand(schema)
     names = [name for join in joins for name in (join.name, join.beside) if name is not None]
-    return _place(batch, n_rows, frozenset(names), joins, schema)
+    return _place_fields(batch, n_rows, frozenset(names), joins, schema)
 
 
-def _refuse_streams(schema: Schema) -> None:
+def _check_no_streams(schema: Schema) -> None:
     for name, field in schema.items():
         if isinstance(field, STREAMED):
             others = [each for each, kind in schema.items() if not isinstance(kind, STREAMED)]
@@ -244,48 +246,50 @@ def _refuse_streams(schema: Schema) -> None:
             )
 
 
-def lay_out_whole(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
+def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
     """Place what is made of batches of another layout: `whole` are arrays, all else are lists."""
-    made = _place(schema, inner.n_rows, whole, (), inner.samples)
+    made = _place_fields(schema, inner.n_rows, whole, (), inner.samples)
     return replace(made, inner=inner)
 
 
-def lay_out_received(schema: Schema, n_rows: int, whole: frozenset[str]) -> BlockLayout:
+def layout_of_received_batches(schema: Schema, n_rows: int, whole: frozenset[str]) -> BlockLayout:
     """Place what was filled elsewhere, to be read and never filled; `whole` as `lay_out_whole`."""
-    return _place(schema, n_rows, whole, (), schema)
+    return _place_fields(schema, n_rows, whole, (), schema)
 
 
-def _place(
+def _place_fields(
     schema: Schema,
     n_rows: int,
     whole: frozenset[str],
-    joins: tuple[Join, ...],
+    joins: tuple[JoinedField, ...],
     samples: Schema,
 ) -> BlockLayout:
     """Give every part its offset; all starts are 64-byte aligned, as tinygrad needs them."""
-    place = _aligned(n_rows * ORIGIN.itemsize)
+    place = _align(n_rows * ORIGIN.itemsize)
     presence = []
     for name in schema.optional:
         presence.append(PresenceSlot(name, place))
-        place = _aligned(place + n_rows)
+        place = _align(place + n_rows)
     varying, heads = [], {}
     for name, field in schema.items():
         if name in whole and isinstance(field, Array):
             n_dims = len(field.shape)
-            heads[name] = WholeSlot(name, place, field.numpy, n_dims, _special(field))
-            place = _aligned(place + (1 + n_dims) * 8)
+            heads[name] = WholeSlot(name, place, field.numpy, n_dims, _missing_dtype(field))
+            place = _align(place + (1 + n_dims) * 8)
         elif not is_fixed(schema, name):
-            varying.append(_varying(name, field, place, n_rows))
-            place = _aligned(varying[-1].shapes + n_rows * varying[-1].n_dims * 8)
+            varying.append(_varying_slot(name, field, place, n_rows))
+            place = _align(varying[-1].shapes + n_rows * varying[-1].n_dims * 8)
     fixed = []
     for name, field in schema.items():
         if isinstance(field, Array) and field.is_fixed and name not in whole:
             shape = tuple(d for d in field.shape if d is not None)
             row_bytes = field.row_bytes or 0
             full = (n_rows, *shape)
-            slot = FixedSlot(name, place, field.numpy, shape, full, row_bytes, _special(field))
+            slot = FixedSlot(
+                name, place, field.numpy, shape, full, row_bytes, _missing_dtype(field)
+            )
             fixed.append(slot)
-            place = _aligned(place + n_rows * row_bytes)
+            place = _align(place + n_rows * row_bytes)
     heap = -(-place // PAGE) * PAGE
     slots = tuple(
         JoinSlot(join, heads[join.name], None if join.beside is None else heads[join.beside])
@@ -295,16 +299,16 @@ def _place(
     return BlockLayout(schema, samples, n_rows, *parts, heap)
 
 
-def _varying(name: str, field: Field, place: int, n_rows: int) -> VaryingSlot:
+def _varying_slot(name: str, field: Field, place: int, n_rows: int) -> VaryingSlot:
     n_dims = len(field.shape) if isinstance(field, Array) else 0
-    shapes = _aligned(place + n_rows * EXTENT.itemsize)
+    shapes = _align(place + n_rows * EXTENT.itemsize)
     alignment = ALIGNMENT if isinstance(field, Array | List) else 1
     return VaryingSlot(name, place, shapes, n_dims, alignment)
 
 
-def _special(field: Array) -> str | None:
+def _missing_dtype(field: Array) -> str | None:
     return field.dtype if field.dtype == "bfloat16" else None
 
 
-def _aligned(n_bytes: int) -> int:
+def _align(n_bytes: int) -> int:
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shardio.batch.batch import Batch
-from shardio.batch.layout import CLAIMED, EMPTY, FILLED, lay_out
+from shardio.batch.layout import CLAIMED, EMPTY, FILLED, layout_for_samples
 from shardio.errors import ShardCorrupt
 from shardio.format.fields import Array, Bytes, Json, Text
 from shardio.format.schema import Schema
@@ -31,7 +31,7 @@ RECORDS: dict[str, list[bytes]] = {
 
 def make_batch(records: dict[str, list[bytes]] = RECORDS, n_rows: int = 3) -> Batch:
     """A batch of up to 4 rows over a block that is filled by hand."""
-    layout = lay_out(SCHEMA, 4)
+    layout = layout_for_samples(SCHEMA, 4)
     block = np.zeros(layout.heap + (1 << 20), np.uint8)
     origins = layout.origins(block)
     origins["position"], origins["shard"] = [70, 71, 5, 99], [1, 1, 0, 9]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.batch.layout import EXTENT, NO_FIELD, ORIGIN, BlockLayout, is_fixed, lay_out
+from shardio.batch.layout import EXTENT, NO_FIELD, ORIGIN, BlockLayout, is_fixed, layout_for_samples
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, Text
 from shardio.format.schema import Schema
 from tests.shards import EVERY_FIELD
@@ -47,7 +47,7 @@ def test_the_tables_of_a_block_have_the_sizes_they_always_had() -> None:
 @given(schema=SCHEMAS, n_rows=st.integers(1, 3000))
 @settings(max_examples=200, deadline=None)
 def test_parts_of_a_block_are_aligned_and_never_overlap(schema: Schema, n_rows: int) -> None:
-    layout = lay_out(schema, n_rows)
+    layout = layout_for_samples(schema, n_rows)
     parts = parts_of(layout)
     assert all(offset % 64 == 0 for offset, _ in parts)
     ends = [offset + size for offset, size in parts]
@@ -61,7 +61,7 @@ def test_parts_of_a_block_are_aligned_and_never_overlap(schema: Schema, n_rows: 
 def test_a_block_wastes_less_than_a_cache_line_per_part_and_a_page(
     schema: Schema, n_rows: int
 ) -> None:
-    layout = lay_out(schema, n_rows)
+    layout = layout_for_samples(schema, n_rows)
     parts = parts_of(layout)
     assert layout.heap < sum(size for _, size in parts) + 64 * len(parts) + 4096
 
@@ -69,7 +69,7 @@ def test_a_block_wastes_less_than_a_cache_line_per_part_and_a_page(
 @given(schema=SCHEMAS)
 @settings(max_examples=100, deadline=None)
 def test_every_field_has_one_place(schema: Schema) -> None:
-    layout = lay_out(schema, 10)
+    layout = layout_for_samples(schema, 10)
     fixed, varying = ([slot.name for slot in slots] for slots in (layout.fixed, layout.varying))
     assert sorted(fixed + varying) == sorted(schema)
     assert fixed == [name for name in schema if is_fixed(schema, name)]
@@ -87,7 +87,7 @@ def test_compressed_arrays_of_one_shape_are_dense_in_a_batch_too() -> None:
 
 
 def test_views_of_a_block_lie_where_the_layout_says() -> None:
-    layout = lay_out(EVERY_FIELD, 5)
+    layout = layout_for_samples(EVERY_FIELD, 5)
     block = np.zeros(layout.heap, np.uint8)
     start = block.__array_interface__["data"][0]
     for slot in layout.fixed:
@@ -103,7 +103,7 @@ def test_views_of_a_block_lie_where_the_layout_says() -> None:
 
 
 def test_what_is_written_through_one_view_shows_in_no_other() -> None:
-    layout = lay_out(EVERY_FIELD, 4)
+    layout = layout_for_samples(EVERY_FIELD, 4)
     block = np.zeros(layout.heap, np.uint8)
     layout.origins(block)["position"] = -1
     for slot in layout.varying:
@@ -120,7 +120,7 @@ def test_what_is_written_through_one_view_shows_in_no_other() -> None:
 
 
 def test_only_bfloat16_is_a_dtype_that_numpy_lacks() -> None:
-    layout = lay_out(EVERY_FIELD, 1)
+    layout = layout_for_samples(EVERY_FIELD, 1)
     assert {slot.name: slot.special for slot in layout.fixed if slot.special} == {
         "bits": "bfloat16"
     }

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from shardio.batch.collation import STACKED, Collation, Rule, collation_of
-from shardio.batch.layout import lay_out
+from shardio.batch.collation import DEFAULT_COLLATION, CollateRule, Collation, parse_collate
+from shardio.batch.layout import layout_for_samples
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Bytes, List, Text
 from shardio.format.schema import Schema
@@ -24,7 +24,7 @@ SCHEMA = Schema(
 
 def shapes(collate: object, schema: Schema = SCHEMA) -> dict[str, Any]:
     """The dtype and the dimensions of every array in a batch."""
-    batch, _ = collation_of(collate).expand(schema)
+    batch, _ = parse_collate(collate).expand(schema)
     return {name: (f.dtype, f.shape) for name, f in batch.items() if isinstance(f, Array)}
 
 
@@ -32,9 +32,9 @@ FIXED = {"label": ("int64", ()), "image": ("uint8", (4, 6))}
 
 
 def test_without_a_word_batches_have_the_schema_of_the_samples() -> None:
-    assert collation_of("stack") == STACKED
-    assert STACKED.expand(SCHEMA) == (SCHEMA, ())
-    assert STACKED.loosen(SCHEMA) == SCHEMA
+    assert parse_collate("stack") == DEFAULT_COLLATION
+    assert DEFAULT_COLLATION.expand(SCHEMA) == (SCHEMA, ())
+    assert DEFAULT_COLLATION.loosen(SCHEMA) == SCHEMA
 
 
 @pytest.mark.parametrize("collate", ["pad", {"points": "pad"}, {"points": (9, None)}])
@@ -42,7 +42,7 @@ def test_what_is_padded_has_a_dimension_more_and_a_mask_of_its_shape(collate: ob
     whole = (None, None, None)
     expected = {"points": ("bfloat16", whole), "points_mask": ("bool", whole)}
     assert shapes(collate) == FIXED | expected
-    batch, (join,) = collation_of(collate).expand(SCHEMA)
+    batch, (join,) = parse_collate(collate).expand(SCHEMA)
     assert list(batch) == ["label", "image", "points", "points_mask", "note", "boxes"]
     assert batch["points"].optional
     assert join.field == SCHEMA["points"]
@@ -60,29 +60,29 @@ def test_what_is_stacked_by_name_is_one_array_although_it_varies() -> None:
 
 @pytest.mark.parametrize("collate", ["list", {"points": "list"}, {"note": "list"}])
 def test_lists_are_what_varying_arrays_are_anyway(collate: object) -> None:
-    assert collation_of(collate).expand(SCHEMA) == (SCHEMA, ())
+    assert parse_collate(collate).expand(SCHEMA) == (SCHEMA, ())
 
 
 @pytest.mark.parametrize("collate", ["pad", "ragged", "list", lambda samples: samples])
 def test_of_what_a_transform_makes_every_dimension_may_vary(collate: object) -> None:
-    loose = collation_of(collate).loosen(SCHEMA)
+    loose = parse_collate(collate).loosen(SCHEMA)
     assert loose["image"] == Array("uint8", (None, None))
     assert loose["points"] == Array("bfloat16", (None, None), optional=True)
     assert all(loose[name] == SCHEMA[name] for name in ("label", "note", "boxes"))
 
 
 def test_a_dict_loosens_the_fields_that_it_names_alone() -> None:
-    loose = collation_of({"image": "pad"}).loosen(SCHEMA)
+    loose = parse_collate({"image": "pad"}).loosen(SCHEMA)
     assert loose["image"] == Array("uint8", (None, None))
     assert loose["points"] == SCHEMA["points"]
 
 
 def test_a_function_is_left_as_it_is() -> None:
-    assert collation_of(len) == Collation(function=len)
+    assert parse_collate(len) == Collation(function=len)
 
 
 def test_a_shape_is_what_a_field_is_padded_to() -> None:
-    assert collation_of({"points": [3, None]}).named == {"points": Rule("pad", (3, None))}
+    assert parse_collate({"points": [3, None]}).named == {"points": CollateRule("pad", (3, None))}
 
 
 @pytest.mark.parametrize(
@@ -107,19 +107,19 @@ def test_a_shape_is_what_a_field_is_padded_to() -> None:
 )
 def test_what_cannot_be_asked_is_refused_with_what_can(collate: object, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
-        collation_of(collate).expand(SCHEMA)
+        parse_collate(collate).expand(SCHEMA)
 
 
 @pytest.mark.parametrize(("collate", "name"), [("pad", "x_mask"), ("ragged", "x_offsets")])
 def test_a_field_that_has_the_name_of_a_mask_is_in_the_way(collate: str, name: str) -> None:
     schema = Schema({"x": Array("int64", (None,)), name: Bytes()})
     with pytest.raises(InvalidArgument, match=f"of 'x' adds '{name}', which is a field already"):
-        collation_of(collate).expand(schema)
+        parse_collate(collate).expand(schema)
 
 
 @pytest.mark.parametrize("collate", ["pad", "ragged", "list", "stack"])
 def test_heads_lie_between_other_parts_and_fields_are_in_one_place(collate: str) -> None:
-    layout = lay_out(EVERY_FIELD, 5, collation_of(collate))
+    layout = layout_for_samples(EVERY_FIELD, 5, parse_collate(collate))
     parts = [(slot.offset, 5 * slot.row_bytes) for slot in layout.fixed]
     parts += [(slot.offset, 8 + 8 * slot.n_dims) for slot in layout.whole]
     parts += [(slot.offset, 5 * 24) for slot in layout.varying]

@@ -16,7 +16,7 @@ import pytest
 
 from shardio import Array, Batch, List, Schema, ShardLoader
 from shardio._engine.dispatch.crashes import Claims, error_of_death
-from shardio.batch.layout import CLAIMED, lay_out
+from shardio.batch.layout import CLAIMED, layout_for_samples
 from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardChanged, ShardCorrupt
@@ -270,7 +270,7 @@ def test_what_killed_a_worker_is_looked_for_among_the_files_that_it_read(
 
 def test_an_error_about_a_value_names_the_file_that_it_came_from() -> None:
     schema = Schema({"a": List(Array("uint8", (2,))), "b": List(Array("uint8", (2,)))})
-    layout = lay_out(schema, 1)
+    layout = layout_for_samples(schema, 1)
     block = np.zeros(layout.heap + 4096, np.uint8)
     block[layout.heap] = 9  # nine arrays in a record that has no room for one
     layout.origins(block)["status"] = CLAIMED

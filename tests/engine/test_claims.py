@@ -9,7 +9,7 @@ import pytest
 
 from shardio._engine.dispatch.crashes import claims_in
 from shardio._workers.processes.blocks import Block
-from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, lay_out
+from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, layout_for_samples
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 
 SCHEMA = Schema({"label": Array("int64"), "note": Text()})
 FIELDS = ("note", "label")  # in another order than the dataset's: the recipe's counts
-LAYOUT = lay_out(SCHEMA, 6)
+LAYOUT = layout_for_samples(SCHEMA, 6)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from shardio._engine.dispatch.iterations import Iteration
 from shardio._engine.filling.batch_spec import Plan
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignment, Schedule
 from shardio.batch.batch import Skipped
-from shardio.batch.layout import lay_out
+from shardio.batch.layout import layout_for_samples
 from shardio.errors import TooManySkipped
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
@@ -79,7 +79,7 @@ class Passes(RuleBasedStateMachine):
         self.skipped: dict[int, int] = {}  # step -> how many of its samples
         self.n_skipped = 0
         division = RankPartition(last := first + n_steps, 0, 1)
-        layout = lay_out(Schema({"label": Array("int64")}), 1)
+        layout = layout_for_samples(Schema({"label": Array("int64")}), 1)
         self.iteration = Iteration(0, Plan(0, division), self.schedule, layout)
         self.most = last // 2
 

@@ -31,7 +31,7 @@ from shardio import Array, Bytes, Schema, ShardLoader, Text
 from shardio._engine.filling.batch_spec import Plan, Recipe
 from shardio._engine.filling.filler import Filler
 from shardio._workers.processes.blocks import Block
-from shardio.batch.layout import lay_out
+from shardio.batch.layout import layout_for_samples
 from shardio.dataset.dataset import ShardDataset
 from shardio.order.partition import RankPartition
 
@@ -105,7 +105,7 @@ def _epochs_of_worker(case: str, folder: str) -> Iterable[Callable[[], int]]:
             takes_rng=False,
         )
         filler = Filler(recipe, dataset)
-        layout = lay_out(filler.batch_schema(), BATCH)
+        layout = layout_for_samples(filler.batch_schema(), BATCH)
         blocks = [Block(number, 2 * layout.heap) for number in range(4)]
         epoch = 0
 

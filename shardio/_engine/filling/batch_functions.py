@@ -36,7 +36,14 @@ from shardio._engine.filling.transform import (
 )
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.batch import Batch
-from shardio.batch.layout import CLAIMED, NO_FIELD, BlockLayout, lay_out, lay_out_whole, pack_state
+from shardio.batch.layout import (
+    CLAIMED,
+    NO_FIELD,
+    BlockLayout,
+    layout_for_batches,
+    layout_for_samples,
+    pack_state,
+)
 from shardio.batch.schema_inference import check_batch, infer_batch
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.shard_storage import ShardPaths
@@ -160,7 +167,7 @@ class Batches:
         self, layout: BlockLayout, memory: BlockMap, share: Share, one_by_one: OneByOne
     ) -> int:
         """Fill the rows one by one into a scratch, and join what is there."""
-        plain = lay_out(layout.samples, layout.n_rows)
+        plain = layout_for_samples(layout.samples, layout.n_rows)
         below = Scratch(plain)
         self._fill_rows(plain, below, share, one_by_one)
         share.states[:] = _CLAIMED
@@ -237,7 +244,7 @@ class Batches:
             schema, whole = infer_batch(made, share.n_rows, inner.schema)
         except SchemaError as error:
             raise TransformError(f"{error}\n  at {self._named(share)}") from None
-        layout = lay_out_whole(schema, whole, inner)
+        layout = layout_for_batches(schema, whole, inner)
         heap_bytes = self._write(layout, Scratch(layout), made, share)
         self._scratches.clear()  # of layouts that nobody has
         return Schemas(samples, schema, whole, heap_bytes)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 from shardio._workers.processes.shared_memory import SharedArray
-from shardio.batch.collation import STACKED, Collation
-from shardio.batch.layout import BlockLayout, lay_out, lay_out_whole
+from shardio.batch.collation import DEFAULT_COLLATION, Collation
+from shardio.batch.layout import BlockLayout, layout_for_batches, layout_for_samples
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import MixtureSpec
 from shardio.format.schema import Schema
@@ -63,7 +63,7 @@ class Recipe:
     subset: str | None = None
     generation: int | None = None
     skips: bool = False
-    collation: Collation = STACKED
+    collation: Collation = DEFAULT_COLLATION
     batch_transform: Callable[..., Any] | None = None
     batch_takes_rng: bool = False
     mixed: MixtureSpec | None = None
@@ -120,15 +120,15 @@ class Recipe:
             InvalidArgument: the collation does not go with the samples.
         """
         samples = schemas.samples
-        layout = lay_out(samples, self.block_rows, self.collation)
+        layout = layout_for_samples(samples, self.block_rows, self.collation)
         decoded_ones = {*self.pictures, *(field.name for field in self.heard)}
         of_values = any(slot.join.name in decoded_ones for slot in layout.joins)
         if layout.joins and (of_values or self.transform is not None):
             # Values come sample by sample, and can be joined when all are there.
-            layout = replace(layout, inner=lay_out(samples, self.block_rows))
+            layout = replace(layout, inner=layout_for_samples(samples, self.block_rows))
         if schemas.batch is None:
             return layout
-        return lay_out_whole(schemas.batch, schemas.whole, layout)
+        return layout_for_batches(schemas.batch, schemas.whole, layout)
 
 
 class Schemas(NamedTuple):

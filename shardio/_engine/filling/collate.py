@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.shared_memory import reserve_memory_file
-from shardio.batch.collation import Join
+from shardio.batch.collation import JoinedField
 from shardio.batch.layout import (
     ALIGNMENT,
     CLAIMED,
@@ -196,7 +196,7 @@ def join(
 
 
 def _sizes(
-    join: Join, values: Values, lengths: npt.NDArray[np.int64], places: Places
+    join: JoinedField, values: Values, lengths: npt.NDArray[np.int64], places: Places
 ) -> tuple[int, ...]:
     """How large the array of each sample becomes."""
     # Where nothing is there, an axis that does not vary is as long as ever.
@@ -217,7 +217,7 @@ def _sizes(
     return sizes
 
 
-def _check_equal(join: Join, values: Values, first_axis: int, places: Places) -> None:
+def _check_equal(join: JoinedField, values: Values, first_axis: int, places: Places) -> None:
     """Make sure that all shapes are the same from an axis on."""
     there = [(i, value.shape) for i, value in enumerate(values) if value is not None]
     for i, shape in there:
@@ -307,7 +307,9 @@ class StoredJoins:
             used = join(layout, memory, slot, values, n_rows, used, places)
         return used
 
-    def _read(self, join: Join, shard: int, places: Rows, local: Rows, values: Values) -> None:
+    def _read(
+        self, join: JoinedField, shard: int, places: Rows, local: Rows, values: Values
+    ) -> None:
         """The arrays that some samples of one shard have: views of its map, where it is raw."""
         name, field = join.name, join.field
         reader = self._dataset.files.reader(shard, name)

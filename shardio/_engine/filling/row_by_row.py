@@ -26,7 +26,7 @@ from shardio.batch.layout import (
     NO_FIELD,
     SKIPPED,
     BlockLayout,
-    lay_out,
+    layout_for_samples,
     pack_state,
 )
 from shardio.errors import MediaError, ShardChanged, ShardCorrupt, TransformError, WorkerDied
@@ -105,7 +105,7 @@ class CarefulFiller:
     def _fill_rows(
         self, layout: BlockLayout, memory: BlockMap, plan: Plan, step: int, left_out: LeftOut
     ) -> tuple[int, int, tuple[Skipped, ...]]:
-        scratch = Scratch(lay_out(layout.samples, 1))
+        scratch = Scratch(layout_for_samples(layout.samples, 1))
         rows = _Rows(self._filler, self._seed, plan, step, scratch, left_out)
         n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, rows.fill)
         start, stop = plan.division.share(step)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardio._engine.filling.batch_spec import Recipe
 from shardio._workers.tasks.schedule import QUICK_DEPTH
-from shardio.batch.collation import Join
+from shardio.batch.collation import JoinedField
 from shardio.batch.layout import ALIGNMENT, BlockLayout, is_fixed
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InsufficientMemory
@@ -132,7 +132,7 @@ def _stated_bytes(layout: BlockLayout) -> int:
     return layout.n_rows * sum(n * size for n, size in n_items)
 
 
-def _padded_bytes(join: Join, varying: npt.NDArray[np.uint64]) -> int:
+def _padded_bytes(join: JoinedField, varying: npt.NDArray[np.uint64]) -> int:
     """What a sample's padded array takes, with its mask, if the largest are among these."""
     largest = iter(varying.max(0).tolist())
     found = [next(largest) if n is None else n for n in join.field.shape]

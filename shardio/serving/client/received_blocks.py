@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.batch.batch import Batch, Skipped
-from shardio.batch.layout import SKIPPED, BlockLayout, lay_out_received
+from shardio.batch.layout import SKIPPED, BlockLayout, layout_of_received_batches
 from shardio.errors import ShardioError
 from shardio.format.fields import Array
 from shardio.format.schema import Schema, canonical_json, read_json
@@ -53,7 +53,7 @@ def layout_of(content: str) -> BlockLayout:
         whole, n_rows = items(found, "whole"), number(found, "rows", _MOST_ROWS)
         if not all(isinstance(schema.get(n), Array) for n in whole if isinstance(n, str)):
             raise Garbled("a layout with arrays that its schema does not have")
-        return lay_out_received(schema, n_rows, frozenset(map(str, whole)))
+        return layout_of_received_batches(schema, n_rows, frozenset(map(str, whole)))
     except Garbled:
         raise
     except (ShardioError, ValueError, TypeError, OverflowError, RecursionError) as error:
