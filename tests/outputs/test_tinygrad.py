@@ -500,8 +500,8 @@ import numpy
 from tinygrad import Tensor
 from tinygrad.device import Device
 from shardio.outputs.tinygrad import internals
-from shardio.outputs.tinygrad.adapter import TensorMaker
-maker, device = TensorMaker("CPU"), Device["CPU"]
+from shardio.outputs.tinygrad.adapter import TinygradAdapter
+maker, device = TinygradAdapter("CPU"), Device["CPU"]
 synchronize, calls = device.synchronize, []
 device.synchronize = lambda: calls.append(0) or synchronize()
 a = Tensor(numpy.ones((500, 500), numpy.float32)).realize()
