@@ -277,7 +277,7 @@ def within(size: Size, side: int) -> Size:
     return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))
 
 
-class SampleReader:
+class SampleLookup:
     """The samples of a dataset, or of one shard, that is open."""
 
     def __init__(self, opened: shardio.ShardDataset | shardio.ShardReader) -> None:
@@ -323,7 +323,7 @@ def _located(dataset: shardio.ShardDataset, number: int) -> tuple[int, int]:
 
 
 @contextmanager
-def open_samples(path: str) -> Iterator[SampleReader]:
+def open_samples(path: str) -> Iterator[SampleLookup]:
     """Open the dataset or the shard at `path` until the end of `with`.
 
     Raises:
@@ -331,7 +331,7 @@ def open_samples(path: str) -> Iterator[SampleReader]:
     """
     if os.path.isdir(path):
         with shardio.open(path) as dataset:
-            yield SampleReader(dataset)
+            yield SampleLookup(dataset)
     else:
         with shardio.ShardReader(path) as reader:
-            yield SampleReader(reader)
+            yield SampleLookup(reader)

@@ -21,7 +21,7 @@ from shardio_tools.inspect.frames import (
     Frame,
     FrameSequence,
     Pixels,
-    SampleReader,
+    SampleLookup,
     Size,
     can_hold_files,
     clip_times_s,
@@ -184,7 +184,7 @@ def _parse_slice(text: str) -> slice:
 class FieldViewer:
     """Looks at one field of samples; what is damaged it puts among the findings."""
 
-    def __init__(self, inspection: Inspection, samples: SampleReader, wish: RenderOptions) -> None:
+    def __init__(self, inspection: Inspection, samples: SampleLookup, wish: RenderOptions) -> None:
         self.inspection, self.samples, self.path = inspection, samples, wish.path
         self.name = _chosen_field(wish.path, samples.schema, wish.field)
 
