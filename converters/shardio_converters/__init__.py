@@ -1,4 +1,4 @@
-"""shardio's own converters: a folder for each family of sources, a module for each kind.
+"""shardio's own converters: one folder per family of sources, one module per kind.
 
-They only read; the driver writes.
+Converters only read; the driver writes.
 """

@@ -1,4 +1,4 @@
-"""Names of files in data, which are UTF-8, and as Python spells them, which the locale decides."""
+"""Conversion between file names in data (UTF-8) and Python's file names (locale encoding)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Numbers of several dtypes in one field: the dtype that has them all, and no value is changed.
-
-The fields of samples whose members or columns say themselves what they are.
-"""
+"""Inference of fields from files: probing inputs, merging samples, widening dtypes."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ _WORD: Final = re.compile(r"(list\[)?(\w+)(.*)")
 
 @lru_cache(maxsize=256)
 def common_dtype(one: str, other: str) -> str | None:
-    """The dtype that numbers of both are stored in; None where they stay apart.
+    """Return the dtype that can store numbers of both dtypes; None if there is none.
 
-    As NumPy has it, but for whole numbers, which no two dtypes make floats of. Whole numbers beside
-    floats are floats: `widened` refuses those that would become others.
+    Like NumPy's promotion, except that two integer dtypes never become a float. Integers mixed with
+    floats become floats: `widen` refuses values that a float cannot represent exactly.
     """
     if one == other:
         return one
@@ -40,7 +37,7 @@ def common_dtype(one: str, other: str) -> str | None:
 
 
 def common_spec(one: str, other: str) -> str | None:
-    """The word of a field that has what two words stand for: they differ in dtypes alone."""
+    """Return the spec that covers two specs which differ in dtype only; None if there is none."""
     if one == other:
         return one
     (a_list, dtype, a_shape), (b_list, other_dtype, b_shape) = map(_parts, (one, other))
@@ -54,10 +51,10 @@ def _parts(word: str) -> tuple[str, str, str]:
 
 
 def widen(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The same numbers in a dtype that `wider` gave.
+    """Return numbers in a dtype from `common_dtype`.
 
     Raises:
-        MediaError: a whole number is too large to be that float exactly.
+        MediaError: an integer is too large for the float dtype to represent exactly.
     """
     wanted = np.dtype(dtype)
     if values.dtype == wanted:
@@ -71,27 +68,27 @@ def widen(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 class SchemaProbe:
-    """Looks at files, to tell fields from them; what cannot be read is passed over."""
+    """A pass over the inputs to infer fields; unreadable inputs are skipped."""
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         self._inputs, self._reason = inputs, ""
 
     def files(self) -> Iterator[Input]:
-        """The inputs that can be opened: opening a pipe would wait for its writer."""
+        """Return the inputs that are regular files: opening a pipe would wait for its writer."""
         return (one for one in self._inputs if os.path.isfile(one.path))
 
     @contextmanager
     def at(self, one: Input) -> Iterator[None]:
-        """Keep what breaks an input from the rest."""
+        """Skip an input that turns out broken; the first reason is kept for the error."""
         try:
             yield
         except (MediaError, OSError) as error:
             self._reason = self._reason or f"; {one.name}: {error}".replace(one.path, one.name)
 
     def none_of(self, what: str, reason: str = "") -> InvalidArgument:
-        """Make the error that fields cannot be told from any input; the first that broke says why.
+        """Return the error for inputs without a usable file; it quotes the first broken one.
 
-        `reason` is another one, where none broke.
+        `reason` is used if no input was broken.
         """
         return InvalidArgument(
             f"no {what}, so fields cannot be told; "
@@ -100,11 +97,11 @@ class SchemaProbe:
 
 
 DtypeShape = tuple[str, tuple[int | None, ...]]
-"""The word for a field, and its shape."""
+"""The dtype or type name of a field, and its shape."""
 
 
 class SchemaInference:
-    """The fields of samples; the first that has an array decides what it is."""
+    """Fields merged over samples; the first sample that has an array defines its field."""
 
     def __init__(self) -> None:
         self._facts: dict[str, DtypeShape] = {}
@@ -112,27 +109,27 @@ class SchemaInference:
         self.n_samples = 0
 
     def add(self, sample: Mapping[str, DtypeShape]) -> None:
-        """Take a sample in.
+        """Add a sample.
 
         Raises:
-            MediaError: an array differs from the same one of others in more than sizes.
+            MediaError: an array differs from its field in more than sizes.
         """
         self._merge(sample)
         self._counts.update(sample.keys())
         self.n_samples += 1
 
     def merge(self, other: SchemaInference) -> None:
-        """Take the samples of another file in; none of them if one does not fit.
+        """Add all samples of another file, or none if one does not fit.
 
         Raises:
-            MediaError: an array differs from the same one of others in more than sizes.
+            MediaError: an array differs from its field in more than sizes.
         """
         self._merge(other._facts)
         self._counts.update(other._counts)
         self.n_samples += other.n_samples
 
     def as_specs(self) -> dict[str, str]:
-        """The fields in a word each; what some samples lack is optional."""
+        """Return the field specs; fields that some samples lack are optional."""
         specs = {
             name: format_spec(*facts, optional=self._counts[name] < self.n_samples)
             for name, facts in self._facts.items()
@@ -161,10 +158,10 @@ class SchemaInference:
 def infer_fields(
     inputs: Sequence[Input], fields_of: Callable[[Input], SchemaInference], what: str
 ) -> dict[str, str]:
-    """The fields of the samples of all inputs that can be read, in a word each.
+    """Return the field specs inferred from all readable inputs.
 
     Raises:
-        InvalidArgument: none of them is such a file with samples, which `what` names.
+        InvalidArgument: no input is a readable file with samples; `what` names the kind of file.
     """
     found, looks = SchemaInference(), SchemaProbe(inputs)
     for one in looks.files():

@@ -1,4 +1,4 @@
-"""JSON as others write it, of which a dataset takes what it gives back unchanged."""
+"""Strict JSON parsing: values that shardio would not return unchanged are refused."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _MAX_SHOWN: Final = 40
 
 
 class OutOfRange(ValueError):
-    """A number that float64 holds only as infinity, or as 0 although it is not 0."""
+    """A number that float64 can only hold as infinity, or as 0 although it is not 0."""
 
 
 def float_of(text: str) -> float:
-    """Return the float64 nearest to a number that is written out.
+    """Return the float64 nearest to a decimal number.
 
     Raises:
-        OutOfRange: float64 does not have it.
-        ValueError: it is no number.
+        OutOfRange: the number is outside the range of float64.
+        ValueError: the text is not a number.
     """
     value = float(text)
     if value and -_INFINITY < value < _INFINITY:  # as a rule
@@ -46,9 +46,9 @@ def float_of(text: str) -> float:
 
 
 def may_be_out_of_range(text: str) -> bool:
-    """Return whether a text may have a number that `float_of` refuses.
+    """Return True if a text may contain a number that `float_of` refuses.
 
-    Such a number has an exponent of three digits, or some 200 digits. To look for both takes 5 % of
+    Such a number has a three-digit exponent or about 200 digits. Searching for both takes 5 % of
     the time in which lists of floats are parsed; `float_of` for each number takes 50 %.
     """
     return any(
@@ -58,7 +58,7 @@ def may_be_out_of_range(text: str) -> bool:
 
 
 def _has_long_number(text: str) -> bool:
-    """Return whether a text may have an exponent of three digits, or 200 digits in a row."""
+    """Return True if a text may contain a three-digit exponent or 200 digits in a row."""
     data = np.frombuffer(text.encode() + _PADDING, np.uint8)
     is_digit = (data - np.uint8(ord("0"))) < 10
     eights = is_digit[: len(data) // _RUN * _RUN].view(np.uint64) == _DIGITS
@@ -81,7 +81,7 @@ def is_out_of_range(text: str, value: float) -> bool:
 
 
 def read_json(data: bytes) -> Any:
-    """The value of a text of JSON, as `json.loads` gives it.
+    """Return the value of a JSON text, as `json.loads` does.
 
     Raises:
         MediaError: the text is not JSON; has NaN, Infinity or a lone surrogate, which standard JSON

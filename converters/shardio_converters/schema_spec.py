@@ -1,6 +1,6 @@
-"""Fields in a word each, as options of converters say them: `float32[3,*]`, `text?`.
+"""Field specs, the short strings by which options declare fields: `float32[3,*]`, `text?`.
 
-What converters share whose fields are told from the files, or given as the option `fields`.
+Also the base class of converters that infer their fields or take them as the option `fields`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REFERENCES: Final[dict[str, Callable[..., Field]]] = {
     "video": Video,
     "audio": Audio,
 }
-"""Fields that a table names a file for."""
+"""Fields whose values a table gives as file names."""
 _NAMED: Final[dict[str, Callable[..., Field]]] = {
     "text": Text,
     "json": Json,
@@ -48,15 +48,15 @@ _NAMED: Final[dict[str, Callable[..., Field]]] = {
 DTYPES: Final = tuple(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 )
-"""NumPy's names of the numbers that are stored as they are."""
+"""NumPy dtypes that are stored as they are."""
 _LIST: Final = re.compile(r"list\[(.+)\](\?)?")
 _SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,\s*(?:\d+|\*))*)\])?(\?)?")
 
 
 def format_spec(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False) -> str:
-    """A field in a word: `dtype` as of an Array, or another type by name: text, json, bytes, image.
+    """Return the spec of a field: `dtype` is an Array's, or the name of another type, such as text.
 
-    In brackets a shape, with `*` for a dimension that varies; behind it `?` if it may be missing.
+    Brackets hold the shape, with `*` for a varying dimension; a trailing `?` means optional.
     """
     dims = ",".join("*" if n is None else str(n) for n in shape)
     return f"{dtype}{f'[{dims}]' if shape else ''}{'?' if optional else ''}"
@@ -65,15 +65,15 @@ def format_spec(dtype: str, shape: tuple[int | None, ...] = (), *, optional: boo
 def format_list_spec(
     dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False
 ) -> str:
-    """A list of arrays in a word, as `list[float32[*]]`."""
+    """Return the spec of a list of arrays, such as `list[float32[*]]`."""
     return f"list[{format_spec(dtype, shape)}]{'?' if optional else ''}"
 
 
 def parse_field(name: str, spec: Any) -> Field:
-    """The field that a word stands for.
+    """Return the field that a spec declares.
 
     Raises:
-        InvalidArgument: it stands for none.
+        InvalidArgument: the spec is invalid.
     """
     if isinstance(spec, str) and (of := _LIST.fullmatch(spec.strip())):
         element = parse_field(name, of[1])
@@ -98,17 +98,17 @@ def parse_field(name: str, spec: Any) -> Field:
 
 
 def are_compatible_names(names: Iterable[str]) -> bool:
-    """Whether one sample can have fields of these names: not `x` beside `x.y`."""
+    """Return True if one sample can have fields of these names: not `x` beside `x.y`."""
     return not _names_error(tuple(names))
 
 
 def check_names(names: Iterable[str], what: str, hint: str = "rename it or leave it out") -> None:
-    """Refuse names that cannot be those of one sample's fields.
+    """Require names to be valid for the fields of one sample.
 
     `what` is the plural noun for messages ("columns"), `hint` the advice at their end.
 
     Raises:
-        MediaError: a name is repeated, or is not a valid name of a field.
+        MediaError: a name is repeated, or is not a valid field name.
     """
     every = tuple(names)
     if len({*every}) < len(every):
@@ -120,7 +120,7 @@ def check_names(names: Iterable[str], what: str, hint: str = "rename it or leave
 
 @lru_cache(maxsize=16)  # the files of one conversion mostly have the same names
 def _names_error(names: tuple[str, ...]) -> str:
-    """Return why names cannot be those of one sample's fields; "" if they can."""
+    """Return why names cannot be the fields of one sample; "" if they can."""
     try:
         Schema(dict.fromkeys(names, Json()))
     except ShardioError as error:
@@ -129,10 +129,10 @@ def _names_error(names: tuple[str, ...]) -> str:
 
 
 def parse_schema(fields: Any) -> Schema:
-    """The schema of named words.
+    """Return the schema that specs declare.
 
     Raises:
-        InvalidArgument: a word stands for no field, or the names cannot be those of one sample.
+        InvalidArgument: a spec is invalid, or the names cannot be the fields of one sample.
     """
     if not isinstance(fields, Mapping) or not fields:
         raise InvalidArgument(f"fields is {fields!r}; expected names, each with what it is")
@@ -145,7 +145,7 @@ def parse_schema(fields: Any) -> Schema:
 
 
 def schema_of(fields: Mapping[str, str]) -> Schema:
-    """The schema of words that are known to be right, made once: as a rule all files have it."""
+    """Return the schema of specs that are known to be valid; cached, as most files share one."""
     return _schema_of(tuple(fields.items()))
 
 
@@ -155,26 +155,26 @@ def _schema_of(fields: tuple[tuple[str, str], ...]) -> Schema:
 
 
 def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
-    """Whether a shape is one of those that a field may have."""
+    """Return True if a field allows a shape."""
     return len(shape) == len(expected) and all(
         want in (None, n) for n, want in zip(shape, expected, strict=True)
     )
 
 
 STEP_S: Final = 120.0
-"""What a library in C may take over a step; damaged HDF5 can have its library go in circles."""
+"""CPU time limit of one step in a C library, in seconds; damaged HDF5 can make it loop forever."""
 
 
 class InferringConverter:
-    """A converter with an option `fields`: what a sample has, each in a word; None: files say it.
+    """A converter base with an option `fields`: specs by name, or None to infer them.
 
-    Beside them a sample has what `about` says, but for names that fields have.
+    Samples also have the fields of `about`, unless `fields` has those names.
     """
 
     fields: Mapping[str, str] | None
 
     def __post_init__(self) -> None:
-        """Check the fields, and sort them: an append, which has them as recorded, has them so."""
+        """Validate and sort the fields, so that an append has them in the same order."""
         if self.fields is None:
             return
         for name, field in parse_schema(self.fields).items():
@@ -182,42 +182,42 @@ class InferringConverter:
         object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Make sure that the files can have the field that a word stands for.
+        """Require files to be able to provide a field.
 
         Raises:
             InvalidArgument: they cannot.
         """
 
     def about(self) -> Mapping[str, str]:
-        """What a sample has beside its fields, where none has its name."""
+        """Return the specs of additional fields, before those taken by `fields` are removed."""
         return {"label": "int64", "source": "text"}
 
     def beside(self) -> dict[str, str]:
-        """What a sample has beside its fields."""
+        """Return the specs of the additional fields."""
         taken = {name.partition(".")[0] for name in self.fields or ()}
         return {name: spec for name, spec in self.about().items() if name not in taken}
 
     def values_beside(self, source: Input, /, **others: Any) -> dict[str, Any]:
-        """The values of what a sample has beside its fields: those of an input, and others."""
+        """Return the values of the additional fields: those of an input, and others."""
         every = {"label": np.int64(source.label), "source": source.name, **others}
         return {name: every[name] for name in self.beside()}
 
     def schema(self) -> Schema:
-        """Give the fields of a sample."""
+        """Return the fields of a sample."""
         if self.fields is None:
             raise InvalidArgument("fields are not known: they follow from the files, or are given")
         return schema_of(self.in_order(self.fields))
 
     def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """All that a sample has, in the order that a dataset has it in."""
+        """Return all field specs in the order of the dataset."""
         return {**fields, **self.beside()}
 
     def class_names(self) -> Sequence[str] | None:
-        """Give nothing where labels are the files' own: then folders are no classes."""
+        """Return no names if labels come from the files: folders are then not classes."""
         return None if "label" in self.beside() else ()
 
     def libraries(self) -> Mapping[str, str]:
-        """Give the versions of what looks into pictures, videos and sound, where fields are."""
+        """Return the versions of the libraries that probe media fields."""
         found = [*schema_of(self.fields).values()] if self.fields else []
         streams = any(isinstance(field, Audio | Video) for field in found)
         pictures = any(isinstance(field, Image) for field in found)

@@ -1,1 +1,1 @@
-"""Named arrays: a sample of each file of them, or of each row."""
+"""Converters of named arrays: one sample per file, or per row."""

@@ -1,6 +1,6 @@
-"""Arrays that libraries read by slices, in blocks of rows that end where their chunks do.
+"""Samples from named arrays, whatever the file format: one sample per file, or per row.
 
-What becomes of named arrays, whatever file they lie in: a sample of each file, or each row.
+Arrays that a library reads by slices are read in blocks of rows aligned to their chunks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _MAX_RATIO: Final = 1000  # about what deflate can do
 
 @dataclass(frozen=True)
 class BlockArray:
-    """An array of which `read` gives the rows of a slice, or with `()` all.
+    """An array read by slices: `read` returns the rows of a slice, or all of it for `()`.
 
-    `chunk_rows`: how many rows are read and decoded together.
+    `chunk_rows` is the number of rows that are read and decoded together.
     """
 
     name: str
@@ -49,19 +49,21 @@ class BlockArray:
     chunk_rows: int
 
     def whole(self) -> npt.NDArray[Any]:
-        """Read all of it.
+        """Read the whole array.
 
         Raises:
-            MediaError: it is damaged.
+            MediaError: the array is damaged.
         """
         found: npt.NDArray[Any] = self.read(())
         return found
 
     def rows(self) -> Iterator[Any]:
-        """Read its rows one by one: decoding a chunk for each row would take chunks many times.
+        """Yield the rows.
+
+        They are read by chunks: reading row by row would decode each chunk many times.
 
         Raises:
-            MediaError: it is damaged.
+            MediaError: the array is damaged.
         """
         n_rows = self.shape[0] or 0
         row_bytes = max(1, self.row_bytes)
@@ -72,10 +74,10 @@ class BlockArray:
 
 
 def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
-    """Make sure that an array can be meant: one of a few bytes may say that it fills the disk.
+    """Refuse an array whose declared size is implausible for the size of its file.
 
     Raises:
-        MediaError: it is not.
+        MediaError: the declared size is implausible.
     """
     if n_bytes > max(_MAX_PLAIN_BYTES, n_stored * _MAX_RATIO):
         raise MediaError(
@@ -90,7 +92,7 @@ Shape = tuple[int | None, ...]
 
 
 class NamedArray(Protocol):
-    """An array in a file: `dtype` is shardio's name, or `TEXT` of strings."""
+    """An array in a file; `dtype` is shardio's name, or `TEXT` for strings."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -98,23 +100,23 @@ class NamedArray(Protocol):
     def dtype(self) -> str: ...  # noqa: D102
     @property
     def shape(self) -> Shape:
-        """The last dimension is None where rows have as many numbers as they like."""
+        """Shape of the array; the last dimension is None if the length of rows varies."""
         ...
 
     def whole(self) -> npt.NDArray[Any]:
-        """Read all of it."""
+        """Read the whole array."""
         ...
 
     def rows(self) -> Iterator[Any]:
-        """Read what lies along its first axis one by one."""
+        """Yield the entries along the first axis."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySamples(InferringConverter, ABC):
-    """Makes samples of the arrays of a file, which keep their names; what opens files is given.
+    """A converter base that makes samples of named arrays; subclasses open the files.
 
-    `fields` come in the order of their names, so that an append has them in the same order.
+    `fields` are sorted by name, so that an append has them in the same order.
     """
 
     what: ClassVar[str]  # the files in words
@@ -129,27 +131,27 @@ class ArraySamples(InferringConverter, ABC):
         super().__post_init__()
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Make sure that a field is an array, or text."""
+        """Require a field to be an array or text."""
         if not isinstance(field, Array | Text):
             raise InvalidArgument(f"field {name!r}: found {word!r}; expected an array, or text")
 
     @abstractmethod
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
-        """The arrays of a file, which can be read until `files` are closed; None of another kind.
+        """Return the arrays of a file, readable until `files` is closed; None for another kind.
 
         Raises:
-            MediaError, OSError: it cannot be read, or holds what no dataset can.
+            MediaError, OSError: the file cannot be read, or holds something that no dataset can.
         """
 
     def name_of(self, source: Input) -> str:
-        """What a sample has as its `source`."""
+        """Return the value of the field `source`."""
         return source.name
 
     def fitted(self, inputs: Sequence[Input]) -> Self:
-        """Give the converter with `rows` and `fields` as the inputs have them.
+        """Return the converter with `rows` and `fields` inferred from the inputs.
 
         Raises:
-            InvalidArgument: none of them is a file of arrays that can be read.
+            InvalidArgument: no input is a readable file of arrays.
         """
         if self.rows is not None and self.fields is not None:
             return self
@@ -202,7 +204,7 @@ class ArraySamples(InferringConverter, ABC):
         return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
     def about(self) -> Mapping[str, str]:
-        """What a sample has beside the arrays."""
+        """Return the specs of the fields added to the arrays."""
         return {**super().about(), "row": "int64"} if self.rows else super().about()
 
     def _samples(self, arrays: Sequence[NamedArray]) -> Iterator[dict[str, Any]]:
@@ -214,17 +216,17 @@ class ArraySamples(InferringConverter, ABC):
             yield dict(zip(names, values, strict=True))
 
     def _made(self, array: NamedArray) -> Callable[[npt.NDArray[Any]], Any]:
-        """What makes values of a field of what is read of an array."""
+        """Return the functions that turn array entries into field values, by field."""
         field = self.schema()[array.name]
         if isinstance(field, Array) and field.dtype != array.dtype:
             return partial(_widened, array, field.dtype)
         return partial(_value, array)
 
     def _refuse_others(self, arrays: Sequence[NamedArray]) -> None:
-        """Make sure that the arrays of a file are what the dataset has.
+        """Require the arrays of a file to match the dataset's fields.
 
         Raises:
-            MediaError: one is not, or one is missing.
+            MediaError: an array differs from its field, or is missing.
         """
         schema = self.schema()
         for name, (dtype, shape) in _samples_of(arrays, rows=bool(self.rows)).items():
@@ -242,9 +244,9 @@ class ArraySamples(InferringConverter, ABC):
 
 
 class _Merged:
-    """The fields of several files; the first one that has an array says what it is.
+    """The fields of several files; the first file that has an array defines its field.
 
-    Numbers of other dtypes make it wider.
+    Other numeric dtypes widen the field.
     """
 
     def __init__(self, rows: bool) -> None:  # noqa: FBT001
@@ -255,7 +257,7 @@ class _Merged:
         self.n_files = 0
 
     def add(self, arrays: Sequence[NamedArray], file: str) -> None:
-        """Take the arrays of a file in, unless they differ in more than sizes, or cannot be."""
+        """Add the arrays of a file, unless they differ in more than sizes or cannot be stored."""
         try:
             new = _samples_of(arrays, rows=self._rows)
         except MediaError as error:
@@ -276,7 +278,7 @@ class _Merged:
             self._fields[name] = common_dtype(dtype, was) or was, shape
 
     def as_specs(self) -> dict[str, str]:
-        """The fields in a word each; what some files lack is optional."""
+        """Return the field specs; arrays that some files lack are optional."""
         return {
             name: format_spec(dtype, shape, optional=self._counts[name] < self.n_files)
             for name, (dtype, shape) in self._fields.items()
@@ -284,10 +286,10 @@ class _Merged:
 
 
 def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:
-    """Dtype and shape of each array in a sample of a file.
+    """Return dtype and shape of each array within one sample of a file.
 
     Raises:
-        MediaError: names are not those of fields, the numbers of rows differ, or a sample would
+        MediaError: names are not valid for fields, the numbers of rows differ, or a sample would
             have an array of strings.
     """
     check_names((each.name for each in arrays), "arrays")
@@ -311,13 +313,13 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
 
 
 def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
-    """How many rows arrays have; None where they do not agree, or have none."""
+    """Return the common number of rows; None if arrays disagree or have no rows."""
     lengths = {each.shape[0] if each.shape else None for each in arrays}
     return lengths.pop() if len(lengths) == 1 else None
 
 
 def _widened(array: NamedArray, dtype: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Numbers in the dtype of their field, where that is another than theirs."""
+    """Return numbers in the dtype of their field."""
     try:
         return np.asarray(widen(np.asarray(value), dtype), order="C")
     except MediaError as error:
@@ -325,7 +327,7 @@ def _widened(array: NamedArray, dtype: str, value: npt.NDArray[Any]) -> npt.NDAr
 
 
 def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
-    """The value of a field: of an array of strings the one that it holds."""
+    """Return the value for a field; an array of strings is replaced by its one element."""
     if array.dtype != TEXT:
         return np.asarray(value, order="C")
     text = str(value)
@@ -337,14 +339,14 @@ def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
 
 
 TEXT: Final = "text"
-"""Stands for the dtype of arrays of strings."""
+"""The `dtype` of arrays of strings."""
 
 
 def check_text(array: npt.NDArray[Any], what: str) -> None:
-    """Make sure that strings of fixed length consist of characters: NumPy fails at others.
+    """Require fixed-length strings to consist of valid characters: NumPy fails at others.
 
     Raises:
-        MediaError: they do not.
+        MediaError: a character is out of range.
     """
     if array.dtype.kind == "U" and array.nbytes:
         numbers = np.ascontiguousarray(array).reshape(-1).view(f"{array.dtype.byteorder}u4")

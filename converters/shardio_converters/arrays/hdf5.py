@@ -1,6 +1,6 @@
-"""The datasets of an HDF5 file as arrays: none is read that lies outside of the file.
+"""Datasets of HDF5 files: one sample per row, or per file.
 
-Datasets of HDF5 files: a sample of each row, or of each file.
+Data outside the file (external storage, links to other files) is never read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardio_converters.schema_spec import DTYPES, STEP_S
 
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")
 DAMAGE: Final = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError)
-"""What h5py raises of files that are damaged: it has no errors of its own."""
+"""Exceptions that h5py raises for damaged files; it has no error classes of its own."""
 
 _REFUSED: Final = {
     "O": "a reference, or variable length of what is no number",
@@ -35,18 +35,18 @@ _REFUSED: Final = {
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a dataset holds: `dtype` in shardio's words; whether each element is an array."""
+    """Element type of a dataset: `dtype` is shardio's name; an element may itself be an array."""
 
     dtype: str
     is_ragged: bool = False
 
 
 def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | None:
-    """The datasets of a file by their paths; None where it is no HDF5.
+    """Return the datasets of a file by path; None if the file is not HDF5.
 
     Raises:
-        MediaError: it is damaged, or holds what no dataset of ours can.
-        OSError: it cannot be read.
+        MediaError: the file is damaged, or holds something that no shardio dataset can.
+        OSError: the file cannot be read.
     """
     h5py = importlib.import_module("h5py")
     with contextlib.suppress(ModuleNotFoundError):
@@ -68,10 +68,10 @@ def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | 
 
 
 def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every dataset once, with its path, sorted; soft links are other names of some.
+    """Yield every dataset once with its path, sorted; soft links within the file are further names.
 
     Raises:
-        MediaError: a link leads to another file, or a name is no text.
+        MediaError: a link leads to another file, or a name is not text.
     """
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", file)]
@@ -101,7 +101,7 @@ def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
-    """Look at a dataset, before anything of it is read."""
+    """Validate a dataset before any of its data is read."""
     name = path.replace("/", ".")
     plist = dataset.id.get_create_plist()
     if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
@@ -155,12 +155,12 @@ def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
 
 
 def _numbers(h5py: Any) -> tuple[type, ...]:
-    """Types of HDF5 that are numbers: bits and times are read as numbers, and are none."""
+    """Return the HDF5 number types: not bit fields and times, which are read as numbers."""
     return h5py.h5t.TypeIntegerID, h5py.h5t.TypeFloatID, h5py.h5t.TypeEnumID
 
 
 def _read(dataset: Any, path: str, kind: _Kind, which: Any) -> Any:
-    """Read rows, or with `()` all; numbers are little-endian then."""
+    """Read some rows, or all for `()`, as little-endian numbers."""
     try:
         if kind.dtype == TEXT:
             return dataset.asstr()[which]
@@ -178,11 +178,11 @@ def _plain(found: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Hdf5(ArraySamples):
-    """Makes samples of the datasets of HDF5 files; `a/b` is the field `a.b`.
+    """A converter that makes samples of the datasets of HDF5 files; `a/b` is the field `a.b`.
 
     With `rows`, each row along the first axis, which all datasets of a file share, is a sample;
-    without it, each file is one. By default they are taken by rows where in every file all datasets
-    have equally many. `fields` are as those of `arrays`, and so is what a sample has beside them.
+    without it, each file is one. By default files are read by rows if in every file all datasets
+    have the same number of rows. `fields` and the additional fields are those of `arrays`.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -195,10 +195,10 @@ class Hdf5(ArraySamples):
     step_s: ClassVar[float] = STEP_S
 
     def open(self, source: Input, files: ExitStack) -> Sequence[BlockArray] | None:
-        """The datasets of a file; None where it is of another kind."""
+        """Return the datasets of a file; None for a file of another kind."""
         return open_datasets(source.path, source.name, files)
 
     def libraries(self) -> Mapping[str, str]:
-        """Give the versions of h5py and of HDF5, which decodes."""
+        """Return the versions of h5py and of HDF5, which decodes."""
         version = import_module("h5py").version
         return {"h5py": version.version, "hdf5": version.hdf5_version}

@@ -1,8 +1,6 @@
-"""An array that lies in a file, read whole or piece by piece.
+"""Arrays from .npy, .npz and .safetensors: one sample per file, or per row.
 
-Files of arrays: .npy, .npz and .safetensors, opened without pickle.
-
-Arrays from .npy, .npz and .safetensors: a sample of each file, or of each row.
+The files are parsed here, without pickle, and read whole or by rows.
 """
 
 from __future__ import annotations
@@ -33,15 +31,15 @@ NOT_ZIP: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError),
 )
-"""What `zipfile` raises of archives that are damaged, beside OSError for a place beyond a file."""
+"""Exceptions that `zipfile` raises for damaged archives, besides OSError for a bad offset."""
 _BLOCK_BYTES: Final = 1 << 20  # of rows that are read at a time
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array that lies in a file; `begin` gives what reads its numbers.
+    """An array in a file; `begin` opens a reader of its numbers.
 
-    `dtype` is shardio's name, `TEXT` of strings; `numpy` says how they lie there.
+    `dtype` is shardio's name, `TEXT` for strings; `numpy` is the dtype in the file.
     """
 
     name: str
@@ -52,10 +50,10 @@ class StoredArray:
     begin: Callable[[], IO[bytes] | FileSlice]
 
     def whole(self) -> npt.NDArray[Any]:
-        """Read all of it.
+        """Read the whole array.
 
         Raises:
-            MediaError: the file ends before it, or goes on behind it, or is damaged.
+            MediaError: the file is too short, has trailing bytes, or is damaged.
         """
         shape = self.shape[::-1] if self.is_fortran else self.shape
         with self.begin() as file:
@@ -64,10 +62,10 @@ class StoredArray:
         return found.T if self.is_fortran else found
 
     def rows(self) -> Iterator[npt.NDArray[Any]]:
-        """Read what lies along its first axis one by one; one in Fortran order is read whole.
+        """Yield the entries along the first axis; an array in Fortran order is read whole.
 
         Raises:
-            MediaError: as of `whole`.
+            MediaError: as for `whole`.
         """
         if self.is_fortran:
             yield from self.whole()
@@ -83,19 +81,19 @@ class StoredArray:
 
 
 class FileSlice:
-    """So many bytes of an open file, from a place on; it is for others to close."""
+    """A range of bytes of an open file, read like a file. The file is borrowed and stays open."""
 
     def __init__(self, file: IO[bytes], start: int, n_bytes: int) -> None:
         self._fd, self._at, self._end = file.fileno(), start, start + n_bytes
 
     def read(self, n_bytes: int) -> bytes:
-        """Read so many bytes, or what is left."""
+        """Read up to `n_bytes`, fewer at the end of the range."""
         data = os.pread(self._fd, min(n_bytes, self._end - self._at), self._at)
         self._at += len(data)
         return data
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fill a buffer, as far as bytes are left; how many there were."""
+        """Fill a buffer as far as bytes are left; return the number of bytes read."""
         n_bytes = os.preadv(self._fd, [buffer[: self._end - self._at]], self._at)
         self._at += n_bytes
         return n_bytes
@@ -104,13 +102,13 @@ class FileSlice:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the file to the others that read it."""
+        """Leave the file open for its other readers."""
 
 
 def _read(
     file: IO[bytes] | FileSlice, dtype: np.dtype[Any], shape: tuple[int, ...], name: str
 ) -> npt.NDArray[Any]:
-    """Read the next numbers, in C order; they are little-endian then."""
+    """Read the next numbers in C order, as little-endian."""
     try:
         found = np.empty(shape, dtype)
     except (MemoryError, ValueError) as error:
@@ -139,7 +137,7 @@ def _fill(file: IO[bytes] | FileSlice, view: memoryview, name: str) -> None:
 
 
 def _check_end(file: IO[bytes] | FileSlice, name: str) -> None:
-    """Make sure that nothing follows; of a member of a .npz, its checksum is compared now."""
+    """Require the end of the data; for a member of a .npz, this also checks its checksum."""
     try:
         is_more = bool(file.read(1))
     except NOT_ZIP as error:
@@ -150,10 +148,10 @@ def _check_end(file: IO[bytes] | FileSlice, name: str) -> None:
 
 SUFFIXES: Final = (".npy", ".npz", ".safetensors")
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
-"""Shape, whether it is in Fortran order, dtype."""
+"""Shape, True for Fortran order, and dtype."""
 
 ONLY: Final = "array"
-"""What the one array of a .npy is called."""
+"""The field name of the one array of a .npy file."""
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _MAX_HEADER: Final = 100_000_000  # bytes of a safetensors header: what its own library allows
 _TENSORS: Final = {
@@ -185,13 +183,13 @@ _NOT_NPY: Final = (
 
 
 def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | None:
-    """The arrays of a file, as its name or its first bytes say; None where it is of another kind.
+    """Return the arrays of a file, recognised by name or first bytes; None for another kind.
 
-    They can be read as long as `files` are not closed.
+    The arrays are readable until `files` is closed.
 
     Raises:
-        MediaError: it is damaged, or holds what no dataset can.
-        OSError: it cannot be read.
+        MediaError: the file is damaged, or holds something that no dataset can.
+        OSError: the file cannot be read.
     """
     suffix = next((each for each in SUFFIXES if name.lower().endswith(each)), "")
     try:
@@ -214,10 +212,10 @@ def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | N
 
 
 def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
-    """The array of a .npy of `n_bytes`, of which `data` is all, or the beginning.
+    """Return the array of a .npy of `n_bytes`; `data` is the whole file or its beginning.
 
     Raises:
-        MediaError: it is damaged, or holds what no dataset can.
+        MediaError: the file is damaged, or holds something that no dataset can.
     """
     file = io.BytesIO(data)
     header = _read_header(file, name)
@@ -261,7 +259,7 @@ def _npy_array(
 
 
 def _read_header(file: IO[bytes], name: str) -> Header:
-    """Read what comes before the numbers; the file stands where they begin."""
+    """Read the header, leaving the file at the first number."""
     try:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0), (3, 0)):
@@ -274,7 +272,7 @@ def _read_header(file: IO[bytes], name: str) -> Header:
 
 @lru_cache(maxsize=64)  # as a rule all files have the same
 def _parse_header(version: tuple[int, int], header: bytes) -> Header:
-    """What a header says; versions 2 and 3 differ in what names of fields may be."""
+    """Parse a header; versions 2 and 3 differ in the characters allowed in field names."""
     read = np.lib.format.read_array_header_2_0
     if version == (1, 0):
         read = np.lib.format.read_array_header_1_0
@@ -285,7 +283,7 @@ def _parse_header(version: tuple[int, int], header: bytes) -> Header:
 
 
 def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
-    """The tensors of a safetensors file: a length, so many bytes of JSON, and their numbers."""
+    """Return the tensors of a safetensors file: length of a JSON header, the header, the data."""
     n_bytes = os.fstat(file.fileno()).st_size
     if n_bytes < 8:
         raise MediaError(f"{n_bytes} bytes; expected 8 at least, the length of the header")
@@ -316,7 +314,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, int, StoredArray]:
-    """Where a tensor begins and ends behind the header, and what it is."""
+    """Return a tensor from its header entry: dtype, shape and offsets after the header."""
     begins, ends = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if any(type(n) is not int or n < 0 for n in (begins, ends, *shape)):
@@ -335,16 +333,16 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays(ArraySamples):
-    """Makes samples of arrays, which keep their names; the one of a .npy is `array`.
+    """A converter that makes samples of arrays, which keep their names; that of a .npy is `array`.
 
     With `rows`, each row along the first axis, which all arrays of a file share, is a sample;
-    without it, each file is one. By default a file that is the only one is taken by rows, if it
-    can be. `fields` says what the arrays are, as `{"x": "float32[3,*]", "y": "int64?"}`; by default
-    the files themselves do: the first one gives dtypes and numbers of dimensions, a dimension that
-    differs varies, an array that some files lack may be missing.
+    without it, each file is one. By default a single file is read by rows if possible. `fields`
+    declares the arrays, such as `{"x": "float32[3,*]", "y": "int64?"}`; by default it is inferred
+    from the files: the first file sets dtypes and numbers of dimensions, a dimension that differs
+    varies, and an array that some files lack is optional.
 
-    Fields: the arrays, by name; and of these, those whose names no array has: `label` int64;
-    `source`, the file's name below the source folder; with `rows`, `row` int64, from 0.
+    Fields: the arrays, by name; and unless an array has the name: `label` int64; `source`, the
+    file's name below the source folder; with `rows`, `row` int64, from 0.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -356,5 +354,5 @@ class Arrays(ArraySamples):
     rows_of_many: ClassVar[bool] = False
 
     def open(self, source: Input, files: ExitStack) -> Sequence[StoredArray] | None:
-        """The arrays of a file; None where it is of another kind."""
+        """Return the arrays of a file; None for a file of another kind."""
         return open_arrays(source.path, source.name, files)

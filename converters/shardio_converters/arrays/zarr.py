@@ -1,6 +1,6 @@
-"""The arrays of Zarr stores, version 2 or 3: folders, or a .zarr.zip.
+"""Arrays of Zarr stores: one sample per row, or per store.
 
-Arrays of Zarr stores: a sample of each row, or of each store.
+Reads versions 2 and 3 of the format, in folders or as .zarr.zip.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shardio_converters.file_names import named_path
 from shardio_converters.schema_spec import DTYPES
 
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
-"""What describes a store, a group or an array; the first that is there."""
+"""Names of metadata files of a store, group or array, in order of precedence."""
 ZIP: Final = ".zarr.zip"
 
 _REFUSED: Final = {
@@ -54,12 +54,12 @@ _DAMAGE: Final = (
     *(AttributeError, AssertionError, ArithmeticError, BufferError),
     *(zlib.error, lzma.LZMAError, struct.error, zipfile.BadZipFile),
 )
-"""What zarr and its codecs raise of chunks and descriptions that are damaged."""
+"""Exceptions that zarr and its codecs raise for damaged chunks and metadata."""
 
 
 @dataclass(frozen=True)
 class _Store:
-    """A store that is open: what reads it, its files by their paths in it, its bytes.
+    """An open store: its reader, its files by their path in the store, and its size in bytes.
 
     `path_of` maps the folder of an array to the path under which zarr finds it.
     """
@@ -74,7 +74,7 @@ class _Store:
 
 
 def stores_in(inputs: Iterable[Input]) -> dict[str, list[str]]:
-    """The inputs at the roots of folders that are stores, each with the others in its folder."""
+    """Map each input at the root of a store folder to the other inputs in that folder."""
     names = sorted(one.name for one in inputs)
     roots: dict[str, str] = {}
     at_root = [name for name in names if _tail(name) in ROOTS]
@@ -94,18 +94,18 @@ def _tail(name: str) -> str:
 
 
 def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
-    """What describes the store in whose folder a file lies, at any depth."""
+    """Return the root file of the store whose folder contains a file at any depth, or None."""
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
     return next((roots[folder] for folder in folders if folder in roots), None)
 
 
 def open_store(source: Input, files: ExitStack) -> list[BlockArray] | None:
-    """The arrays of a store by their paths in it; None where it is none.
+    """Return the arrays of a store by path; None if the input is not a store.
 
     Raises:
-        MediaError: it is damaged, or holds what no dataset of ours can.
-        OSError: it cannot be read.
+        MediaError: the store is damaged, or holds something that no shardio dataset can.
+        OSError: the store cannot be read.
     """
     zarr = import_module("zarr")
     try:
@@ -173,12 +173,10 @@ def _close(store: Any) -> None:
 
 
 def _arrays_of(found: _Store) -> dict[str, dict[str, Any]]:
-    """The folder of each array, with what describes it.
-
-    What is said of arrays in other places, as in consolidated metadata, is not asked.
+    """Return the metadata of each array by folder. Consolidated metadata is ignored.
 
     Raises:
-        MediaError: a description is damaged, or a file lies there that belongs to no array.
+        MediaError: metadata is damaged, or a file belongs to no array.
     """
     arrays: dict[str, dict[str, Any]] = {}
     for name in found.names:
@@ -214,7 +212,7 @@ def _description(found: _Store, name: str) -> dict[str, Any]:
 
 
 def _refuse_pickle(content: Any, name: str) -> None:
-    """Make sure that no codec runs what a chunk says: numcodecs has one that does."""
+    """Refuse the pickle codec of numcodecs, which would run code from chunks."""
     if isinstance(content, dict):
         for key in ("id", "name"):
             if "pickle" in str(content.get(key, "")):
@@ -225,7 +223,7 @@ def _refuse_pickle(content: Any, name: str) -> None:
 
 
 def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray:
-    """Look at an array, before anything of it is read."""
+    """Validate an array before any of its data is read."""
     what = f"array {folder or ONLY!r}"
     version = about.get("zarr_format")
     array = found.zarr.open_array(
@@ -251,10 +249,10 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
 
 
 def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
-    """Make sure that chunks of Blosc are as long as they say: its decoder reads on behind them.
+    """Require Blosc chunks to have their declared length: the decoder would read past the end.
 
     Raises:
-        MediaError: one is not.
+        MediaError: a chunk has another length.
     """
     last = (about.get("codecs") or [None])[-1] or {}
     if "blosc" not in (last.get("id"), last.get("name")):
@@ -275,7 +273,7 @@ def _read(
     check: Callable[[], None],
     which: Any,
 ) -> npt.NDArray[Any]:
-    """Read rows, or with `()` all; numbers are little-endian then."""
+    """Read some rows, or all for `()`, as little-endian numbers."""
     check()
     try:
         found = np.asarray(array[which])
@@ -287,11 +285,13 @@ def _read(
 
 @dataclass(frozen=True, kw_only=True)
 class Zarr(ArraySamples):
-    """Makes samples of the arrays of Zarr stores; `a/b` is the field `a.b`, the only one `array`.
+    """A converter that makes samples of Zarr stores; `a/b` is the field `a.b`.
+
+    A store that is a single array has the field `array`.
 
     With `rows`, each row along the first axis, which all arrays of a store share, is a sample;
-    without it, each store is one. By default they are taken by rows where in every store all arrays
-    have equally many. `fields` are as those of `arrays`, and so is what a sample has beside them.
+    without it, each store is one. By default stores are read by rows if in every store all arrays
+    have the same number of rows. `fields` and the additional fields are those of `arrays`.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -303,20 +303,20 @@ class Zarr(ArraySamples):
     rows_of_many: ClassVar[bool] = True
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-        """Give the files of a store that is a folder to the one that describes it."""
+        """Assign the files of a store folder to the metadata file at its root."""
         return stores_in(inputs)
 
     def open(self, source: Input, files: ExitStack) -> Sequence[BlockArray] | None:
-        """The arrays of a store; None where it is none."""
+        """Return the arrays of a store; None if the input is not a store."""
         return open_store(source, files)
 
     def name_of(self, source: Input) -> str:
-        """The store's own name: of its folder, or its file."""
+        """Return the store's name: that of its folder or zip file."""
         if source.name.lower().endswith(ZIP):
             return source.name
         folder = os.path.dirname(source.name)
         return folder or os.path.basename(os.path.dirname(source.path))
 
     def libraries(self) -> Mapping[str, str]:
-        """Give the versions of zarr and of numcodecs, which decode."""
+        """Return the versions of zarr and numcodecs, which decode."""
         return {name: import_module(name).__version__ for name in ("zarr", "numcodecs")}

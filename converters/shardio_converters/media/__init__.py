@@ -1,1 +1,1 @@
-"""Sound, pictures and videos: their files as they are, or their pixels."""
+"""Converters of audio, images and videos: the files as they are, or their pixels."""

@@ -1,4 +1,7 @@
-"""Sound: the packets of its files untouched, any span of which is decoded when it is loaded."""
+"""Audio: packets are stored untouched, and any span is decoded when it is loaded.
+
+Also the audio track of a video, which the converter of videos stores beside the frames.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,9 @@ _NO_SOUND = "no sound"
 
 @dataclass(frozen=True, kw_only=True)
 class AudioFiles:
-    """Makes a sample of every file with sound, videos included: of the first stream of several.
+    """A converter that makes one sample per file with audio, of its first track.
 
-    Every packet is decoded once, so that a damaged file is found.
+    Every packet is decoded once, to find damaged files.
 
     Fields: `audio`; `label` int64; `source`, the file's name below the source folder.
     """
@@ -43,11 +46,11 @@ class AudioFiles:
     version: ClassVar[str] = "1"
 
     def schema(self) -> Schema:
-        """Give the fields of a sample."""
+        """Return the fields of a sample."""
         return Schema({"audio": Audio(), "label": Array("int64"), "source": Text()})
 
     def libraries(self) -> Mapping[str, str]:
-        """Give the versions of PyAV and FFmpeg, which tell what is sound and what is damage."""
+        """Return the versions of PyAV and FFmpeg, which detect audio and damage."""
         return library_versions()
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -62,10 +65,10 @@ class AudioFiles:
 
 
 def is_media(source: Input) -> bool:
-    """Whether the file is one that should hold video or sound, by its bytes or its suffix.
+    """Return True if a file should hold video or audio, judging by its first bytes or suffix.
 
     Raises:
-        MediaError: it cannot be read, so nobody knows.
+        MediaError: the file cannot be read.
     """
     try:
         with open(source.path, "rb") as file:
@@ -80,9 +83,9 @@ _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_str
 
 
 class AudioTrack:
-    """The sound of a video file, if it is wanted and there is any; the first stream of several.
+    """The audio of a video file: the first of several tracks; none if unwanted or absent.
 
-    One that is damaged is none: what is kept of the file, if anything is, is then its pictures.
+    A damaged track is left out; if anything of the file is kept, it is the pictures.
     """
 
     def __init__(self, path: str, *, is_wanted: bool) -> None:
@@ -95,25 +98,25 @@ class AudioTrack:
             self.failure = error
 
     def whole(self) -> dict[str, EncodedStream | None]:
-        """What a sample has that is a video."""
+        """Return the audio field of a sample that is a video."""
         return {"audio": self.stream} if self._is_wanted else {}
 
     def part(self, begin: Fraction, seconds: Fraction) -> dict[str, EncodedStream | None]:
-        """What a sample has that is a clip, from a time on the video's clock."""
+        """Return the audio field of a sample that is a clip, from a time on the video's clock."""
         if not self._is_wanted:
             return {}
         stream = self.stream
         return {"audio": None if stream is None else part_of(stream, begin, seconds)}
 
     def facts(self) -> dict[str, Any]:
-        """What is worth recording of it; None where the file has none."""
+        """Return the recorded facts about the track; None if the file has none."""
         if not self._is_wanted:
             return {}
         return {"sound": None if self.stream is None else facts_of(self.stream)}
 
 
 def facts_of(stream: EncodedStream) -> dict[str, Any]:
-    """What is worth recording of a sound; `streams` where a file has several."""
+    """Return the recorded facts about an audio stream; `streams` if the file has several."""
     told = stream.parameters
     return {name: told[key] for key, name in _AUDIO_FACTS.items() if key in told}
 
@@ -121,7 +124,7 @@ def facts_of(stream: EncodedStream) -> dict[str, Any]:
 def with_sound(
     samples: Generator[Mapping[str, Any], None, Outcome], sound: AudioTrack
 ) -> Generator[Mapping[str, Any], None, Outcome]:
-    """Yield the samples of a file, and say of its sound what there is to be said.
+    """Yield the samples of a file, and add the facts about its audio to the outcome.
 
     Raises:
         MediaError: the file is damaged.

@@ -1,4 +1,4 @@
-"""Pictures: their files untouched, or at one size, as JPEG or as pixels."""
+"""Images: the files untouched, or resized and stored as JPEG or pixels."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _HEAD_BYTES: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """Makes a sample of every picture; each is decoded once, so that a damaged one is found.
+    """A converter that makes one sample per image; each is decoded once, to find damaged files.
 
-    With `size`, the short side is scaled to so many pixels, and the centre is cropped square;
-    without it, pictures keep the size that they are shown at.
+    With `size`, the short side is scaled to `size` pixels and the centre is cropped square;
+    without it, images keep their displayed size.
 
     Stores:
         original: the file, byte for byte; no `size`.
@@ -70,12 +70,12 @@ class Images:
             raise InvalidArgument(f"quality is for store 'jpeg'; found store {self.store!r}")
 
     def schema(self) -> Schema:
-        """Give the fields of a picture."""
+        """Return the fields of a sample."""
         image = Array("uint8", (self.size, self.size, 3)) if self.store == "raw" else Image()
         return Schema({"image": image, "label": Array("int64"), "source": Text()})
 
     def libraries(self) -> Mapping[str, str]:
-        """Give the versions of what decodes, which decides over the pixels."""
+        """Return the versions of the decoders, which determine the pixels."""
         return {name: version(name) for name in ("pillow", "simplejpeg")}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -88,9 +88,9 @@ class Images:
         return Outcome("converted", detail=asdict(facts))
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Compare the pixels of a stored picture with its source's, at the stored size.
+        """Compare the pixels of a stored image with its source at the stored size.
 
-        The sum of squared differences, and of how many values; None where nothing is lost.
+        Returns the sum of squared differences and the number of values; None for a lossless store.
         """
         if self.store != "jpeg" or (data := _read(source)) is None:
             return None
@@ -99,14 +99,14 @@ class Images:
         return float((difference**2).sum()), wanted.size
 
     def _stored(self, data: bytes, facts: ImageFacts) -> bytes | npt.NDArray[np.uint8]:
-        """What is kept of a picture."""
+        """Return the value to store for an image."""
         pixels = self._pixels(data, facts)
         if self.store == "original":
             return data
         return pixels if self.quality is None else encode_jpeg(pixels, quality=self.quality)
 
     def _pixels(self, data: bytes, facts: ImageFacts) -> npt.NDArray[np.uint8]:
-        """The pixels at the size asked for."""
+        """Return the pixels at the requested size."""
         if self.size is None:
             return decode_image(data)
         side = min(facts.height, facts.width)
@@ -115,10 +115,10 @@ class Images:
 
 
 def _read(source: Input) -> bytes | None:
-    """The bytes of a file that should hold a picture, by its bytes or its suffix; else None.
+    """Return the bytes of a file that should be an image by its first bytes or suffix; else None.
 
     Raises:
-        MediaError: it cannot be read, so nobody knows.
+        MediaError: the file cannot be read.
     """
     promised = has_image_suffix(source.name)
     try:

@@ -1,12 +1,6 @@
-"""Which files a converter of videos or of sound takes for its own.
+"""Videos: stored whole, for clips to be decoded from, or cut into clips of decoded frames.
 
-Which options go with which store of videos, and what they are where they are not given.
-
-The sound beside a video: its packets untouched, with times on the clock of the video's.
-
-How whole videos are stored: their own packets, or frames of one size that are encoded anew.
-
-Videos to videos that any clip is decoded from, or to clips of decoded frames.
+Contains the options of each store, the encoders, and the converter.
 """
 
 from __future__ import annotations
@@ -49,7 +43,7 @@ from shardio_converters.media.audio import AudioTrack, is_media, with_sound
 
 STORES: Final = ("raw", "jpeg", "h264", "packets")
 CODECS: Final = {"h264": (19, 51), "hevc": (20, 51), "av1": (30, 63)}
-"""By codec, the crf that is taken and the largest."""
+"""Default crf and largest crf by codec."""
 JPEG_QUALITY: Final = 90
 GOP: Final = 16
 
@@ -67,10 +61,10 @@ _MAX_CODED: Final = 8192  # and those of 16384
 
 
 def settled(options: Any) -> Mapping[str, Any]:
-    """The options that were left open and what they are; those that say the same in one form.
+    """Return the options with defaults filled in and equivalent values normalised.
 
     Raises:
-        InvalidArgument: one is not acceptable, or not for the store.
+        InvalidArgument: an option is not acceptable, or does not apply to the store.
     """
     found = {"step": options.step}
     if options.step is None:
@@ -101,7 +95,7 @@ def settled(options: Any) -> Mapping[str, Any]:
 
 
 def _coded(options: Any) -> dict[str, Any]:
-    """The options of an encoder."""
+    """Return the options of an encoder."""
     codec = options.codec or "h264"
     if codec not in CODECS:
         raise InvalidArgument(f"codec is {codec!r}; it must be one of {', '.join(CODECS)}")
@@ -151,14 +145,14 @@ _FACTS: Final = {
     "rotation": "rotation",
     "sample_aspect": "pixel_aspect",
 }
-"""What is recorded of a stream that stays as it is, by its name among the parameters."""
+"""Names of recorded facts about a stream stored as it is, by stream parameter."""
 
 
 def libraries(store: str, codec: str | None) -> Mapping[str, str]:
-    """Versions of what encodes, beside PyAV and FFmpeg.
+    """Return the versions of the encoders, besides PyAV and FFmpeg.
 
     Raises:
-        UnsupportedEnvironment: FFmpeg has no such encoder here; says what needs none.
+        UnsupportedEnvironment: FFmpeg lacks the encoder; the message names a store that needs none.
         ModuleNotFoundError: a package is not installed.
     """
     if store == "h264":
@@ -173,11 +167,11 @@ def libraries(store: str, codec: str | None) -> Mapping[str, str]:
 
 
 def packets(path: str, size: int, *, check: bool | None) -> tuple[EncodedStream, dict[str, Any]]:
-    """Cut a file into packets: they, and what is worth recording.
+    """Split a file into packets; return the stream and the facts to record.
 
     Raises:
-        MediaError: it is damaged, packets alone do not carry it, or no clip of `size` can be made
-            of it, as with the other stores.
+        MediaError: the file is damaged, packets alone do not carry it, or no clip of `size` can be
+            made of it, as with the other stores.
     """
     stream = demux(path, check=check)
     short, long = sorted((stream.width, stream.height))
@@ -193,12 +187,12 @@ def packets(path: str, size: int, *, check: bool | None) -> tuple[EncodedStream,
 
 
 def pixels_of(store: str) -> str:
-    """What pictures an encoder takes."""
+    """Return the pixel format that the store's encoder takes."""
     return "rgb" if store == "jpeg" else "yuv420"
 
 
 def encoder_for(options: Any, time_base: Fraction) -> StreamEncoder | JpegEncoder:
-    """Make what encodes the frames of one video."""
+    """Return a new encoder for the frames of one video."""
     size = options.size
     if options.store == "jpeg":
         return JpegEncoder(size, size, time_base, quality=options.quality)
@@ -212,12 +206,12 @@ def encoded(
     pictures: Iterable[tuple[int, Picture | None]],
     name: str,
 ) -> tuple[EncodedStream, int, MediaError | None]:
-    """Encode pictures until they end or break.
+    """Encode frames until they end or break.
 
-    The stream, how many had a time that did not rise and got another, and what they broke with.
+    Returns the stream, the number of frames whose non-increasing time was replaced, and the error.
 
     Raises:
-        MediaError: there is no picture before the break.
+        MediaError: there is no frame before the break.
     """
     rising, failure = Rising(), None
     try:
@@ -235,9 +229,9 @@ def encoded(
 def error(
     stream: EncodedStream, pictures: Iterator[tuple[int, Picture | None]]
 ) -> tuple[float, int]:
-    """Compare the first frames of a stream with what they were made of.
+    """Compare the first frames of a stream with their sources.
 
-    The sum of squared differences, and of how many values.
+    Returns the sum of squared differences and the number of values.
     """
     n_frames = min(_COMPARED, stream.n_frames)
     wanted = np.stack([picture for _, picture in islice(pictures, n_frames) if picture is not None])
@@ -253,11 +247,11 @@ VIEW_KEYS: Final = ("frames", "stride", "step")
 
 @dataclass(frozen=True, kw_only=True)
 class Videos:
-    """Stores every video for clips of `frames` frames, `stride` frames apart; or cuts it into them.
+    """A converter that stores videos whole, or as clips of `frames` frames, `stride` apart.
 
     A clip starts every `step` frames; by default where the one before it ends. The short side is
     scaled to `size` pixels, then the centre is cropped square. `fps` takes the first frame of each
-    interval of that rate, and none twice.
+    interval of that rate, and no frame twice.
 
     Stores:
         h264: the default; a sample is a video, encoded anew at `size` by `codec`, with a keyframe
@@ -266,13 +260,14 @@ class Videos:
             (frames,), every frame's time in units of `time_base` int64 (2,), a fraction of seconds
             as numerator and denominator.
         jpeg: a sample is a video, every frame a JPEG at `size`; `quality` is 1 to 100.
-        packets: a sample is a video, its packets untouched; `size` is what clips of it are
-            decoded at. `check` decodes every frame once, whatever the container says.
+        packets: a sample is a video, its packets untouched; `size` is the size at which clips of it
+            are decoded. `check` decodes every frame once, whatever the container declares.
 
-    A sample that is a video has it in `frames`, and clips are the default view of the dataset:
-    those that `raw` would hold. All have `label` int64, and `source`, the file's name below the
-    source folder. With `audio` all have an optional field `audio`, the packets of the file's first
-    sound untouched, with times on the clock of the video's; a clip has those around it.
+    Samples that are videos have the field `frames`, and the default view of the dataset yields the
+    clips that `raw` would hold. All samples have `label` int64, and `source`, the file's name below
+    the source folder. With `audio` all have an optional field `audio`: the untouched packets of the
+    file's first audio track, with times on the clock of the video; a clip has the packets around
+    it.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -299,7 +294,7 @@ class Videos:
             object.__setattr__(self, name, value)
 
     def schema(self) -> Schema:
-        """Give the fields of a sample."""
+        """Return the fields of a sample."""
         sound = {"audio": Audio(optional=True)} if self.audio else {}
         if self.store != "raw":
             return Schema({"frames": Video(), **sound, "label": Array("int64"), "source": Text()})
@@ -315,14 +310,14 @@ class Videos:
         )
 
     def view(self) -> Mapping[str, Any]:
-        """Say what the samples of a loader are: the clips that `raw` would hold."""
+        """Return the default view: the clips that `raw` would hold."""
         if self.store == "raw":
             return {"kind": "rows"}
         numbers = {name: getattr(self, name) for name in VIEW_KEYS}
         return {"kind": "clips", **numbers, "size": [self.size, self.size]}
 
     def libraries(self) -> Mapping[str, str]:
-        """Give the versions of PyAV and FFmpeg, which decide over the pixels."""
+        """Return the versions of PyAV and FFmpeg, which determine the pixels."""
         return {**library_versions(), **libraries(self.store, self.codec)}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -366,7 +361,7 @@ class Videos:
     def _whole(
         self, source: Input, sound: AudioTrack
     ) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield one file as one video; of one that breaks midway, what comes before the break."""
+        """Yield a file as one video; if it breaks midway, the frames before the break."""
         failure: MediaError | None = None
         if self.store == "packets":
             stream, facts = packets(source.path, self.size, check=self.check)
@@ -395,9 +390,9 @@ class Videos:
         return Outcome("converted", detail={**detail, "clips": n_clips})
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Compare the first frames of a stored video with its source's, at the stored size.
+        """Compare the first frames of a stored video with its source at the stored size.
 
-        The sum of squared differences, and of how many values; None where nothing is lost.
+        Returns the sum of squared differences and the number of values; None for a lossless store.
         """
         if self.store in ("raw", "packets"):
             return None
@@ -417,11 +412,11 @@ class Videos:
 
     @property
     def _span(self) -> int:
-        """Frames from a clip's first to its last, both counted."""
+        """Number of frames from a clip's first to its last, inclusive."""
         return (self.frames - 1) * self.stride + 1
 
     def _is_used(self, n: int) -> bool:
-        """Whether the n-th frame belongs to any clip: others need not be converted."""
+        """Return True if the n-th frame belongs to a clip: others need not be converted."""
         first = max(0, -(-(n - self._span + 1) // self._step))
         return any(
             (n - k * self._step) % self.stride == 0 for k in range(first, n // self._step + 1)
@@ -431,7 +426,7 @@ class Videos:
 def picked(
     frames: Iterable[tuple[int, Picture | None]], time_base: Fraction, rate: Fraction
 ) -> Iterator[tuple[int, Picture | None]]:
-    """The first frame of each interval of 1 / `rate` seconds from the first on, times unchanged."""
+    """Yield the first frame of each interval of 1 / `rate` seconds, with times unchanged."""
     ticks, rising = 1 / (rate * time_base), Rising()
     begin: int | None = None
     latest = -1
@@ -445,7 +440,7 @@ def picked(
 
 
 class _Clips:
-    """Cuts a stream of frames into windows of `span` frames, one every `step` frames."""
+    """A splitter of frames into windows of `span` frames, one every `step` frames."""
 
     def __init__(self, frames: Iterator[tuple[int, Picture | None]], span: int, step: int) -> None:
         self._frames, self._span, self._step = frames, span, step

@@ -1,1 +1,1 @@
-"""Samples one behind the other in files, as other loaders of training data keep them."""
+"""Converters of record files: consecutive samples in files of other data loaders."""

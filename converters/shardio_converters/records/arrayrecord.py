@@ -16,24 +16,24 @@ from shardio_converters.schema_spec import STEP_S
 
 _NAME: Final = re.compile(r"\.array_?record(-\d+-of-\d+)?$", re.IGNORECASE)
 _SIGNATURE: Final = bytes.fromhex("83af70d10d884a3f")
-"""How a file of Riegeli, on which ArrayRecord stands, begins."""
+"""First bytes of a Riegeli file, the container of ArrayRecord."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayRecords(RecordConverter):
-    """Makes a sample of each record of a file; options and fields are those of `Records`."""
+    """A converter that makes one sample per ArrayRecord record; see `RecordConverter`."""
 
     kind: ClassVar[str] = "arrayrecord"
     what: ClassVar[str] = "ArrayRecord file"
     step_s: ClassVar[float] = STEP_S
 
     def libraries(self) -> Mapping[str, str]:
-        """Give the version of what reads the records."""
+        """Return the version of array-record."""
         _reader()
         return {"array-record": version("array-record")}
 
     def read(self, source: Input) -> Generator[bytes] | None:
-        """Give what yields the records of a file; None where it is of another kind."""
+        """Return a generator of the records of a file; None for a file of another kind."""
         with open(source.path, "rb") as file:
             head = file.read(len(_SIGNATURE))
         if head != _SIGNATURE:

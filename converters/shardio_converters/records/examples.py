@@ -1,7 +1,4 @@
-"""Records of tf.train.Example, read from protobuf's wire format without TensorFlow.
-
-Fields of features: found in all records, and filled from those of one.
-"""
+"""tf.train.Example: parsing protobuf's wire format without TensorFlow, and fields of features."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from shardio.media import probe
 from shardio_converters.schema_spec import are_compatible_names, format_spec
 
 Values = list[bytes] | npt.NDArray[Any]
-"""What a feature holds: strings of bytes, or float32, or int64."""
+"""The values of a feature: byte strings, or a float32 or int64 array."""
 
 _BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of a Feature
 _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
@@ -32,13 +29,12 @@ _TOO_EARLY: Final = "the message ends within a field"
 
 
 def read_example(record: bytes) -> dict[bytes, Values]:
-    """The features of a tf.train.Example by name; those without a kind of values are left out.
+    """Return the features of a tf.train.Example by name, without those that have no value list.
 
-    As protobuf has it, fields that are not known are passed over, and of features of one name the
-    last counts.
+    As in protobuf, unknown fields are skipped and the last of several features of one name counts.
 
     Raises:
-        MediaError: it is none, or is a tf.train.SequenceExample.
+        MediaError: the record is not a tf.train.Example, or is a tf.train.SequenceExample.
     """
     found: dict[bytes, Values] = {}
     try:
@@ -55,9 +51,9 @@ def read_example(record: bytes) -> dict[bytes, Values]:
 
 
 def is_example(record: bytes) -> bool | None:
-    """Whether a record is a tf.train.Example: one with a feature and nothing else is, beyond doubt.
+    """Return True if a record is certainly a tf.train.Example: it has features and nothing else.
 
-    None of one that would be an Example in which nothing has a value: others are to say it.
+    Returns None for a record that would be an Example without any value: undecided.
     """
     try:
         if any(field[:2] != (1, _LENGTH) for field in _fields(record, 0, len(record))):
@@ -68,10 +64,10 @@ def is_example(record: bytes) -> bool | None:
 
 
 def _read_features(data: bytes, at: int, end: int, found: dict[bytes, Values]) -> None:
-    """Read a map from names to features.
+    """Parse a map from names to features.
 
-    Entries as all libraries write them, a name and a list of one kind whose lengths agree, are read
-    straight; whatever else protobuf allows goes through `_read_entry`.
+    Entries in the usual form, a name and one list whose lengths agree, take a fast path; any other
+    form that protobuf allows goes through `_read_entry`.
     """
     while at < end:
         if data[at] != _FIRST:
@@ -98,7 +94,7 @@ def _read_features(data: bytes, at: int, end: int, found: dict[bytes, Values]) -
 
 
 def _read_entry(data: bytes, start: int, end: int, found: dict[bytes, Values]) -> None:
-    """Read an entry of the map in whatever order and form."""
+    """Parse an entry of the map in any order and form."""
     name, values = b"", None
     for number, wire, first, stop in _fields(data, start, end):
         if number == 1 and wire == _LENGTH:
@@ -111,7 +107,7 @@ def _read_entry(data: bytes, start: int, end: int, found: dict[bytes, Values]) -
 
 
 def _read_feature(data: bytes, start: int, end: int, values: Values | None) -> Values | None:
-    """Read a feature, in which the last kind counts; lists of one kind follow each other."""
+    """Parse a feature: the last kind of list counts, and lists of one kind are concatenated."""
     for number, wire, first, stop in _fields(data, start, end):
         if number not in (_BYTES, _FLOATS, _INTS) or wire != _LENGTH:
             continue
@@ -126,7 +122,7 @@ def _read_feature(data: bytes, start: int, end: int, values: Values | None) -> V
 
 
 def _values(data: bytes, start: int, end: int, kind: int) -> Values:
-    """The values of a list of bytes, floats or ints."""
+    """Return the values of a list of bytes, floats or ints."""
     if kind == _BYTES:
         return _strings(data, start, end)
     if start == end:
@@ -166,7 +162,7 @@ def _floats(data: bytes, start: int, end: int) -> npt.NDArray[Any]:
 
 
 def _ints(data: bytes, start: int, end: int) -> npt.NDArray[Any]:
-    """Varints: 7 bits in a byte, the lowest first, the highest bit set in all but the last."""
+    """Decode varints: 7 bits per byte, lowest first, the high bit set in all but the last byte."""
     if end - start <= _FEW:
         few = []
         while start < end:
@@ -194,11 +190,11 @@ def _ints(data: bytes, start: int, end: int) -> npt.NDArray[Any]:
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, wire type, start and end of each field of a message.
+    """Yield number, wire type, start and end of each field of a message.
 
     Raises:
-        ValueError: it is no message.
-        IndexError: the record ends within it.
+        ValueError: the bytes are not a message.
+        IndexError: the record ends within a field.
     """
     while at < end:
         tag, first = _varint(data, at)
@@ -212,7 +208,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int
 
 
 def _pass_over(data: bytes, at: int, end: int) -> int:
-    """Where a field that is not known ends."""
+    """Return the end of an unknown field."""
     tag, _ = _varint(data, at)
     if tag >> 3 == 1:
         raise ValueError(f"field 1 has wire type {tag & 7}, or its tag is too long")
@@ -220,7 +216,7 @@ def _pass_over(data: bytes, at: int, end: int) -> int:
 
 
 def _skip(data: bytes, at: int, end: int) -> int:
-    """Where the field that begins here ends."""
+    """Return the end of the field that begins here."""
     tag, at = _varint(data, at)
     wire = tag & 7
     if wire == _VARINT:
@@ -243,7 +239,7 @@ def _length(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned number of up to 64 bits, and where it ends."""
+    """Return an unsigned number of up to 64 bits, and its end."""
     value = 0
     for shift in range(0, 7 * _MAX_VARINT, 7):
         byte = data[at]
@@ -255,14 +251,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 STRINGS: Final = "list[uint8[*]]"
-"""What a feature of several strings of bytes is, unless a schema says it."""
+"""Spec of a feature with several byte strings, unless a schema says otherwise."""
 
 Maker = Callable[[Values], Any]
 
 
 @dataclass
 class _Seen:
-    """What is known of a feature: its dtype, how many values it has, in how many records it is."""
+    """Facts about a feature: dtype, number of values, number of records that have it."""
 
     dtype: str
     n_values: int | None
@@ -270,17 +266,17 @@ class _Seen:
 
 
 class FeatureInference:
-    """The features of many records; the first one that has a feature says what it is."""
+    """Fields merged over records; the first record that has a feature defines its field."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, _Seen] = {}
         self.n_records = 0
 
     def add(self, features: Mapping[bytes, Values]) -> None:
-        """Take those of a record in.
+        """Add the features of a record.
 
         Raises:
-            MediaError: one is of another kind than before.
+            MediaError: a feature has another dtype than before.
         """
         self.n_records += 1
         for name, values in features.items():
@@ -295,10 +291,10 @@ class FeatureInference:
                 seen.n_values = None
 
     def merge(self, others: FeatureInference) -> None:
-        """Take in those of a file, all or none.
+        """Add all records of a file, or none if they do not fit.
 
         Raises:
-            MediaError: as of `add`.
+            MediaError: as for `add`.
         """
         for name in others._seen.keys() & self._seen.keys():
             _compare(name, self._seen[name].dtype, others._seen[name].dtype)
@@ -314,10 +310,10 @@ class FeatureInference:
                 seen.n_values = None
 
     def as_specs(self) -> dict[str, str]:
-        """The fields in a word each, in the order of their names.
+        """Return the field specs, sorted by name.
 
-        One value in every record is a scalar, as many in all of them an array of this size; what
-        some records lack is optional.
+        A feature with one value in every record is a scalar, one with a constant number of values
+        an array of that size; features that some records lack are optional.
 
         Raises:
             MediaError: a name is not text.
@@ -336,15 +332,15 @@ class FeatureInference:
 
 
 def dtype_of(values: Values) -> str:
-    """Give bytes, float32 or int64."""
+    """Return "bytes", "float32" or "int64"."""
     return "bytes" if isinstance(values, list) else values.dtype.name
 
 
 def text_of(name: bytes) -> str:
-    """A name as text.
+    """Decode a feature name.
 
     Raises:
-        MediaError: it is none.
+        MediaError: the name is not UTF-8.
     """
     try:
         return name.decode()
@@ -353,15 +349,15 @@ def text_of(name: bytes) -> str:
 
 
 def makers(schema: Schema) -> dict[bytes, Maker]:
-    """What makes the value of each field from the values of the feature of its name.
+    """Return, for each feature name, the function that makes the field's value from the feature's.
 
-    All raise MediaError where the values are not those of the field.
+    The functions raise MediaError if the values do not fit the field.
     """
     return {name.encode(): partial(_MAKERS[type(field)], field) for name, field in schema.items()}
 
 
 def fits(field: Any) -> bool:
-    """Whether features can fill a field: arrays with one dimension that varies, at most."""
+    """Return True if features can fill a field: arrays may have at most one varying dimension."""
     if isinstance(field, List):
         return field.element == Array("uint8", (None,))
     return type(field) in _MAKERS and getattr(field, "shape", ()).count(None) <= 1
@@ -390,7 +386,7 @@ def _array(field: Array, values: Values) -> Any:
 
 
 def _raw(field: Array, data: bytes) -> Any:
-    """The numbers that lie in a string of bytes, in little-endian."""
+    """Return the little-endian numbers in a byte string."""
     if len(data) % field.numpy.itemsize:
         raise MediaError(f"{len(data):,} bytes are no whole number of {field.dtype}")
     numbers = np.frombuffer(data, field.numpy.newbyteorder("<"))

@@ -1,4 +1,4 @@
-"""MosaicML's MDS shards, with no package of theirs and without pickle."""
+"""MosaicML's MDS shards, read without the streaming package and without pickle."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from shardio_converters.schema_spec import Field, InferringConverter
 
 @dataclass(frozen=True, kw_only=True)
 class Mds(InferringConverter):
-    """Makes a sample of each one in MDS shards; each shard is an input.
+    """A converter that makes one sample per sample of MDS shards; each shard is an input.
 
-    A shard says itself what its columns are. `index.json` beside it is compared with it: size,
-    checksums where they are given, and that all shards are there. `fields` says what columns
-    become, as `{"tokens": "uint16[*]", "image": "image"}`; by default their encodings do, and of
-    arrays whose shape is with each sample all samples: a dimension that differs varies.
+    A shard describes its own columns. It is checked against the `index.json` beside it: size,
+    checksums if present, and that all shards exist. `fields` declares the columns, such as
+    `{"tokens": "uint16[*]", "image": "image"}`; by default they follow from the encodings, and for
+    arrays with a shape per sample from all samples: a dimension that differs varies.
 
-    Fields: the columns; and of these, those whose names no column has: `label` int64; `source`,
-    the shard's name below the source folder.
+    Fields: the columns; and unless a column has the name: `label` int64; `source`, the shard's name
+    below the source folder.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -47,7 +47,7 @@ class Mds(InferringConverter):
     fields: Mapping[str, str] | None = None
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Make sure that a column can be what a field is."""
+        """Require a column to be convertible to a field."""
         if not isinstance(field, Array | Bytes | Image | Json | Text):
             raise InvalidArgument(
                 f"field {name!r}: found {type(field).__name__.lower()}; expected an array, text, "
@@ -55,16 +55,16 @@ class Mds(InferringConverter):
             )
 
     def fitted(self, inputs: Sequence[Input]) -> Mds:
-        """Give the converter with `fields` as the shards have them.
+        """Return the converter with `fields` inferred from the shards.
 
         Raises:
-            InvalidArgument: none of them is a shard that can be read.
+            InvalidArgument: no input is a readable shard.
         """
         what = "MDS shard with samples that can be read"
         return replace(self, fields=self.fields or infer_fields(inputs, _fields_of, what))
 
     def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """All that a sample has: `label` and `source` come first, also where they are columns."""
+        """Return all field specs; `label` and `source` come first, also if they are columns."""
         there = {*fields, *self.beside()}
         return {**{name: word for name, word in self.about().items() if name in there}, **fields}
 
@@ -105,7 +105,7 @@ class Mds(InferringConverter):
 
 
 def _fields_of(source: Input) -> SchemaInference:
-    """The columns of a shard; samples are read only if their shapes are with them."""
+    """Return the columns of a shard; samples are only read if shapes vary per sample."""
     found = SchemaInference()
     if not source.name.lower().endswith(SUFFIXES):
         return found

@@ -1,9 +1,7 @@
-"""Columns of MDS shards: what their encodings become, and their values.
+"""Files of MDS shards: offsets, column descriptions, samples back to back, and their encodings.
 
-MDS shards: a table of offsets, what the columns are, and samples back to back.
-
-A shard is: u32 n, u32 offsets of the n samples and of the end, JSON up to the first of them. A
-sample is: u32 sizes of its columns that have no fixed one, then the columns. All is little-endian.
+A shard is: u32 n, u32 offsets of the n samples and of the end, JSON up to the first sample. A
+sample is: u32 sizes of its variable-size columns, then the columns. All is little-endian.
 """
 
 from __future__ import annotations
@@ -54,21 +52,21 @@ _ARRAY_DTYPES: Final = {
     **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32"},
     **{33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"},
 }
-"""The byte that stands for the dtype of an array, where no column says it."""
+"""Codes of array dtypes, stored with arrays whose column does not state the dtype."""
 _DIM_DTYPES: Final = ("<u1", "<u2", "<u4", "<u8")
 _MAX_DIMS: Final = 16
 
 Piece = bytes | memoryview
-"""The bytes of a column of a sample; of an array a view of those of the sample."""
+"""The bytes of a column of a sample; for an array, a view into the sample's bytes."""
 
 
 @dataclass(frozen=True)
 class MdsColumn:
-    """A column of a shard: its name, its encoding, and the bytes of a value if they are fixed.
+    """A column of a shard: its name, its encoding, and the size of a value in bytes if fixed.
 
     Raises:
-        MediaError: no dataset can hold it.
-        ValueError: no column is like this.
+        MediaError: no dataset can hold the column.
+        ValueError: the description is invalid.
     """
 
     name: str
@@ -89,26 +87,26 @@ class MdsColumn:
 
     @property
     def facts(self) -> DtypeShape | None:
-        """What it is in a sample; None where the samples say it."""
+        """Dtype and shape of the field; None if only the samples state them."""
         if not self.is_array:
             return _WORDS[self.encoding], ()
         dtype, shape = self._stated
         return None if dtype is None or shape is None else (dtype, shape)
 
     def facts_of(self, data: Piece) -> DtypeShape:
-        """What an array of a sample is.
+        """Return dtype and shape of an array of a sample.
 
         Raises:
-            MediaError: it is damaged.
+            MediaError: the array is damaged.
         """
         value = self._array(data)
         return value.dtype.name, value.shape
 
     def decoder(self, field: object) -> Callable[[Any], Any]:
-        """What makes a value of a sample of the bytes in a shard.
+        """Return the function that decodes a value from the bytes in a shard.
 
         Raises:
-            MediaError: the field is not for this encoding.
+            MediaError: the field does not fit this encoding.
         """
         if isinstance(field, Bytes):
             return bytes
@@ -135,12 +133,12 @@ class MdsColumn:
 
     @property
     def is_array(self) -> bool:
-        """Whether its values are arrays, of which views are as good as bytes."""
+        """True if the values are arrays, for which views serve as well as bytes."""
         return self.encoding.partition(":")[0] == "ndarray"
 
     @property
     def _stated(self) -> tuple[str | None, tuple[int, ...] | None]:
-        """Dtype and shape, as far as an encoding such as `ndarray:int32:2,3` says them."""
+        """Return dtype and shape as far as an encoding such as `ndarray:int32:2,3` states them."""
         _, _, stated = self.encoding.partition(":")
         dtype, _, shape = stated.partition(":")
         return dtype or None, tuple(map(int, shape.split(","))) if shape else None
@@ -222,13 +220,13 @@ _U32: Final = np.dtype("<u4")
 def open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
-    """The columns of a shard, and its samples: the bytes of each column.
+    """Return the columns of a shard, and an iterator of its samples as bytes per column.
 
-    With `is_checked`, it is compared with the index beside it first.
+    With `is_checked`, the shard is first checked against the index beside it.
 
     Raises:
-        MediaError: it is damaged, or is not what the index says.
-        OSError: it cannot be read.
+        MediaError: the shard is damaged, or does not match the index.
+        OSError: the shard cannot be read.
     """
     file: IO[bytes] = files.enter_context(open(path, "rb"))
     is_packed = name.lower().endswith(SUFFIXES[1])
@@ -247,10 +245,10 @@ def open_shard(
 
 
 def check_index(path: str) -> int:
-    """Make sure that all shards that an index names are beside it, or below; how many these are.
+    """Require all shards that an index names to exist beside or below it; return their number.
 
     Raises:
-        MediaError: one is missing, or is in a compression that is not read.
+        MediaError: a shard is missing, or uses an unsupported compression.
     """
     shards = _read_index(path)
     folder = os.path.dirname(path)
@@ -268,13 +266,13 @@ def check_index(path: str) -> int:
 
 
 def _is_below(folder: str, name: str) -> bool:
-    """Whether a file is there: an index of merged ones names those of the folders below its own."""
+    """Return True if a file exists; a merged index names files in folders below its own."""
     leads_out = name.startswith("/") or ".." in name.split("/")
     return not leads_out and os.path.isfile(named_path(folder, name))
 
 
 def _read_index(path: str) -> list[dict[str, Any]]:
-    """The MDS shards that an index names; none of another file of this name."""
+    """Return the MDS shards that an index names; none for an unrelated file of that name."""
     if os.path.getsize(path) > _MAX_TEXT:
         raise MediaError(f"an index of more than {_MAX_TEXT:,} bytes")
     try:
@@ -295,13 +293,13 @@ def _is_mds(entry: Any) -> bool:
 
 
 def _names(entry: dict[str, Any]) -> bool:
-    """Whether the files of a shard are named."""
+    """Return True if an index entry names the files of a shard."""
     files = [entry.get("raw_data"), entry.get("zip_data") or entry.get("raw_data")]
     return all(isinstance(one, dict) and isinstance(one.get("basename"), str) for one in files)
 
 
 def _compare(file: IO[bytes], path: str, key: str) -> None:
-    """Compare a shard with what the index beside it says, if there is one."""
+    """Check a shard against the index beside it, if there is one."""
     index = os.path.join(os.path.dirname(path), INDEX)
     if not os.path.isfile(index):
         return
@@ -329,7 +327,7 @@ def _compare(file: IO[bytes], path: str, key: str) -> None:
 
 
 def _digest(file: IO[bytes], algorithm: str) -> str | None:
-    """The hash of a file; None of an algorithm that is not known here."""
+    """Return the hash of a file; None for an unknown algorithm."""
     if algorithm in xxhash.algorithms_available:
         hasher = getattr(xxhash, algorithm)()
     elif algorithm in hashlib.algorithms_available and not algorithm.startswith("shake"):
@@ -395,7 +393,7 @@ def _rows(
 
 
 def _read(file: IO[bytes], n_bytes: int, n_file: int | None) -> bytes:
-    """Read exactly so much; a size is believed no further than the file goes."""
+    """Read exactly `n_bytes`; memory is not allocated beyond the actual file."""
     if n_file is not None and n_bytes > n_file:
         raise MediaError(f"a part of {n_bytes:,} bytes; the file has {n_file:,}")
     if n_bytes <= _CHUNK:

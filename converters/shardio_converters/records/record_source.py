@@ -1,4 +1,4 @@
-"""What converters of files of records share: a record as it is, or what it holds."""
+"""Base of converters of record files: records as raw bytes, or as tf.train.Example."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from shardio_converters.schema_spec import Field, InferringConverter, schema_of
 
 RECORDS: Final = ("example", "bytes")
 ONLY: Final = "record"
-"""What the one field of a record that is kept as it is is called."""
+"""The field name of a record stored as raw bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordConverter(InferringConverter, ABC):
-    """Makes a sample of each record of a file.
+    """A converter base that makes one sample per record of a file.
 
     With `records="example"` a record is a tf.train.Example, and its features are fields; with
-    `"bytes"` it is the field `record`, as it is. By default the first record decides. `fields` says
-    what the features are, as `{"image": "image", "box": "float32[*,4]", "note": "text?"}`; by
-    default all records do, which are read for it.
+    `"bytes"` it is the field `record`. By default the first record decides. `fields` declares the
+    features, such as `{"image": "image", "box": "float32[*,4]", "note": "text?"}`; by default it
+    is inferred by reading all records.
 
-    Fields: the features, by name, or `record`; and of these, those whose names no feature has:
-    `label` int64; `source`, the file's name below the source folder.
+    Fields: the features, by name, or `record`; and unless a feature has the name: `label` int64;
+    `source`, the file's name below the source folder.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -55,7 +55,7 @@ class RecordConverter(InferringConverter, ABC):
         super().__post_init__()
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Make sure that a feature, or a record as it is, can be what a field is."""
+        """Require a feature, or a raw record, to be convertible to a field."""
         if self.records == "bytes" and (name != ONLY or field != Bytes()):
             raise InvalidArgument(f"records that are bytes have one field, {ONLY!r}: 'bytes'")
         if not fits(field):
@@ -66,18 +66,18 @@ class RecordConverter(InferringConverter, ABC):
 
     @abstractmethod
     def read(self, source: Input) -> Generator[bytes] | None:
-        """Give what yields the records of a file; None where it is of another kind.
+        """Return a generator of the records of a file; None for a file of another kind.
 
         Raises:
-            MediaError: it is damaged; the generator raises it as well.
-            OSError: it cannot be read.
+            MediaError: the file is damaged; also raised by the generator.
+            OSError: the file cannot be read.
         """
 
     def fitted(self, inputs: Sequence[Input]) -> Self:
-        """Give the converter with `records` and `fields` as the inputs have them.
+        """Return the converter with `records` and `fields` inferred from the inputs.
 
         Raises:
-            InvalidArgument: none of them has a record that can be read.
+            InvalidArgument: no input has a readable record.
         """
         if self.fields is not None:
             return replace(self, records=self.records or "example")
@@ -105,7 +105,7 @@ class RecordConverter(InferringConverter, ABC):
             ) from error
 
     def _first_of(self, source: Input) -> str | None:
-        """What records are, by the first one of a file that says it."""
+        """Return the kind of records, decided by the first conclusive one of a file."""
         records = self.read(source)
         if records is None:
             return None
@@ -124,7 +124,7 @@ class RecordConverter(InferringConverter, ABC):
                 found.add(read_example(record))
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the samples of a file, one of each record."""
+        """Yield one sample per record of a file."""
         records = self.read(source)
         if records is None:
             return Outcome("unsupported", f"no {self.what}")
@@ -147,7 +147,7 @@ class RecordConverter(InferringConverter, ABC):
         return {ONLY: record}
 
     def _maker(self) -> Any:
-        """What makes a sample of the features of a record."""
+        """Return the function that makes a sample from the features of a record."""
         schema = schema_of(self.fields or {})
         known = makers(schema)
         names = {name.encode(): name for name in schema}

@@ -1,7 +1,7 @@
-"""Members of tar files, one after the other.
+"""A streaming reader of tar members.
 
-Not by `tarfile`, to which damage after the first member is the end of the file. What is skipped is
-checked as well: an archive ends with two blocks of zeros, and nothing but zeros follows.
+`tarfile` is not used: it takes damage after the first member for the end of the file. Skipped
+data is checked as well: an archive ends with two zero blocks, and only zeros may follow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 
 _BLOCK: Final = 512
 _HEADER: Final = Struct("100s 24x 12s 12x 8s s 100x 8s 80x 155s 12x")
-"""Name, size, checksum, type, magic, prefix; the rest is of owners, times and links."""
+"""Name, size, checksum, type, magic, prefix; the rest concerns owners, times and links."""
 _CHECKSUM: Final = slice(148, 156)  # counts as spaces in the sum
 _USTAR: Final = b"ustar\0"  # of POSIX; GNU's own, with two spaces, has no prefix
 _REGULAR: Final = (b"0", b"\0", b"7")
@@ -46,7 +46,7 @@ _DAMAGED: Final = (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError)
 
 
 class Member:
-    """A regular file in a tar; it can be read until the next one is asked for."""
+    """A regular file in a tar, readable until the next member is requested."""
 
     __slots__ = ("_left", "_stream", "n_bytes", "name")
 
@@ -55,10 +55,10 @@ class Member:
         self._stream, self._left = stream, n_bytes
 
     def read(self, most: int | None = None) -> bytes:
-        """Read it, from where it was read to; no more than `most` bytes.
+        """Read on, up to `most` bytes.
 
         Raises:
-            MediaError: the file ends too early, or is damaged.
+            MediaError: the archive is truncated or damaged.
         """
         n_bytes = self._left if most is None else min(most, self._left)
         if n_bytes > _MAX_MEMBER:
@@ -67,16 +67,16 @@ class Member:
         return self._stream.read(n_bytes)
 
     def end(self) -> None:
-        """Pass over what was not read, and what fills the last block up."""
+        """Skip unread data and the padding of the last block."""
         self._stream.skip(self._left + -self.n_bytes % _BLOCK)
         self._left = 0
 
 
 def is_tar(name: str) -> bool:
-    """Whether a name is that of a tar.
+    """Return True if a name is that of a tar.
 
     Raises:
-        MediaError: of a tar in a compression that is not read.
+        MediaError: the tar uses an unsupported compression.
     """
     lower = name.lower()
     if lower.endswith(SUFFIXES):
@@ -87,11 +87,11 @@ def is_tar(name: str) -> bool:
 
 
 def open_tar(path: str, name: str, files: ExitStack) -> Iterator[Member]:
-    """The members of a tar, as long as `files` are not closed; those that are files.
+    """Return the regular members of a tar, readable until `files` is closed.
 
     Raises:
-        MediaError: it ends too early, is damaged, or holds a link or what else is no file.
-        OSError: it cannot be opened.
+        MediaError: the archive is truncated or damaged, or holds a link or special file.
+        OSError: the file cannot be opened.
     """
     file: IO[bytes] = files.enter_context(open(path, "rb"))
     lower = name.lower()
@@ -133,7 +133,7 @@ def _members(stream: _Stream) -> Iterator[Member]:
 
 
 def _next_header(stream: _Stream) -> tuple[str, int, bytes] | None:
-    """Name, size and type of what comes next; None once everything is read to the end."""
+    """Return name, size and type of the next entry; None at the verified end."""
     block = stream.read(_BLOCK)
     if not any(block):
         if any(stream.read(_BLOCK)):
@@ -154,7 +154,7 @@ def _next_header(stream: _Stream) -> tuple[str, int, bytes] | None:
 
 
 def _number(field: bytes, what: str) -> int:
-    """A number in octal digits, or, of large ones, in binary behind a set bit."""
+    """Parse a number: octal digits, or binary behind a set bit for large ones."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     try:
@@ -174,7 +174,7 @@ def _text(name: bytes) -> str:
 
 
 def _pax(data: bytes) -> dict[str, str]:
-    """What a header of POSIX 2001 says, in records of `length key=value`."""
+    """Parse a POSIX 2001 extended header: records of `length key=value`."""
     found = {}
     while data:
         length, _, _ = data.partition(b" ")
@@ -199,7 +199,7 @@ def _size(facts: Mapping[str, str], n_bytes: int) -> int:
 
 
 class _Stream:
-    """Reads exactly as much as is asked for, or says where the file ends."""
+    """A reader of exact byte counts that reports where a file is truncated."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile, n_bytes: int | None) -> None:
         self._file, self._n_bytes = file, n_bytes  # None where it is compressed
@@ -231,7 +231,7 @@ class _Stream:
             n_bytes -= len(self.read(min(n_bytes, _PIECE)))
 
     def read_end(self) -> None:
-        """Make sure that nothing but zeros follows."""
+        """Require only zeros to follow."""
         while data := self._piece(_PIECE):
             if any(data):
                 raise MediaError(f"bytes follow the end at byte {self.position:,}; expected zeros")

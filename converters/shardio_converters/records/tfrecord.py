@@ -22,25 +22,25 @@ _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32  # told from the first bytes
 
 
 class _Bytes(Protocol):
-    """Bytes in their order, up to so many at a time, and none at the end."""
+    """A source of consecutive bytes; `read` returns up to n bytes, and b"" at the end."""
 
     def read(self, n_bytes: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TFRecords(RecordConverter):
-    """Makes a sample of each record of a file; options and fields are those of `Records`."""
+    """A converter that makes one sample per TFRecord record; see `RecordConverter`."""
 
     kind: ClassVar[str] = "tfrecord"
     what: ClassVar[str] = "TFRecord file"
 
     def libraries(self) -> Mapping[str, str]:
-        """Give the version of what compares checksums."""
+        """Return the version of the checksum library."""
         _checksum()
         return {"google-crc32c": version("google-crc32c")}
 
     def read(self, source: Input) -> Generator[bytes] | None:
-        """Give what yields the records of a file; None where it is of another kind."""
+        """Return a generator of the records of a file; None for a file of another kind."""
         checksum = _checksum()
         file = open(source.path, "rb")
         head = file.read(_HEAD.size)
@@ -62,7 +62,7 @@ class TFRecords(RecordConverter):
 
 
 def _checksum() -> Callable[[bytes], int]:
-    """CRC-32C."""
+    """Return the CRC-32C of data."""
     from google_crc32c import value
 
     found: Callable[[bytes], int] = value
@@ -70,7 +70,7 @@ def _checksum() -> Callable[[bytes], int]:
 
 
 def _masked(checksum: int) -> int:
-    """A checksum as it is stored: turned, and with a constant added."""
+    """Return a checksum in TFRecord's masked form: rotated, plus a constant."""
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFF_FFFF
 
 
@@ -79,7 +79,7 @@ def _is_head(head: bytes, checksum: Callable[[bytes], int]) -> bool:
 
 
 def _is_compressed(head: bytes) -> bool:
-    """Whether a file begins as gzip or zlib does."""
+    """Return True if a file starts as gzip or zlib."""
     is_zlib = len(head) > 1 and head[0] & 15 == 8 and not int.from_bytes(head[:2]) % 31
     return is_zlib or head[:2] == b"\x1f\x8b"
 
@@ -87,7 +87,7 @@ def _is_compressed(head: bytes) -> bool:
 def _records(
     file: Any, ours: _Bytes, n_bytes: int | None, checksum: Callable[[bytes], int]
 ) -> Generator[bytes]:
-    """Yield the records; `n_bytes` are those of the file, where it is known."""
+    """Yield the records; `n_bytes` is the size of the file, if known."""
     with file:
         data, at, n_records, start = b"", 0, 0, 0
         while True:
@@ -118,7 +118,7 @@ def _records(
 
 
 def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> None:
-    """Make sure that a record may have so many bytes, before they are read."""
+    """Check that a record can have its declared length, before it is read."""
     if length > _MAX_RECORD:
         raise MediaError(f"{where}: found {length:,} bytes, expected {_MAX_RECORD:,} at most")
     if n_bytes is not None and (stop := start + _HEAD.size + length + 4) > n_bytes:
@@ -126,7 +126,7 @@ def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> N
 
 
 def _filled(ours: _Bytes, data: bytes, n_bytes: int, where: str) -> bytes:
-    """`data` with what follows it, so that it has so many bytes at least."""
+    """Return `data` extended from the source to at least the requested size."""
     parts, missing = [data], n_bytes - len(data)
     while missing > 0:
         part = ours.read(_BLOCK_BYTES)
@@ -138,7 +138,7 @@ def _filled(ours: _Bytes, data: bytes, n_bytes: int, where: str) -> bytes:
 
 
 class _Inflated:
-    """The bytes that a gzip or zlib file holds; of gzip there may be several parts."""
+    """A decompressor of a gzip or zlib file; gzip may have several members."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -146,10 +146,10 @@ class _Inflated:
         self._waiting = b""
 
     def read(self, n_bytes: int, /) -> bytes:
-        """Read up to so many bytes, none at the end.
+        """Read up to `n_bytes`, or b"" at the end.
 
         Raises:
-            MediaError: they cannot be decompressed, or end too early.
+            MediaError: the data is damaged or truncated.
         """
         while True:
             data = self._waiting or self._file.read(_BLOCK_BYTES)

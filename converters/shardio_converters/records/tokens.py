@@ -1,4 +1,4 @@
-"""Tokens from raw files of numbers, as trainers of language models use them."""
+"""Tokens from raw binary files, as used by trainers of language models."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _MAX_LENGTH: Final = 1 << 24
 _BLOCK_TOKENS: Final = 1 << 20  # that are read at a time
 _HEADER_BYTES: Final = 1024  # 256 numbers int32: magic, version, number of tokens, zeros
 _HEADERS: Final = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
-"""Magic and version of the files of llm.c, with the dtype of their tokens."""
+"""Magic and version of llm.c files, with the dtype of their tokens."""
 
 Tokens = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFiles:
-    """Makes samples of a stream of tokens; all of them in their order are the stream again.
+    """A converter that splits a token stream into samples; concatenated, they are the stream again.
 
-    With `eot`, the token that stands between documents, each document is a sample: it begins with
-    that token where the file does, and ends with it otherwise. Without it a sample is `length`
-    tokens, the last one of a file what is left. `dtype` is how tokens lie in the file; files of
-    llm.c say it themselves.
+    With `eot`, the token between documents, each document is a sample: it begins with that token
+    if the file does, and otherwise ends with it. Without it a sample is `length` tokens; the last
+    one of a file may be shorter. `dtype` is the dtype of tokens in the file; files of llm.c state
+    it themselves.
 
-    Fields: `tokens`, an array of one dimension that varies; `label` int64; `source`, the file's
+    Fields: `tokens`, a one-dimensional array of varying length; `label` int64; `source`, the file's
     name below the source folder.
 
     Raises:
@@ -65,10 +65,10 @@ class TokenFiles:
             )
 
     def fitted(self, inputs: Sequence[Input]) -> TokenFiles:
-        """Give the converter with the dtype that the first file of llm.c names, if none is given.
+        """Return the converter with the dtype stated by the first llm.c file, unless one is given.
 
         Raises:
-            InvalidArgument: none does.
+            InvalidArgument: no file states a dtype.
         """
         if self.dtype is not None:
             return self
@@ -88,14 +88,14 @@ class TokenFiles:
         )
 
     def schema(self) -> Schema:
-        """Give the fields of a sample."""
+        """Return the fields of a sample."""
         if self.dtype is None:
             raise InvalidArgument("dtype is not known: it follows from the files, or is given")
         tokens = Array(self.dtype, (None,))
         return Schema({"tokens": tokens, "label": Array("int64"), "source": Text()})
 
     def libraries(self) -> Mapping[str, str]:
-        """Give nothing: what is stored is what is in the files, whatever reads it."""
+        """Return no versions: the stored bytes are those of the files, whatever reads them."""
         return {}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -113,7 +113,7 @@ class TokenFiles:
         return Outcome("converted") if n_samples else Outcome("empty", "holds no token")
 
     def _blocks(self, file: IO[bytes]) -> Iterator[Tokens]:
-        """Read the tokens, so many at a time."""
+        """Yield the tokens in blocks."""
         dtype, n_tokens = _read_header(file)
         if dtype not in (None, self.dtype):
             raise MediaError(f"expected tokens of {self.dtype}, found {dtype}")
@@ -144,12 +144,12 @@ class TokenFiles:
 
 
 def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
-    """The dtype and number of tokens that a file of llm.c begins with; None of any other.
+    """Return dtype and number of tokens from an llm.c header; None for any other file.
 
-    The file stands at its first token then.
+    Leaves the file at its first token.
 
     Raises:
-        MediaError: the header is of a version that is not known.
+        MediaError: the version of the header is unknown.
     """
     head = file.read(_HEADER_BYTES)
     numbers = np.frombuffer(head[: len(head) // 4 * 4], "<i4")
@@ -169,7 +169,7 @@ def _joined(waiting: list[Tokens], tokens: Tokens) -> Tokens:
 
 
 def _documents(blocks: Iterator[Tokens], eot: int) -> Iterator[Tokens]:
-    """The parts of a stream that a token divides; it leads them if it leads the first one."""
+    """Split a stream at a token; the token leads documents if it leads the first one."""
     waiting: list[Tokens] = []
     leads: bool | None = None
     for block in blocks:

@@ -1,6 +1,6 @@
-"""What the members of a tar are, by the ends of their names, and their values.
+"""WebDataset tars: consecutive members of one key are a sample.
 
-WebDataset tars: members of one key are a sample.
+A member's suffix determines its field and how its value is decoded.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _WORDS: Final = {
 _WORD_OF: Final = {ending: word for some, word in _WORDS.items() for ending in some.split()}
 _PICKLES: Final = frozenset("pickle pkl pt pth pyd".split())
 _NPY_HEAD: Final = (64 << 10) + 12
-"""Bytes that are enough for the header of any .npy that can be stored."""
+"""Bytes that hold the header of any .npy that can be stored."""
 
 
 def split(name: str) -> tuple[str, str] | None:
-    """Key and field of a member's name: cut at the first dot behind the last slash.
+    """Split a member's name into key and field at the first dot after the last slash.
 
-    None of what is no part of a sample: hidden files, those without a dot, and `__names__`.
+    Returns None for members outside samples: hidden files, names without a dot, and `__names__`.
     """
     found = _PARTS.fullmatch(name)
     if found is None or _ASIDE.match(name):
@@ -63,10 +63,10 @@ def split(name: str) -> tuple[str, str] | None:
 
 
 class TarSamples:
-    """The samples of a tar: members of one key that follow one another.
+    """The samples of a tar: consecutive members of one key.
 
-    Each is its key, and what `take` makes of its members, by field. `n_aside` counts members that
-    are no part of a sample.
+    Yields each key with the results of `take` for its members, by field. `n_aside` counts members
+    that belong to no sample.
 
     Raises:
         MediaError: a key comes again after another one, or a field twice in a sample.
@@ -107,10 +107,10 @@ class TarSamples:
 
 
 def facts_of(field: str, member: Member) -> DtypeShape:
-    """What a member will be in a sample, told from its name, and of an array from its header.
+    """Return dtype and shape of a member's field, from its name and, for an array, its header.
 
     Raises:
-        MediaError: no dataset can hold it.
+        MediaError: no dataset can hold the member.
     """
     ending = field.rpartition(".")[2]
     if ending == "npy":
@@ -124,10 +124,10 @@ def facts_of(field: str, member: Member) -> DtypeShape:
 
 
 def check_field(name: str, field: object) -> None:
-    """Make sure that members of this name can be what a schema says.
+    """Require members of this name to be convertible to a field.
 
     Raises:
-        InvalidArgument: they cannot.
+        InvalidArgument: they are not.
     """
     ending = name.rpartition(".")[2]
     if not isinstance(field, Array) or ending == "npy":
@@ -140,10 +140,10 @@ def check_field(name: str, field: object) -> None:
 
 
 def value_of(name: str, field: object, member: Member) -> Any:
-    """The value that a member has in a sample.
+    """Return the value of a member.
 
     Raises:
-        MediaError: it is damaged, or of another kind than the field.
+        MediaError: the member is damaged, or does not fit the field.
     """
     data = member.read()
     if isinstance(field, Image):
@@ -205,14 +205,14 @@ def _way_out(field: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class WebDataset(InferringConverter):
-    """Makes a sample of the members of a tar that have one key, and follow one another.
+    """A converter that makes one sample of consecutive tar members that share a key.
 
-    The key is a member's name up to the first dot behind the last slash, the field what is behind
-    that dot. `fields` says what they are, as `{"cls": "int64", "jpg": "image", "x.npy":
-    "float32[3,*]?"}`; by default the ends of names do, and of arrays their headers: a dimension
-    that differs varies, a field that some samples lack may be missing.
+    The key is a member's name up to the first dot after the last slash, the field the rest after
+    that dot. `fields` declares the fields, such as `{"cls": "int64", "jpg": "image", "x.npy":
+    "float32[3,*]?"}`; by default they follow from suffixes, and for arrays from their headers: a
+    dimension that differs varies, and a field that some samples lack is optional.
 
-    Fields: the members'; and of these, those whose names no member has: `key` text; `label` int64;
+    Fields: those of the members; and unless a member has the name: `key` text; `label` int64;
     `source`, the tar's name below the source folder.
 
     Raises:
@@ -225,22 +225,22 @@ class WebDataset(InferringConverter):
     fields: Mapping[str, str] | None = None
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Make sure that members of this name can be what a field is."""
+        """Require members of this name to be convertible to a field."""
         check_field(name, field)
 
     def about(self) -> Mapping[str, str]:
-        """What a sample has beside its members."""
+        """Return the specs of the fields added to the members."""
         return {"key": "text", **super().about()}
 
     def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """All that a sample has, the members last."""
+        """Return all field specs, the members last."""
         return {**self.beside(), **fields}
 
     def fitted(self, inputs: Sequence[Input]) -> WebDataset:
-        """Give the converter with `fields` as the inputs have them; all are read to their ends.
+        """Return the converter with `fields` inferred from all inputs, which are read to the end.
 
         Raises:
-            InvalidArgument: none of them is a tar that can be read.
+            InvalidArgument: no input is a readable tar.
         """
         what = "tar of samples that can be read"
         return replace(self, fields=self.fields or infer_fields(inputs, _fields_of, what))
@@ -277,7 +277,7 @@ class WebDataset(InferringConverter):
 
 
 def _fields_of(source: Input) -> SchemaInference:
-    """The fields of a tar that is not damaged."""
+    """Return the fields of an undamaged tar."""
     found = SchemaInference()
     if is_tar(source.name):
         with ExitStack() as files:

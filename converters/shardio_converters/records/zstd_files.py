@@ -1,4 +1,4 @@
-"""Files of Zstandard frames as files of what was compressed."""
+"""Files compressed with Zstandard, read as their decompressed content."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _CHUNK_BYTES = 16 << 10  # a frame of nothing but repeats gives 500 MB of these,
 
 
 def open_zstd(file: IO[bytes]) -> IO[bytes]:
-    """Read what was compressed into `file`, which stays open.
+    """Return a reader of the decompressed content of `file`, which stays open.
 
-    Reading raises `EOFError` where the file ends within a frame, which `zstandard`'s own reader
-    takes for the end, and `zstandard.ZstdError` where it is damaged.
+    Reading raises `EOFError` for a truncated frame, which `zstandard`'s own reader takes for the
+    end, and `zstandard.ZstdError` for a damaged one.
     """
     return io.BufferedReader(_ZstdFrames(file), 1 << 20)
 

@@ -1,1 +1,1 @@
-"""Episodes of robots."""
+"""Converters of robot episodes."""

@@ -1,8 +1,6 @@
-"""The videos of a LeRobot data set, of which each episode gets its own frames.
+"""LeRobot datasets: one sample per episode, with one video per camera.
 
-The frames of a LeRobot data set: rows of a table, gathered into episodes.
-
-LeRobot data sets: a sample of each episode, with a video of each camera.
+An episode is gathered from rows of a table, and its videos are cut from longer files.
 """
 
 from __future__ import annotations
@@ -40,17 +38,17 @@ _HALF: Final = 0.5  # of the time from one frame to the next
 
 
 class Cameras:
-    """Owns the files of videos that are open, one of each camera, as episodes lie in order."""
+    """The open video files, one per camera; owned until `close`. Episodes lie in them in order."""
 
     def __init__(self, paths: Mapping[str, str], fps: Fraction, *, check: bool | None) -> None:
         self._paths, self._fps, self._check = paths, fps, check
         self._open: dict[str, tuple[str, SpanReader]] = {}
 
     def cut(self, camera: str, footage: CameraSpan, times: Numbers) -> EncodedStream:
-        """Cut out a camera's view of an episode, whose frames are shown at `times`, in seconds.
+        """Cut out a camera's video of an episode whose frames are shown at `times`, in seconds.
 
         Raises:
-            MediaError: the file is missing or damaged, or has other frames then.
+            MediaError: the file is missing or damaged, or its frames have other times.
         """
         if footage.name not in self._paths:
             raise MediaError(f"{footage.name} is missing")
@@ -107,7 +105,7 @@ _TEXTS: Final = "json"
 
 @dataclass(frozen=True)
 class EpisodeFrames:
-    """The rows of an episode: the first one's position in the file, values by column."""
+    """The rows of an episode: the position of the first one in the file, and values by column."""
 
     number: int
     first_row: int
@@ -117,13 +115,13 @@ class EpisodeFrames:
 def read_frames(
     path: str, name: str, specs: Mapping[str, str], *, all_of: bool = True
 ) -> Iterator[EpisodeFrames]:
-    """Read a file of data, episode by episode; `specs` say what becomes of its columns.
+    """Yield the episodes of a data file; `specs` declare its columns.
 
     Args:
-        all_of: whether it may have no other columns.
+        all_of: True if the file may have no other columns.
 
     Raises:
-        MediaError: it is damaged, or a column is not what it should be, or is missing.
+        MediaError: the file is damaged, or a column differs from its spec or is missing.
     """
     with open_table(path, name) as table:
         if all_of and (others := [one for one in table.schema.names if one not in specs]):
@@ -153,10 +151,10 @@ def read_frames(
 
 
 def _field_of(column: ArrowColumn, spec: str) -> Field:
-    """What a row has in a column.
+    """Return the field of a value of one row of a column.
 
     Raises:
-        MediaError: the column is another one.
+        MediaError: the column differs from its spec.
     """
     if spec == _TEXTS:
         if column.word != "text":
@@ -173,10 +171,10 @@ def _gathered(parts: Mapping[str, list[Any]], specs: Mapping[str, str]) -> dict[
 
 
 def refuse_other_frames(frames: EpisodeFrames, length: int, tasks: Mapping[int, str]) -> None:
-    """Make sure that an episode has all its frames, and that its tasks are known.
+    """Require an episode to have all its frames, and only known tasks.
 
     Raises:
-        MediaError: it has not, or they are not.
+        MediaError: frames are missing, or a task is unknown.
     """
     numbers = frames.values["frame_index"]
     if len(numbers) != length:
@@ -192,23 +190,23 @@ def refuse_other_frames(frames: EpisodeFrames, length: int, tasks: Mapping[int, 
 
 
 _OF_ALL: Final = ("timestamp", "frame_index", NUMBER, "index", "task_index")
-"""Features that every data set has, and that tell which frames are those of an episode."""
+"""Features that every dataset has, and that identify the frames of an episode."""
 _MAX_NAMED: Final = 5  # broken episodes of a file
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeRobot(InferringConverter):
-    """Makes a sample of each episode of LeRobot data sets; each file of data is an input.
+    """A converter that makes one sample per episode; each data file of a dataset is an input.
 
-    `columns` are the features that are taken, all by default; those that every data set has always
-    are. `fields` says what they are, as `{"action": "float32[*,7]", "observation.images.top":
-    "video"}`; by default the data sets do. `check` decodes every frame of the videos once.
+    `columns` are the features to take, all by default; those that every dataset has are always
+    taken. `fields` declares them, such as `{"action": "float32[*,7]", "observation.images.top":
+    "video"}`; by default they follow from the datasets. `check` decodes every video frame once.
 
-    Fields: the features by their names; numbers have a value of each frame, `episode_index` is one
-    number. Of a camera there is a video of the episode's own frames, packets untouched, whose time
-    0 is that of `timestamp`. And of these, those whose names no feature has: `label` int64, -1;
-    `source`, the name of the file of data below the source folder; `task`, that of the first frame;
-    `tasks`, those of all frames by the numbers in `task_index`.
+    Fields: the features by name; numbers have one value per frame, `episode_index` is one number. A
+    camera is a video of the episode's own frames, packets untouched, whose time 0 is that of
+    `timestamp`. And unless a feature has the name: `label` int64, -1; `source`, the name of the
+    data file below the source folder; `task`, that of the first frame; `tasks`, those of all frames
+    by the numbers in `task_index`.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -231,7 +229,7 @@ class LeRobot(InferringConverter):
         super().__post_init__()
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-        """Give the files of data the videos and the tables of episodes that they are read with."""
+        """Assign videos and episode tables to the data files that they are read with."""
         known = {one.name for one in inputs}
         found: dict[str, list[str]] = {}
         for one in inputs:
@@ -249,10 +247,10 @@ class LeRobot(InferringConverter):
         return found
 
     def fitted(self, inputs: Sequence[Input]) -> LeRobot:
-        """Give the converter with `fields` as the data sets have them.
+        """Return the converter with `fields` inferred from the datasets.
 
         Raises:
-            InvalidArgument: none of them can be read.
+            InvalidArgument: no dataset can be read.
         """
         if self.fields is not None:
             return self
@@ -283,15 +281,15 @@ class LeRobot(InferringConverter):
         )
 
     def class_names(self) -> Sequence[str]:
-        """Give nothing: the folders of a data set are no classes."""
+        """Return no names: folders of a LeRobot dataset are not classes."""
         return ()
 
     def libraries(self) -> Mapping[str, str]:
-        """Give the versions of what reads tables and videos."""
+        """Return the versions of the readers of tables and videos."""
         return {"pyarrow": version("pyarrow"), **library_versions()}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the episodes of a file of data; what breaks one breaks no other."""
+        """Yield the episodes of a data file; a broken episode does not affect the others."""
         place = root_of(source)
         if place is None:
             return Outcome("unsupported", f"no {INFO} in a folder above it, up to the source")
@@ -321,7 +319,7 @@ class LeRobot(InferringConverter):
     def _episodes(
         self, source: Input, below: str, robot_set: RobotSet, taken: Mapping[str, str]
     ) -> Iterator[tuple[int, dict[str, Any] | MediaError]]:
-        """The sample of each episode, or what it broke with; also of those that are not there."""
+        """Yield the sample of each episode or its error, including missing episodes."""
         n_below = len(below) + 1 if below else 0
         expected = {one.number: one for one in robot_set.episodes(source.name[n_below:])}
         paths = {part.name[n_below:]: part.path for part in source.parts}
@@ -368,14 +366,14 @@ class LeRobot(InferringConverter):
         return self.columns is None
 
     def about(self) -> Mapping[str, str]:
-        """What a sample has beside the features."""
+        """Return the specs of the fields added to the features."""
         return {**super().about(), "task": "text", "tasks": "json"}
 
     def _taken(self, robot_set: RobotSet) -> dict[str, str]:
-        """The features that are taken, each in a word.
+        """Return the specs of the features to take.
 
         Raises:
-            MediaError: one is missing, or cannot be stored.
+            MediaError: a feature is missing, or cannot be stored.
         """
         specs = dict(robot_set.specs)
         if missing := [name for name in (*_OF_ALL, *(self.columns or ())) if name not in specs]:
@@ -392,10 +390,10 @@ class LeRobot(InferringConverter):
         return specs
 
     def _refuse_others(self, taken: Mapping[str, str]) -> None:
-        """Make sure that the features of a data set are what the dataset has.
+        """Require the features of a LeRobot dataset to match the fields.
 
         Raises:
-            MediaError: one is not, or one is missing.
+            MediaError: a feature differs from its field, or is missing.
         """
         fields = self.fields or {}
         schema = self.schema()
@@ -414,7 +412,7 @@ def _is_info(source: Input) -> bool:
 
 
 def _fits(found: Any, known: Any) -> bool:
-    """Whether what a feature is can be stored in a field."""
+    """Return True if a feature can be stored in a field."""
     if not (isinstance(found, Array) and isinstance(known, Array)):
         return type(found) is type(known)
     return found.dtype == known.dtype and fits(found.shape, known.shape)

@@ -1,7 +1,4 @@
-"""The files in the folder `meta` of a LeRobot data set, read and checked.
-
-LeRobot data sets: what their folder `meta` says of features, of tasks and of episodes.
-"""
+"""Metadata of LeRobot datasets: features, tasks and episodes from the folder `meta`."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ from shardio_converters.tabular.arrow_files import open_table
 
 INFO: Final = "meta/info.json"
 EPISODE: Final = ("episode_index", "length")
-"""What is known of every episode; each of the tuples names columns."""
+"""Columns that every episode has."""
 PLACE: Final = ("episode_chunk", "episode_index")
-"""What names the files of an episode that has them for itself: of version 2."""
+"""Columns that name the files of an episode in version 2."""
 DATA_PLACE: Final = ("data/chunk_index", "data/file_index")
 VIDEO_PLACE: Final = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
 ONE_EACH: Final = 2
@@ -40,22 +37,22 @@ _EPISODE_LINES: Final = "meta/episodes.jsonl"
 _TASKS: Final = "meta/tasks.parquet"
 _TASK_LINES: Final = "meta/tasks.jsonl"
 _TASK_TEXTS: Final = ("task", "__index_level_0__")
-"""The column of texts in the table of tasks; the second is what pandas calls an index."""
+"""Names of the text column in the table of tasks; the second is a pandas index."""
 
 _MAX_BYTES: Final = 256 << 20  # of a text
 _MAX_NUMBER: Final = 1 << 31
 _DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""What comes of texts that say something else than they should."""
+"""Exceptions raised by unexpected content."""
 
 Columns = dict[str, npt.NDArray[Any]]
 
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Have what is wrong with a file named with it.
+    """Prefix errors with the name of the file.
 
     Raises:
-        MediaError: it is damaged.
+        MediaError: the file is damaged.
     """
     try:
         yield
@@ -68,10 +65,10 @@ def naming(name: str) -> Iterator[None]:
 
 
 def read_info(root: str) -> Mapping[str, Any]:
-    """What `meta/info.json` says.
+    """Return the content of `meta/info.json`.
 
     Raises:
-        MediaError: it is damaged.
+        MediaError: the file is damaged.
     """
     with naming(INFO):
         info = json.loads(_text(root, INFO))
@@ -81,10 +78,10 @@ def read_info(root: str) -> Mapping[str, Any]:
 
 
 def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], Columns]:
-    """The tables of episodes, of version 3: their names, and their columns that are needed.
+    """Return the names of the episode tables of version 3, and their needed columns.
 
     Raises:
-        MediaError: one is damaged, or there is none.
+        MediaError: a table is damaged, or there is none.
     """
     videos = [f"videos/{camera}/{key}" for camera in cameras for key in VIDEO_PLACE]
     wanted = [*EPISODE, *DATA_PLACE, *videos]
@@ -109,10 +106,10 @@ def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], C
 
 
 def read_episode_lines(root: str, info: Mapping[str, Any]) -> tuple[list[str], Columns]:
-    """The list of episodes, of version 2: its name, and the numbers in it.
+    """Return the name of the episode list of version 2, and its numbers by column.
 
     Raises:
-        MediaError: it is damaged.
+        MediaError: the list is damaged.
     """
     with naming(_EPISODE_LINES):
         lines = [json.loads(line) for line in _text(root, _EPISODE_LINES).splitlines() if line]
@@ -123,10 +120,10 @@ def read_episode_lines(root: str, info: Mapping[str, Any]) -> tuple[list[str], C
 
 
 def read_tasks(root: str, version: int) -> dict[int, str]:
-    """The tasks by number.
+    """Return the tasks by number.
 
     Raises:
-        MediaError: they are damaged, or two have one number.
+        MediaError: the tasks are damaged, or two have the same number.
     """
     name = _TASK_LINES if version == ONE_EACH else _TASKS
     with naming(name):
@@ -150,7 +147,7 @@ def _task_rows(root: str) -> list[tuple[int, str]]:
 
 
 def _check(columns: Columns) -> None:
-    """Make sure that numbers of episodes are what they are called.
+    """Require episode numbers to be valid and unique.
 
     Raises:
         MediaError: they are not.
@@ -184,7 +181,7 @@ def _text(root: str, name: str) -> str:
 META: Final = "meta/"
 VIDEO: Final = "video"
 PICTURES: Final = "image"
-"""What is said of features that are a video, and that are a picture in each row."""
+"""The `dtype` of features that are a video, or an image per row."""
 
 _MAX_FPS: Final = 1000
 _MAX_DIMS: Final = 5
@@ -196,17 +193,17 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class CameraSpan:
-    """Where a camera's view of an episode is: a file, and from which second until which."""
+    """A camera's part of a video file for one episode: file name, begin and end in seconds."""
 
     name: str
     begin: Fraction
     end: Fraction | None
-    """None: the end of the file."""
+    """End in seconds; None means the end of the file."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """An episode: its number, how many frames it has, and its footage by camera."""
+    """An episode: its number, its number of frames, and its video spans by camera."""
 
     number: int
     length: int
@@ -215,16 +212,16 @@ class Episode:
 
 @dataclass(frozen=True)
 class RobotSet:
-    """What a data set says of itself; names are those of files, below its folder.
+    """The metadata of a LeRobot dataset; file names are relative to its folder.
 
     Args:
         version: 2 or 3.
-        specs: what a sample has of each feature, in a word each; of `video`s the cameras.
-        tasks: what is to be done, by number.
-        columns: a number of every episode, by what it says.
-        rows: by file of data, which episodes it holds, as positions in `columns`.
-        video_path: how files of videos are named.
-        tables: the files that say which episodes there are.
+        specs: field spec by feature; cameras are `video`.
+        tasks: task texts by number.
+        columns: one number per episode, by column.
+        rows: positions in `columns` of the episodes in each data file.
+        video_path: template of video file names.
+        tables: the files that list the episodes.
     """
 
     version: int
@@ -238,7 +235,7 @@ class RobotSet:
     n_episodes: int
 
     def episodes(self, name: str) -> Iterator[Episode]:
-        """The episodes of a file of data, in the order in which they are listed."""
+        """Yield the episodes of a data file in listed order."""
         cameras = [camera for camera, spec in self.specs.items() if spec == VIDEO]
         for row in self.rows[name].tolist():
             number, length = (int(self.columns[key][row]) for key in EPISODE)
@@ -247,7 +244,7 @@ class RobotSet:
             )
 
     def parts(self, name: str, only: Sequence[str] | None = None) -> list[str]:
-        """The files that are read together with a file of data; of `only` some cameras."""
+        """Return the files that are read together with a data file; `only` restricts cameras."""
         videos = {
             one.name
             for episode in self.episodes(name)
@@ -257,10 +254,10 @@ class RobotSet:
         return sorted({*videos, *self.tables})
 
     def refuse_missing(self, root: str) -> None:
-        """Make sure that there are as many episodes as there should be, and all files of data.
+        """Require the declared number of episodes, and all data files.
 
         Raises:
-            MediaError: there are not.
+            MediaError: an episode or a file is missing.
         """
         n_found = len(self.columns["length"])
         if n_found != self.n_episodes:
@@ -281,9 +278,9 @@ class RobotSet:
 
 
 def root_of(source: Input) -> tuple[str, str] | None:
-    """The folder of the data set that an input is in: its path, and its name below the source.
+    """Return path and name below the source of the dataset folder that contains an input.
 
-    None where no folder above the input, up to the source, has a `meta/info.json`.
+    Returns None if no folder above the input, up to the source, has a `meta/info.json`.
     """
     path, name = source.path, source.name
     for _ in range(source.name.count("/") + 1):
@@ -294,10 +291,10 @@ def root_of(source: Input) -> tuple[str, str] | None:
 
 
 def open_set(root: str) -> RobotSet:
-    """Read what the data set in a folder says of itself.
+    """Read the metadata of the dataset in a folder.
 
     Raises:
-        MediaError: it is damaged, or of a version that is not known; it names the file.
+        MediaError: a file is damaged or of an unknown version; the message names it.
         OSError: a file cannot be read.
     """
     stat = os.stat(os.path.join(root, INFO))
@@ -345,7 +342,7 @@ def _rate(fps: Any) -> Fraction:
 
 
 def _spec(name: str, feature: Mapping[str, Any]) -> str:
-    """What a sample has of a feature: a video, text of each frame, or numbers of each frame."""
+    """Return the field spec of a feature: a video, text per frame, or numbers per frame."""
     dtype, shape = str(feature["dtype"]), list(feature["shape"])
     if dtype in (VIDEO, PICTURES):
         return dtype
@@ -363,7 +360,7 @@ def _spec(name: str, feature: Mapping[str, Any]) -> str:
 
 
 def _rows_of(template: str, places: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """By file of data, the positions of the episodes in it."""
+    """Return the positions of episodes by data file."""
     distinct, which = np.unique(np.stack([*places.values()], 1), axis=0, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(which.ravel()))[:-1])
@@ -375,10 +372,10 @@ def _rows_of(template: str, places: Mapping[str, Numbers]) -> dict[str, Numbers]
 
 
 def _filled(template: str, numbers: Mapping[str, int], camera: str | None = None) -> str:
-    """The name of a file by a template like `file-{file_index:03d}`, of which nothing is run.
+    """Fill in a file name template such as `file-{file_index:03d}`; no format code is evaluated.
 
     Raises:
-        MediaError: something else is to be filled in.
+        MediaError: the template has an unknown placeholder.
     """
 
     def fill(hole: re.Match[str]) -> str:

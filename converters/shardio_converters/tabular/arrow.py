@@ -1,6 +1,6 @@
-"""The fields of tables: told from all files, and compared with those of each.
+"""Tables of Arrow: Parquet, Arrow, Feather and saved Hugging Face `datasets`; one sample per row.
 
-Rows of tables: Parquet, Arrow and Feather, and what Hugging Face's `datasets` saves.
+Fields are inferred from all files and compared with those of each.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from shardio_converters.tabular.rows import row_samples
 
 @dataclass
 class Nulls:
-    """The columns that have nulls, and those that have lists with nulls in them."""
+    """Columns that have nulls, and columns that have lists containing nulls."""
 
     missing: set[str] = field(default_factory=set)
     inside: set[str] = field(default_factory=set)
 
 
 def nulls_of(table: ParquetTable | ArrowTable, columns: Sequence[ArrowColumn]) -> Nulls:
-    """The columns of a table that have nulls.
+    """Return the columns of a table that have nulls.
 
-    They are read up to where nothing more is to be learnt. Statistics of Parquet would say it at
-    once, but where they contradict the schema, pyarrow 26 ends the process that asks for them.
+    Columns are read until nothing more can be learnt. Statistics of Parquet would be faster, but if
+    they contradict the schema, pyarrow 26 crashes the process that asks for them.
     """
     sure = {one.name for one in table.schema if not (one.nullable or pa.types.is_nested(one.type))}
     left = {column.name: column for column in columns if column.top not in sure}
@@ -75,14 +75,14 @@ def nulls_of(table: ParquetTable | ArrowTable, columns: Sequence[ArrowColumn]) -
 
 
 def _lacks_files(array: pa.Array) -> bool:
-    """Whether a column of files, each with its path, has none of some."""
+    """Return True if a column of files with paths lacks the bytes of some."""
     return is_struct(array.type) and bool(pc.struct_field(array, "bytes").null_count)
 
 
 class ArrowInference:
-    """The fields of several files; the first one that has a column says what it is.
+    """Fields merged over files; the first file that has a column defines its field.
 
-    Numbers of other dtypes make it wider.
+    Other numeric dtypes widen the field.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class ArrowInference:
         self.n_files = 0
 
     def add(self, columns: Sequence[ArrowColumn], nulls: Nulls) -> None:
-        """Take the columns of a file in; one that differs from those before it is left out."""
+        """Add the columns of a file, unless they conflict with those of earlier files."""
         known = self._columns
         columns = [one for one in columns if not is_null_record(one, known)]
         new = {column.name for column in columns}
@@ -121,7 +121,7 @@ class ArrowInference:
         self._nulls.inside |= nulls.inside
 
     def as_specs(self) -> dict[str, str]:
-        """The fields in a word each; what has nulls, or what some files lack, is optional."""
+        """Return the field specs; columns with nulls, or missing from some files, are optional."""
         found = {}
         for name, column in self._columns.items():
             is_json = column.word == UNKNOWN or name in self._nulls.inside
@@ -132,22 +132,22 @@ class ArrowInference:
 
     @property
     def units(self) -> dict[str, str]:
-        """What whole numbers count that were times."""
+        """Units of integers that were times, by column."""
         return {name: column.unit for name, column in self._columns.items() if column.unit}
 
     @property
     def classes(self) -> list[str]:
-        """What the numbers of a column `label` stand for."""
+        """Class names of the column `label`."""
         return [*self._columns["label"].classes] if "label" in self._columns else []
 
 
 def is_null_record(column: ArrowColumn, names: Iterable[str]) -> bool:
-    """Whether a column of nothing but nulls is a nested record, by the names of fields."""
+    """Return True if an all-null column is a nested record according to the field names."""
     return column.word == UNKNOWN and any(name.startswith(f"{column.name}.") for name in names)
 
 
 def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
-    """Make sure that a column can be stored in a field.
+    """Require that a column can be stored in a field.
 
     Raises:
         MediaError: it cannot.
@@ -174,7 +174,7 @@ def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
 
 
 def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
-    """The dtype that a column's numbers have beside those of another; times stay as they are."""
+    """Return the common dtype of a column's numbers and another dtype; times stay as they are."""
     own = column.word.removeprefix("list[").partition("[")[0].rstrip("]")
     return own if column.unit else common_dtype(own, dtype)
 
@@ -182,10 +182,10 @@ def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
 def refuse_other_meaning(
     column: ArrowColumn, units: Mapping[str, str], classes: Sequence[str]
 ) -> None:
-    """Make sure that numbers mean in a file what they do in the others.
+    """Require numbers of a file to have the same unit and classes as in other files.
 
     Raises:
-        MediaError: they count another unit, or stand for other classes.
+        MediaError: the unit or the classes differ.
     """
     expected = units.get(column.name, "")
     if column.unit != expected and column.word != UNKNOWN:
@@ -200,20 +200,19 @@ def refuse_other_meaning(
 
 
 _DESCRIBE: Final = (STATE, "dataset_info.json", "dataset_dict.json")
-"""What Hugging Face's `datasets` saves beside the tables."""
+"""Metadata files that Hugging Face's `datasets` saves beside the tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrow(InferringConverter):
-    """Makes a sample of each row; columns keep their names, those of a struct are a nested record.
+    """A converter that makes one sample per row; a struct column becomes a nested record.
 
-    `columns` are those that are taken, all by default. `fields` says what they are, as
-    `{"x": "float32[3,*]", "note": "text?"}`; by default the files do. `units` and `classes` follow
-    from the files: what whole numbers count that were times there, and what the numbers of a
-    column `label` stand for.
+    `columns` are the columns to take, all by default. `fields` declares them, such as
+    `{"x": "float32[3,*]", "note": "text?"}`; by default they follow from the files, and so do
+    `units` (of integers that were times) and `classes` (names of the numbers in a column `label`).
 
-    Fields: the columns; and of these, those whose names no column has: `label` int64; `source`, the
-    file's name below the source folder.
+    Fields: the columns; and unless a column has the name: `label` int64; `source`, the file's name
+    below the source folder.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -236,10 +235,10 @@ class Arrow(InferringConverter):
         super().__post_init__()
 
     def fitted(self, inputs: Sequence[Input]) -> Arrow:
-        """Give the converter with `fields`, `units` and `classes` as the inputs have them.
+        """Return the converter with `fields`, `units` and `classes` inferred from the inputs.
 
         Raises:
-            InvalidArgument: none of them is a table that can be read.
+            InvalidArgument: no input is a readable table.
         """
         if self.fields is not None and self.units is not None and self.classes is not None:
             return self
@@ -258,11 +257,11 @@ class Arrow(InferringConverter):
         )
 
     def class_names(self) -> Sequence[str] | None:
-        """Give what the numbers of `label` stand for where they are the file's own, not folders."""
+        """Return the class names of a column `label`; None if labels come from folders."""
         return None if "label" in self.beside() else tuple(self.classes or ())
 
     def libraries(self) -> Mapping[str, str]:
-        """Give the version of what reads the files."""
+        """Return the version of pyarrow."""
         return {"pyarrow": version("pyarrow")}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -294,10 +293,10 @@ class Arrow(InferringConverter):
         return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
     def _fields_of(self, columns: Sequence[ArrowColumn]) -> dict[str, Field]:
-        """The field of each column, in their order.
+        """Return the field of each column, in their order.
 
         Raises:
-            MediaError: a column is none of the fields, or another, or one is missing.
+            MediaError: a column has no field or differs from it, or a column is missing.
         """
         schema, fields = self.schema(), self.fields or {}
         found: dict[str, Any] = {}

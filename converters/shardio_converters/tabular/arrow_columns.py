@@ -1,6 +1,6 @@
-"""What a column of Arrow becomes: its type, and what Hugging Face's features say, as fields.
+"""Columns of Arrow tables: the fields they become, and their values.
 
-Values of Arrow's columns, as fields of samples take them.
+Hugging Face's feature metadata is taken into account.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from shardio_converters.json_values import read_json
 from shardio_converters.schema_spec import Field, check_names, fits, format_list_spec, format_spec
 
 MAX_DEPTH: Final = 32
-"""Lists and structs in one another; more than any field can have."""
+"""Nesting depth of lists and structs; more than any field allows."""
 UNKNOWN: Final = "null"
-"""What is said of a column that holds nothing but nulls: it may be of any type."""
+"""Spec of an all-null column, which may be of any type."""
 MEDIA: Final = {"Image": "image", "Audio": "audio", "Video": "video"}
-"""Features of Hugging Face that hold files, as fields in a word."""
+"""Field specs of Hugging Face features that hold files."""
 
 _RENAME: Final = "rename it or leave it out (--column, or columns=, names those to take)"
 _KINDS: Final[dict[int, str]] = {
@@ -58,10 +58,10 @@ _TIMES: Final = {
 
 @dataclass(frozen=True)
 class ArrowColumn:
-    """A column of numbers, text or bytes, or what lies in a struct, as a field takes it.
+    """A column, or a member of a struct column, that becomes one field.
 
-    `top` is the column of the table, `path` the positions in the structs below it; `word` says what
-    the field is, `unit` what whole numbers count that were times, `classes` what labels mean.
+    `top` is the column of the table, `path` the positions in the structs below it; `word` is the
+    field spec, `unit` the unit of integers that were times, `classes` the names of labels.
     """
 
     name: str
@@ -76,15 +76,15 @@ class ArrowColumn:
 def columns_of(
     schema: pa.Schema, only: Sequence[str] | None = None, whole: Mapping[str, str] | None = None
 ) -> list[ArrowColumn]:
-    """The columns of a table, those of structs under dotted names.
+    """Return the columns of a table; members of structs have dotted names.
 
     Args:
-        only: the columns that are taken; all by default.
-        whole: fields by name; a struct that is one is not taken apart.
+        only: columns to take; all by default.
+        whole: field specs by name; a struct that is a field is not taken apart.
 
     Raises:
-        MediaError: a column cannot be stored, its name cannot be that of a field beside those of
-            the others, or one of `only` is missing.
+        MediaError: a column cannot be stored, its name is not valid beside the others, or a column
+            of `only` is missing.
     """
     names = list(schema.names)
     if twice := {name for name in names if names.count(name) > 1}:
@@ -103,7 +103,7 @@ def columns_of(
 
 @dataclass(frozen=True)
 class _ColumnPath:
-    """Where a column lies, and what Hugging Face says of it."""
+    """A position in nested structs, with the Hugging Face features that apply there."""
 
     name: str
     top: str
@@ -145,7 +145,7 @@ def _columns(
 
 
 def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -> str:
-    """What a column that is no struct becomes."""
+    """Return the field spec of a column that is not a struct."""
     dims, element = dims_of(name, type_)
     kind = kind_of(element)
     if dtype := _NUMBERS.get(kind) or _TIMES.get(kind):
@@ -165,10 +165,10 @@ def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -
 
 
 def check_json(name: str, type_: pa.DataType, depth: int = 0) -> None:
-    """Make sure that JSON says what is in lists and structs.
+    """Require nested lists and structs to be expressible as JSON.
 
     Raises:
-        MediaError: it does not; it names the column.
+        MediaError: they are not; the message names the column.
     """
     type_ = plain(type_)
     if depth > MAX_DEPTH:
@@ -191,7 +191,7 @@ def _why_not(type_: pa.DataType) -> str:
 
 
 def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.DataType]:
-    """The dimensions of lists in one another, None where they vary, and what the innermost has."""
+    """Return the dimensions of nested lists, None if varying, and the innermost type."""
     dims: tuple[int | None, ...] = ()
     type_ = plain(type_)
     if is_tensor(type_):
@@ -207,7 +207,7 @@ def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.D
 
 
 def plain(type_: pa.DataType) -> pa.DataType:
-    """The type of the values, whatever way they are stored; a tensor of fixed shape stays one."""
+    """Return the logical type of stored values; fixed-shape tensors stay tensors."""
     while True:
         kind = kind_of(type_)
         if kind in ("dictionary", "run_end_encoded"):
@@ -219,49 +219,49 @@ def plain(type_: pa.DataType) -> pa.DataType:
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """The name of a type, without what it is made of."""
+    """Return the name of a type without its parameters."""
     is_extension = isinstance(type_, pa.BaseExtensionType)
     return "extension" if is_extension else _KINDS.get(type_.id, "unknown")
 
 
 def is_struct(type_: pa.DataType) -> bool:
-    """Whether values of a type are records."""
+    """Return True if values of a type are structs."""
     return kind_of(type_) == "struct"
 
 
 def is_tensor(type_: pa.DataType) -> bool:
-    """Return whether values of a type are Arrow's tensors of one fixed shape.
+    """Return True if values of a type are Arrow's fixed-shape tensors.
 
-    Types that other packages register may have a `shape` as well, as Hugging Face's Array2D does;
-    they count as what they are stored as.
+    Types registered by other packages may also have a `shape`, such as Hugging Face's Array2D; they
+    count as their storage type.
     """
     return isinstance(type_, pa.FixedShapeTensorType)
 
 
 def is_text(type_: pa.DataType) -> bool:
-    """Whether values of a type are text."""
+    """Return True if values of a type are text."""
     return kind_of(type_) in _TEXTS
 
 
 def is_list(type_: pa.DataType) -> bool:
-    """Whether values of a type are lists of any kind."""
+    """Return True if values of a type are lists of any kind."""
     return kind_of(type_) in _LISTS
 
 
 def holds_files(type_: pa.DataType) -> bool:
-    """Whether it is what Hugging Face keeps files in: a struct of their bytes and their path."""
+    """Return True for Hugging Face's storage of files: a struct of bytes and path."""
     return is_struct(type_) and {field.name for field in type_} == {"bytes", "path"}
 
 
 def _unit(type_: pa.DataType) -> str:
-    """What numbers count that were times; "" of all others."""
+    """Return the unit of a time type; "" for all others."""
     while is_list(type_):
         type_ = plain(type_.value_type)
     return str(type_) if kind_of(type_) in _TIMES else ""
 
 
 def _features_of(schema: pa.Schema) -> dict[str, Any]:
-    """What Hugging Face says of the columns, if it has written the file."""
+    """Return Hugging Face's feature metadata, if the file has any."""
     try:
         said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = said.get("info", {}).get("features", {})
@@ -271,7 +271,7 @@ def _features_of(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _shape_of(feature: dict[str, Any]) -> tuple[int | None, ...] | None:
-    """The shape that Hugging Face's Array2D to Array5D have."""
+    """Return the shape of Hugging Face's Array2D to Array5D."""
     shape = feature.get("shape")
     if not isinstance(shape, list) or not str(feature.get("_type")).startswith("Array"):
         return None
@@ -286,10 +286,10 @@ _MEDIA_FIELDS: Final = (Image, Audio, Video)
 def values_of(
     batch: pa.RecordBatch, column: ArrowColumn, field: Field, first_row: int
 ) -> Sequence[Any]:
-    """The value of every row of a batch, whose first one is the `first_row` of the file.
+    """Return the values of all rows of a batch; `first_row` is its position in the file.
 
     Raises:
-        MediaError: one is missing, or is not what the field has; it names column and row.
+        MediaError: a value is missing or does not fit the field; the message names column and row.
     """
     place = f"column {column.name!r}, rows {first_row:,} to {first_row + batch.num_rows - 1:,}"
     array = array_at(batch, column)
@@ -326,7 +326,7 @@ def values_of(
 
 
 def array_at(batch: pa.RecordBatch, column: ArrowColumn) -> pa.Array:
-    """What a batch has of a column; where a struct is null, so is what lies in it."""
+    """Return a column of a batch; members of a null struct are null."""
     array = _unpacked(batch.column(batch.schema.get_field_index(column.top)))
     for position in column.path:
         array = _unpacked(pc.struct_field(array, [position]))
@@ -334,7 +334,7 @@ def array_at(batch: pa.RecordBatch, column: ArrowColumn) -> pa.Array:
 
 
 def has_nulls_inside(array: pa.Array) -> bool:
-    """Whether a list that is there has an element that is not."""
+    """Return True if a non-null list contains a null."""
     while is_list(array.type):
         array = _unpacked(array.flatten())
         if array.null_count:
@@ -347,7 +347,7 @@ def _is_missing(array: pa.Array, found: Sequence[Any]) -> bool:
 
 
 def _unpacked(array: pa.Array) -> pa.Array:
-    """The values themselves, of a dictionary, of runs, of an extension's storage."""
+    """Return the decoded values of a dictionary, run-end-encoded or extension array."""
     while True:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
@@ -360,7 +360,7 @@ def _unpacked(array: pa.Array) -> pa.Array:
 
 
 def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]:
-    """An array of each row, of the field's shape."""
+    """Return an array per row, of the field's shape."""
     found = _blocks(array, field.dtype)
     if is_tensor(column.type):  # it lies flat
         found = np.reshape(found, (len(array), *column.type.shape))
@@ -374,7 +374,7 @@ def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]
 
 
 def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[Any]:
-    """An array of the shape that a field has; an empty one does not say what it is empty of."""
+    """Return an array in the shape of a field; an empty one does not state its inner dimensions."""
     if not one.size and one.ndim == len(dims):
         shape = tuple(n if want is None else want for n, want in zip(one.shape, dims, strict=True))
         one = one.reshape(shape) if 0 in shape else one
@@ -385,7 +385,7 @@ def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[An
 
 
 def _blocks(array: pa.Array, dtype: str) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
-    """An array of each row: in one block where all have one shape."""
+    """Return an array per row, as one block if all have one shape."""
     array = _unpacked(array)
     if not is_list(array.type):
         return _numbers(array, dtype)
@@ -411,7 +411,7 @@ def _stacked(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _lists(array: pa.Array, element: Array) -> list[list[npt.NDArray[Any]]]:
-    """A list of arrays of each row, each of the shape that the field's have."""
+    """Return a list of arrays per row, each of the element's shape."""
     offsets, values = _split(array)
     inner = _blocks(values, element.dtype)
     if [*element.shape] != [None]:  # which all have
@@ -420,7 +420,7 @@ def _lists(array: pa.Array, element: Array) -> list[list[npt.NDArray[Any]]]:
 
 
 def _split(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Where the list of each row begins, and the last one ends, in the values of all of them."""
+    """Return the list offsets, and the values of all lists."""
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -428,9 +428,9 @@ def _split(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
 
 
 def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
-    """Numbers in the dtype of the field, of times too; anything where there is none.
+    """Return a copy of the numbers in the field's dtype, times included; nulls are arbitrary.
 
-    They are copied: what follows from a file is not to change with it.
+    They are copied so that they do not change with a memory-mapped file.
     """
     if pa.types.is_boolean(array.type):
         return np.array(array.fill_null(False).to_numpy(zero_copy_only=False))
@@ -447,12 +447,12 @@ def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
 
 
 def _parsed(array: pa.Array) -> list[Any]:
-    """What texts of JSON say; None where there is none."""
+    """Return the values of JSON texts; None for nulls."""
     return [None if text is None else read_json(text.encode()) for text in array.to_pylist()]
 
 
 def _said(array: pa.Array) -> list[Any]:
-    """What lists and structs hold, as JSON has it."""
+    """Return lists and structs as JSON values."""
     found: list[Any] = array.to_pylist()
     try:
         json.dumps(found, allow_nan=False)
@@ -462,7 +462,7 @@ def _said(array: pa.Array) -> list[Any]:
 
 
 def _files(array: pa.Array, field: Field) -> list[Any]:
-    """The files in a column, which may lie beside their paths; each is looked into."""
+    """Return the files in a column, possibly stored with their paths; each one is probed."""
     paths: list[str | None] = [None] * len(array)
     if is_struct(array.type):
         paths = pc.struct_field(array, "path").to_pylist()

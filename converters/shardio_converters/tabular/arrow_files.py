@@ -1,4 +1,4 @@
-"""Files of tables: Parquet, and Arrow's own as a file or a stream, read batch by batch."""
+"""Files of Arrow tables, read batch by batch: Parquet, and Arrow's file and stream formats."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _BUFFER_BYTES: Final = 1 << 20  # of a column of Parquet that are read at a time
 _FILE_MAGIC: Final = b"ARROW1"
 _FEATHER_1: Final = b"FEA1"
 _ENDS: Final = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
-"""What a stream of Arrow closes with; the second one until 2019."""
+"""End markers of an Arrow stream; the second one was used until 2019."""
 _NOT_READABLE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError)
 
 
 class ParquetTable:
-    """A file of Parquet. It is read in pieces of columns, whatever the size of its row groups."""
+    """A Parquet file, read in pieces of columns whatever the size of its row groups."""
 
     def __init__(self, path: str) -> None:
         self._file = pq.ParquetFile(
@@ -45,10 +45,10 @@ class ParquetTable:
         self.schema: pa.Schema = self._file.schema_arrow
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Read all rows, those of some columns, in their order.
+        """Yield all rows of some columns, in order.
 
         Raises:
-            MediaError: there are not as many as the file says.
+            MediaError: the number of rows differs from the declared one.
         """
         n_found, n_rows = 0, self._file.metadata.num_rows
         for batch in self._file.iter_batches(
@@ -60,7 +60,7 @@ class ParquetTable:
             raise MediaError(f"expected {n_rows:,} rows, found {n_found:,}")
 
     def _n_rows(self) -> int:
-        """How many rows make a batch."""
+        """Return the number of rows per batch."""
         groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
         row_bytes = (group.total_byte_size // max(1, group.num_rows) for group in groups)
         return max(1, min(_N_ROWS, _BATCH_BYTES // max(1, max(row_bytes, default=1))))
@@ -71,7 +71,7 @@ class ParquetTable:
 
 
 class ArrowTable:
-    """A file or a stream of Arrow, as a memory map; of what is compressed, one batch is held."""
+    """A memory-mapped Arrow file or stream; if compressed, one batch is held decompressed."""
 
     def __init__(self, path: str) -> None:
         self._source = pa.memory_map(os.fsencode(path))
@@ -82,10 +82,10 @@ class ArrowTable:
         self.schema: pa.Schema = self._reader.schema
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Read all rows, in their order; each batch is proved to be sound.
+        """Yield all rows in order; each batch is validated.
 
         Raises:
-            MediaError: a stream goes on behind its end, or has none.
+            MediaError: a stream has no end marker, or data after it.
         """
         for batch in self._whole_batches():
             if columns is not None:
@@ -112,17 +112,17 @@ class ArrowTable:
             raise MediaError("the stream has no end: it was cut off, or never closed")
 
     def close(self) -> None:
-        """Let go of the file; the memory map stays as long as something is made of it."""
+        """Close the file; the memory map lives as long as arrays refer to it."""
         self._source.close()
 
 
 @contextmanager
 def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
-    """Open a file by the suffix of its name; whatever is raised while it is open names its damage.
+    """Open a file according to its suffix; errors raised while it is open are reported as damage.
 
     Raises:
-        MediaError: it is damaged, or of a kind that cannot be read.
-        OSError: it cannot be opened.
+        MediaError: the file is damaged, or of an unsupported kind.
+        OSError: the file cannot be opened.
     """
     with open(path, "rb") as file:  # an error of this one names the file
         head = file.read(len(_FILE_MAGIC))
@@ -146,9 +146,9 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
 
 
 def is_table(source: Input) -> bool:
-    """Whether a file is a table, by its name; beside a state, whether that one lists it.
+    """Return True if a file is a table by its name and, beside a state.json, is listed there.
 
-    What a data set of Hugging Face's has remembered of earlier steps may lie there as well.
+    A Hugging Face dataset folder may also hold cached tables of earlier steps.
     """
     name = os.path.basename(source.name)
     if not name.lower().endswith(SUFFIXES):
@@ -158,10 +158,10 @@ def is_table(source: Input) -> bool:
 
 
 def refuse_missing_tables(source: Input) -> None:
-    """Make sure, of a state, that the tables that it lists are there.
+    """Require all tables that a state.json lists to exist.
 
     Raises:
-        MediaError: one is not.
+        MediaError: a table is missing.
     """
     if os.path.basename(source.name) == STATE:
         there = map(data_name, os.listdir(os.path.dirname(source.path)))
@@ -170,7 +170,7 @@ def refuse_missing_tables(source: Input) -> None:
 
 
 def _listed(path: str) -> frozenset[str] | None:
-    """The tables that a state lists; None where there is none, or it says nothing of any."""
+    """Return the tables that a state.json lists; None if it is absent or lists none."""
     try:
         stat = os.stat(path)
     except OSError:

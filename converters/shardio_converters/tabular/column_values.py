@@ -1,9 +1,4 @@
-"""Cells of CSV: what kind of value they hold, where none loses a digit by it.
-
-Numbers of tables, in lists within lists, as arrays; none is changed.
-
-The values of a field, made of a column's cells of CSV or values of JSON.
-"""
+"""Values of table columns: CSV cells and JSON values as typed values, without losing a digit."""
 
 from __future__ import annotations
 
@@ -44,7 +39,7 @@ _COLUMNS: Final = {
 
 
 def holds_only(kind: str, cells: Sequence[str]) -> bool:
-    """Whether all cells are of a kind, or empty; spaces around numbers mean nothing."""
+    """Return True if all cells are of a kind or empty; spaces around numbers are ignored."""
     text = "\n".join((*cells, ""))
     return (
         bool(_COLUMNS[kind].fullmatch(text))
@@ -54,9 +49,9 @@ def holds_only(kind: str, cells: Sequence[str]) -> bool:
 
 
 def cell_kind(cells: Sequence[str], known: str | None) -> str | None:
-    """The narrowest kind of these cells and those that were found to be `known`.
+    """Return the narrowest kind that covers these cells and `known`.
 
-    None where all are empty: they are of any kind.
+    Returns None if all cells are empty: they are of any kind.
     """
     kinds = (BOOL, INT, FLOAT) if known is None else (known, FLOAT) if known == INT else (known,)
     if known is None and not any(cells):
@@ -65,15 +60,15 @@ def cell_kind(cells: Sequence[str], known: str | None) -> str | None:
 
 
 MAX_EXACT: Final = 1 << 53
-"""Whole numbers up to it, and down to its negative, are numbers of float64 as well."""
+"""Largest magnitude up to which float64 represents every integer."""
 _MAX_DIMS: Final = 17  # of a field, and rows
 
 
 def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
-    """The array that lists within lists are: bool, int64, uint64 or float64.
+    """Return nested lists as an array of bool, int64, uint64 or float64.
 
-    None where they are none: other values, several kinds of them, lengths that differ, or whole
-    numbers that have no place beside the others.
+    Returns None if they are not such an array: other or mixed kinds of values, ragged lengths, or
+    integers that cannot be represented beside the others.
     """
     types = {*map(type, values)}
     flat, n_dims = values, 1
@@ -97,7 +92,7 @@ def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
 
 
 def _whole_numbers(values: list[Any], flat: list[int]) -> npt.NDArray[Any]:
-    """Signed numbers, unless unsigned ones are needed, and do."""
+    """Return int64, or uint64 if the values need it and allow it."""
     try:
         return np.array(values, np.int64)
     except OverflowError:
@@ -107,10 +102,10 @@ def _whole_numbers(values: list[Any], flat: list[int]) -> npt.NDArray[Any]:
 
 
 def cast(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The same numbers in another dtype; a floating-point one rounds them.
+    """Return the numbers in another dtype; a float dtype rounds them.
 
     Raises:
-        ValueError: it cannot hold them.
+        ValueError: the dtype cannot hold them.
     """
     if array.dtype == dtype or not array.size:
         return array.astype(dtype, copy=False)
@@ -134,7 +129,7 @@ _MAX_DEPTH: Final = 256  # what a field of JSON holds
 _MAX_SHOWN: Final = 40
 _KIND_BY_DTYPE: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
 _ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
-"""Values that numbers outside the range of float64 are rounded to."""
+"""Results of rounding numbers outside the range of float64."""
 
 ValueField = Array | Json | Text
 Column = Sequence[Any]
@@ -143,10 +138,10 @@ Column = Sequence[Any]
 def values_of(
     name: str, field: ValueField, column: Column, lines: Sequence[int], *, is_csv: bool
 ) -> Iterable[Any]:
-    """The values of a field in so many rows, each None where an optional one is missing.
+    """Return the values of a field for some rows, None where an optional one is missing.
 
     Raises:
-        MediaError: a row has none that fits; it says in which line.
+        MediaError: a row has no fitting value; the message names the line.
     """
     make = partial(_of_cells if is_csv else _of_values, field)
     try:
@@ -161,7 +156,7 @@ def values_of(
 
 
 def _of_cells(field: ValueField, cells: Column) -> Iterable[Any]:
-    """Values of cells of CSV; an empty one of text is a text, unless that may be missing."""
+    """Return the values of CSV cells; an empty text cell is "", or missing if optional."""
     if isinstance(field, Text):
         return [cell or None for cell in cells] if field.optional else cells
     if isinstance(field, Json) or field.shape:
@@ -186,7 +181,7 @@ _MAKERS: Final[dict[str, Callable[[str], Any]]] = {BOOL: _is_true, INT: int, FLO
 
 
 def _of_values(field: ValueField, values: Column) -> Iterable[Any]:
-    """Values of those of JSON."""
+    """Return the field values of JSON values."""
     if isinstance(field, Json):
         _check_json(values)
         return values
@@ -204,7 +199,7 @@ def _of_values(field: ValueField, values: Column) -> Iterable[Any]:
 
 
 def _arrays(field: Array, values: Column) -> Iterable[npt.NDArray[Any]]:
-    """Arrays, or numbers: of all rows at once where they are alike."""
+    """Return arrays or numbers, converted for all rows at once if they are alike."""
     if field.shape == (None,) and {*map(type, values)} == {list}:
         return _rows(field, values)
     found = as_numbers([*values])
@@ -218,7 +213,7 @@ def _arrays(field: Array, values: Column) -> Iterable[npt.NDArray[Any]]:
 
 
 def _rows(field: Array, values: Column) -> Iterable[npt.NDArray[Any]]:
-    """Arrays of one dimension, of any lengths: parts of one that has all numbers."""
+    """Return one-dimensional arrays of any lengths, as views of one array of all numbers."""
     flat = [*chain.from_iterable(values)]
     found = as_numbers(flat) if flat else np.empty(0, field.numpy)
     if found is None or found.ndim != 1:
@@ -251,7 +246,7 @@ def _check_shape(field: Array, shape: tuple[int, ...]) -> None:
 
 
 def _check_json(values: Column) -> None:
-    """Make sure that a dataset can hold them: no NaN, no halves of characters, not too deep."""
+    """Require values that a dataset can hold: no NaN, no lone surrogates, not too deep."""
     json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
     inner = values
     for _ in range(_MAX_DEPTH + 1):

@@ -1,4 +1,4 @@
-"""Columns of values as samples."""
+"""Samples from columns of values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def row_samples(
     n_rows: int,
     n_together: int = 256,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a sample for each of so many rows; all have what is in `about`.
+    """Yield `n_rows` samples from columns; all have the values of `about`.
 
-    One column after the other is put into `n_together` samples, whose values are in memory then:
+    Columns are filled into `n_together` samples at a time, whose values are then in memory:
     `dict(zip(...))` for each sample takes four times as long.
     """
     template = {**dict.fromkeys(columns), **about}

@@ -1,7 +1,4 @@
-"""Tables in files, CSV and JSON Lines, read block by block: columns of values, and their lines.
-
-Files that a table names: found among the inputs, and read as what a field is to hold.
-"""
+"""CSV and JSON Lines files, read in blocks of columns, and the files that tables name."""
 
 from __future__ import annotations
 
@@ -30,10 +27,10 @@ from shardio_converters.schema_spec import check_names
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 SUFFIXES: Final = (*DELIMITERS, ".jsonl", ".ndjson")
 NESTED: Final = frozenset((dict, list))
-"""The types of values of JSON that have others in them."""
+"""Types of JSON values that contain other values."""
 
 MAX_LINE: Final = 1 << 28
-"""Characters of a line, and of a cell of CSV: a file without an end of line is not held whole."""
+"""Characters per line and CSV cell: bounds memory for a file without line ends."""
 _BLOCK_CHARS: Final = 1 << 17
 _BLOCK_ROWS: Final = 256
 _SPACE: Final = " \t\r\n"  # of JSON
@@ -43,10 +40,10 @@ _SCAN_CHECKED: Final = make_scanner(json.JSONDecoder(parse_float=float_of))  # t
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Rows that follow each other, by columns; `lines` says where in the file each of them ends.
+    """A block of consecutive rows, by columns; `lines` has the line at which each row ends.
 
-    Cells of CSV are text, values of JSON are as Python has them. Where a row lacks a column, or has
-    null, the column has None.
+    CSV cells are text, JSON values are Python values. If a row lacks a column, or has null, the
+    column has None.
     """
 
     columns: dict[str, Sequence[Any]]
@@ -54,21 +51,21 @@ class RowBlock:
 
 
 def is_table(name: str) -> bool:
-    """Whether the suffix of `name` promises a table."""
+    """Return True if the suffix of `name` is that of a table."""
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def is_csv(name: str) -> bool:
-    """Whether a table has cells of text, and not values of JSON."""
+    """Return True if a table has text cells instead of JSON values."""
     return os.path.splitext(name)[1].lower() in DELIMITERS
 
 
 def read_blocks(path: str, name: str) -> Iterator[RowBlock]:
-    """Read a table, in UTF-8; one of CSV without rows gives one block, which has its columns.
+    """Yield the blocks of a UTF-8 table; a CSV without rows yields one empty block.
 
     Raises:
-        MediaError: it is no such table, or damaged; it says in which line.
-        OSError: it cannot be read.
+        MediaError: the file is damaged or not such a table; the message names the line.
+        OSError: the file cannot be read.
     """
     delimiter = DELIMITERS.get(os.path.splitext(name)[1].lower())
     with open(path, encoding="utf-8-sig", newline="" if delimiter else None) as file:
@@ -82,7 +79,7 @@ def read_blocks(path: str, name: str) -> Iterator[RowBlock]:
 
 
 class _Lines:
-    """The lines of a file, and how many and how long those are that were read."""
+    """The lines of a file, with the number and total length of those read."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -145,7 +142,7 @@ def _blocks_of_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Make sure that the first line of a CSV names columns."""
+    """Require the first line of a CSV to name columns."""
     for number, name in enumerate(names, 1):
         if not name:
             raise MediaError(
@@ -169,7 +166,7 @@ def _read_json(lines: _Lines) -> Iterator[RowBlock]:
 
 
 def _json_block(texts: list[str], n_lines: int) -> Iterator[RowBlock]:
-    """The objects in lines of text, of which the last one is line `n_lines`."""
+    """Yield the block of the objects in some lines, the last of which is line `n_lines`."""
     first = n_lines - len(texts) + 1
     rows = _load_all(texts)
     ends = [*range(first, n_lines + 1)]
@@ -216,7 +213,7 @@ def _column_out_of_range(text: str) -> str:
 
 
 def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
-    """The objects in many texts; None where one is no object, or might have a name twice."""
+    """Return the objects of many texts; None if one is not an object, or may repeat a name."""
     whole = "\n".join(texts)
     scan = _SCAN_CHECKED if may_be_out_of_range(whole) else _SCAN
     try:
@@ -239,13 +236,13 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
 
 
 def inside(values: Sequence[Any]) -> list[Any]:
-    """What is directly in the objects and lists among values."""
+    """Return the direct members of the objects and lists among values."""
     nested = [each for each in values if type(each) in NESTED]
     return [*chain.from_iterable([e.values() if type(e) is dict else e for e in nested])]
 
 
 def columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, Sequence[Any]]:
-    """What objects have, by name; None where one has nothing of that name."""
+    """Return the members of objects by name; None where an object lacks the name."""
     return {name: _column(rows, name) for name in sorted(set().union(*rows))}
 
 
@@ -267,12 +264,12 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=_once, parse_float=float_of
 
 
 def load(text: str) -> Any:
-    """What a text of JSON says.
+    """Return the value of a JSON text.
 
     Raises:
-        OutOfRange: it has a number that float64 does not have.
-        ValueError: it says nothing, or something twice.
-        RecursionError: it is nested too deep.
+        OutOfRange: a number is outside the range of float64.
+        ValueError: the text is not JSON, or an object repeats a name.
+        RecursionError: the value is nested too deep.
     """
     text = text.strip(_SPACE)
     value, end = _DECODER.raw_decode(text)
@@ -280,10 +277,10 @@ def load(text: str) -> Any:
 
 
 def leaves_of(block: RowBlock, schema: Schema) -> dict[str, Sequence[Any]]:
-    """The columns of a block, with those of nested records under their dotted names.
+    """Return the columns of a block; members of nested records have dotted names.
 
     Raises:
-        MediaError: one is no field of the schema; it says in which line.
+        MediaError: a column is not a field of the schema; the message names the line.
     """
     found: dict[str, Sequence[Any]] = {}
     _add_leaves(block.columns, block.lines, schema, found, "")
@@ -324,12 +321,12 @@ FileField = Audio | Bytes | Image | Video
 
 
 def name_of(table: Input, reference: str) -> str:
-    """The name of an input, as one beside a table is called in it: `images/1.png`, `../1.png`."""
+    """Return the input name of a file that a table references, such as `images/1.png`."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(table.name), reference))
 
 
 def file_spec(references: Sequence[str] | set[str]) -> str:
-    """What fields of files with such names are: all pictures, sound or videos, else any files."""
+    """Return the spec of a field of files: image, audio or video if all names are, else file."""
     if all(map(has_image_suffix, references)):
         return "image"
     if all(map(has_sound_suffix, references)):
@@ -347,10 +344,10 @@ def read_files(
     lines: Sequence[int],
     parts: Mapping[str, Input],
 ) -> Iterator[Any]:
-    """The values of a field, each read when it is asked for.
+    """Yield the values of a field, each read when it is requested.
 
     Raises:
-        MediaError: a row names no file of the source, or one that is damaged; it says which line.
+        MediaError: a row names no file of the source, or a damaged one; the message names the line.
     """
     for line, reference in zip(lines, column, strict=True):
         try:

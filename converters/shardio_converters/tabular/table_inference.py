@@ -1,7 +1,4 @@
-"""What the columns of tables are, told from all their values, of which none is kept.
-
-The fields of tables, told from all of them, each read to its end.
-"""
+"""Inference of table fields from all values of all tables; values are not kept."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from shardio_converters.tabular.table_files import (
 )
 
 _MAX_NAMES: Final = 256
-"""An object with more names, in all rows together, is a lookup and no record: it is JSON."""
+"""Objects with more distinct names over all rows are lookups, not records: they become JSON."""
 _MAX_NESTED: Final = 16
 _NO_NUMBERS: Final = "json"
 
@@ -44,7 +41,7 @@ Dims = tuple[int | None, ...]
 
 
 class TableInference:
-    """The columns of one table, or of several that are put together."""
+    """The inferred columns of one table, or of several merged ones."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _ColumnInference] = {}
@@ -52,24 +49,24 @@ class TableInference:
 
     @property
     def names(self) -> list[str]:
-        """What the columns are called."""
+        """Column names."""
         return [*self._columns]
 
     def add(self, block: RowBlock, *, is_csv: bool) -> None:
-        """Look at the rows of a block."""
+        """Add the rows of a block."""
         self._n_rows += len(block.lines)
         for name, values in block.columns.items():
             column = self._columns.setdefault(name, _ColumnInference())
             (column.add_cells if is_csv else column.add_values)(values)
 
     def merge(self, other: TableInference) -> None:
-        """Put the columns of another table to these."""
+        """Add the columns of another table."""
         self._n_rows += other._n_rows
         for name, column in other._columns.items():
             self._columns.setdefault(name, _ColumnInference()).merge(column)
 
     def as_specs(self) -> dict[str, str]:
-        """The fields in a word each; what some rows lack is optional."""
+        """Return the field specs; columns that some rows lack are optional."""
         found: dict[str, str] = {}
         for name, column in self._columns.items():
             found.update(column.specs(name, self._n_rows))
@@ -77,7 +74,7 @@ class TableInference:
 
 
 class _ColumnInference:
-    """What the values of one name are; of a nested record, what those in it are."""
+    """The inferred type of one column; for a nested record, those of its members."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
@@ -90,7 +87,7 @@ class _ColumnInference:
         self._inner: dict[str, _ColumnInference] = {}
 
     def add_cells(self, cells: Sequence[str]) -> None:
-        """Look at cells of CSV."""
+        """Add CSV cells."""
         self._has_cells = True
         self._n_given += len(cells)
         if self._cell_kind != TEXT:
@@ -110,7 +107,7 @@ class _ColumnInference:
         return kind
 
     def add_values(self, values: Sequence[Any]) -> None:
-        """Look at values of JSON; None is one that is not there."""
+        """Add JSON values; None is a missing value."""
         self._n_given += len(values) - values.count(None)
         types = {*map(type, values)} - {type(None)}
         self._kinds |= {_KINDS[each] for each in types}
@@ -126,7 +123,7 @@ class _ColumnInference:
                 self._inner.setdefault(name, _ColumnInference(self._depth + 1)).add_values(inner)
 
     def merge(self, other: _ColumnInference) -> None:
-        """Take in what another one has seen."""
+        """Add the observations of another column."""
         self._kinds |= other._kinds
         both = {self._cell_kind, other._cell_kind} - {None}
         if len(both) == 2:
@@ -142,7 +139,7 @@ class _ColumnInference:
             self._inner.setdefault(name, _ColumnInference(self._depth + 1)).merge(column)
 
     def specs(self, name: str, n_rows: int) -> dict[str, str]:
-        """The field that it is, or those of the nested record; `n_rows` are those of the tables."""
+        """Return the field spec, or those of a nested record, for `n_rows` rows in all."""
         if self._kinds == {_RECORD} and not self._has_cells and self._is_record():
             found: dict[str, str] = {}
             for key, column in self._inner.items():
@@ -165,7 +162,7 @@ class _ColumnInference:
         return word or ("json" if self._kinds or not self._has_cells else TEXT), ()
 
     def _number(self, kinds: set[str]) -> str:
-        """The dtype of numbers; none where they are other values, or no dtype has them all."""
+        """Return the dtype of numbers; None for other values, or if no dtype holds them all."""
         if kinds == {INT}:
             if -(1 << 63) <= self._least and self._most < 1 << 63:
                 return "int64"
@@ -179,7 +176,7 @@ class _ColumnInference:
 
 
 class _Lists:
-    """What the lists of a column are: arrays of numbers, or anything else."""
+    """The inferred type of a column of lists: arrays of numbers, or JSON."""
 
     def __init__(self) -> None:
         self._dtypes: set[str] = set()
@@ -188,7 +185,7 @@ class _Lists:
         self._largest = 0
 
     def add(self, values: list[Any]) -> None:
-        """Look at a list."""
+        """Add a list."""
         if _NO_NUMBERS in self._dtypes:
             return
         if not values:
@@ -205,7 +202,7 @@ class _Lists:
         self._add_dims(array.shape)
 
     def merge(self, other: _Lists) -> None:
-        """Take in what others are."""
+        """Add the observations of another column."""
         self._dtypes |= other._dtypes
         self._has_empty |= other._has_empty
         self._largest = max(self._largest, other._largest)
@@ -222,7 +219,7 @@ class _Lists:
             )
 
     def what(self) -> tuple[str, Dims]:
-        """The word of the field, and its dimensions."""
+        """Return the dtype or "json", and the dimensions."""
         dtype = next(iter(self._dtypes)) if len(self._dtypes) == 1 else _NO_NUMBERS
         if self._dtypes == {"int64", "float64"} and self._largest <= MAX_EXACT:
             dtype = "float64"
@@ -233,7 +230,7 @@ class _Lists:
 
 @lru_cache(maxsize=4096)
 def _is_name(name: str) -> bool:
-    """Whether a name in an object can be that of a field in a nested record."""
+    """Return True if a name in an object can be a field of a nested record."""
     try:
         parse_schema({name: "json"})
     except InvalidArgument:
@@ -242,10 +239,10 @@ def _is_name(name: str) -> bool:
 
 
 def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str, str]:
-    """What the columns of all tables that can be read are, in a word each.
+    """Return the field specs inferred from all readable tables.
 
     Raises:
-        InvalidArgument: there is none, or no table has a column of `references`.
+        InvalidArgument: there is no table, or no table has a column of `references`.
     """
     found, named = TableInference(), {name: _Named() for name in references}
     n_files, looks = 0, SchemaProbe(inputs)
@@ -277,7 +274,7 @@ def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> di
 
 
 def values_by_name(block: RowBlock, name: str) -> Sequence[Any]:
-    """A column, or what objects in one have by a dotted name; empty where there is none."""
+    """Return a column, or the members of objects by dotted name; empty if there is none."""
     if name in block.columns:
         return block.columns[name]
     column, _, inner = name.partition(".")
@@ -306,7 +303,7 @@ class _Named:
 
 
 def _look_at(one: Input, references: Sequence[str]) -> tuple[TableInference, dict[str, _Named]]:
-    """What a table has, if all of it can be read."""
+    """Return the inferred columns and named files of a table that can be read completely."""
     columns, named, n_names = TableInference(), {name: _Named() for name in references}, 0
     for block in read_blocks(one.path, one.name):
         columns.add(block, is_csv=is_csv(one.name))

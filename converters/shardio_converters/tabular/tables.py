@@ -1,4 +1,4 @@
-"""Tables from CSV and JSON Lines: a sample of each row, with the files that it names."""
+"""Tables from CSV and JSON Lines: one sample per row, with the files that it names."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from shardio_converters.tabular.table_inference import infer_table_fields, value
 
 @dataclass(frozen=True, kw_only=True)
 class Tables(InferringConverter):
-    """Makes a sample of every row; columns keep their names.
+    """A converter that makes one sample per row; columns keep their names.
 
-    `fields` says what the columns are, as `{"x": "float32[3,*]", "y": "int64?"}`; by default they
-    are told from all rows of all tables. A column that is `file`, `image`, `video` or `audio` has
-    names of files, which become the values; by default, those in `references` do, and their
-    suffixes say as what. Paths begin at the table's own folder, and lead to files of the source.
+    `fields` declares the columns, such as `{"x": "float32[3,*]", "y": "int64?"}`; by default they
+    are inferred from all rows of all tables. A column declared as `file`, `image`, `video` or
+    `audio` names files, whose contents become the values; by default, the columns in `references`
+    do, and the suffixes determine the type. Paths are relative to the table's folder, and lead to
+    files of the source.
 
-    Fields: the columns; and of these, those whose names no column has: `label` int64; `source`, the
-    table's name below the source folder.
+    Fields: the columns; and unless a column has the name: `label` int64; `source`, the table's name
+    below the source folder.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -57,7 +58,7 @@ class Tables(InferringConverter):
             self.schema()
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Make sure that a column, or what it names, can be what a field is."""
+        """Require a column, or the files it names, to be convertible to a field."""
         word = word.strip()
         if isinstance(field, List):
             raise InvalidArgument(
@@ -73,17 +74,17 @@ class Tables(InferringConverter):
             )
 
     def fitted(self, inputs: Sequence[Input]) -> Tables:
-        """Give the converter with `fields` as the inputs have them; all are read, to their ends.
+        """Return the converter with `fields` inferred from all inputs, which are read to the end.
 
         Raises:
-            InvalidArgument: none of them is a table that can be read.
+            InvalidArgument: no input is a readable table.
         """
         if self.fields is not None:
             return self
         return replace(self, fields=infer_table_fields(inputs, self.references or ()))
 
     def parts(self, inputs: Sequence[Input]) -> dict[str, list[str]]:
-        """Give the inputs that tables name, by the names of the tables."""
+        """Map the names of tables to the inputs that they name."""
         names = {
             name for name, word in (self.fields or {}).items() if word.rstrip("?") in REFERENCES
         }
@@ -114,7 +115,7 @@ class Tables(InferringConverter):
     def _values(
         self, source: Input, block: RowBlock, parts: Mapping[str, Input]
     ) -> Iterator[tuple[str, Iterable[Any]]]:
-        """Each field, and its values for all rows of a block."""
+        """Yield each field with its values for all rows of a block."""
         schema, cells = schema_of(self.fields or {}), is_csv(source.name)
         columns = leaves_of(block, schema)
         for name in schema:
@@ -131,7 +132,7 @@ class Tables(InferringConverter):
 
 
 def _references(table: Input, names: set[str]) -> Iterator[str]:
-    """What a table has in some columns, up to damage, which is told when it is read."""
+    """Yield the values of some columns up to damage, which is reported when the table is read."""
     try:
         for block in read_blocks(table.path, table.name):
             for name in names:
