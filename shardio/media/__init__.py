@@ -19,7 +19,7 @@ from shardio.media.container import (
 )
 from shardio.media.demuxing import SpanReader, demux, times_of
 from shardio.media.encoding import JpegEncoder, StreamEncoder, encode
-from shardio.media.frames import MAX_SIDE, Box, Place
+from shardio.media.frames import MAX_SIDE, CropBox, CropPosition
 from shardio.media.image import (
     ImageFacts,
     decode_crop,
@@ -32,21 +32,21 @@ from shardio.media.image import (
 from shardio.media.load import load_clip, load_image
 from shardio.media.muxing import MuxedStream, mux
 from shardio.media.pillow import pillow_image, resize
-from shardio.media.timestamps import Rising
+from shardio.media.timestamps import MonotonicTimestamps
 from shardio.media.video import Picture, VideoFile, library_versions
 
 __all__ = [
     "HEAD_BYTES",
     "MAX_SIDE",
     "AudioDecoder",
-    "Box",
+    "CropBox",
     "ClipDecoder",
     "ImageFacts",
     "JpegEncoder",
     "MuxedStream",
     "Picture",
-    "Place",
-    "Rising",
+    "CropPosition",
+    "MonotonicTimestamps",
     "SpanReader",
     "StreamEncoder",
     "VideoFile",

@@ -21,11 +21,11 @@ from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream, packet_sizes
 from shardio.media.audio_packets import (
     LEAD_PACKETS,
-    Heard,
+    SampleIndex,
     begin_of,
-    frames_of,
+    decode_frames,
     nearest_sample,
-    stream_rate,
+    sample_rate,
 )
 from shardio.media.decoders import open_audio_decoder
 
@@ -44,10 +44,10 @@ _TAPS = 64  # samples on either side that the resampler looks at, and some
 
 
 @dataclass(slots=True)
-class _Opened:
+class _OpenAudio:
     stream: EncodedStream
     codec: AudioCodecContext
-    heard: Heard
+    heard: SampleIndex
     offsets: npt.NDArray[np.uint64]
     sizes: npt.NDArray[np.int64]
 
@@ -69,7 +69,7 @@ class AudioDecoder(Closing):
         if max_streams < 1:
             raise InvalidArgument(f"max_streams is {max_streams}; at least 1 is needed")
         self._max_streams = max_streams
-        self._opened: OrderedDict[int, _Opened] = OrderedDict()
+        self._opened: OrderedDict[int, _OpenAudio] = OrderedDict()
 
     def decode(
         self,
@@ -94,14 +94,14 @@ class AudioDecoder(Closing):
             MediaError: the stream is damaged.
             InvalidArgument: the span or an option is not acceptable.
         """
-        rate = stream_rate(stream) if rate is None else rate
-        if not 0 <= start <= stop <= start + _MOST_SAMPLES or not _are_acceptable(rate, channels):
+        rate = sample_rate(stream) if rate is None else rate
+        if not 0 <= start <= stop <= start + _MOST_SAMPLES or not _is_valid(rate, channels):
             raise InvalidArgument(
                 f"samples {start} to {stop} at a rate of {rate} in {channels} channels; expected "
                 f"0 <= start <= stop, a rate from {MIN_RATE} to {MAX_RATE}, 1 or 2 channels"
             )
         first = nearest_sample(stream, begin_of(stream), rate)
-        end = -(-stream.n_frames * rate // stream_rate(stream))
+        end = -(-stream.n_frames * rate // sample_rate(stream))
         found = self._cut(self._open(stream), first + start, first + stop, rate, channels)
         found[max(0, end - start) :] = 0
         return found
@@ -130,22 +130,22 @@ class AudioDecoder(Closing):
         Raises:
             MediaError, InvalidArgument: as of `decode`.
         """
-        if not 0 <= n_samples <= _MOST_SAMPLES or not _are_acceptable(rate, channels):
+        if not 0 <= n_samples <= _MOST_SAMPLES or not _is_valid(rate, channels):
             raise InvalidArgument(
                 f"{n_samples} samples at a rate of {rate} in {channels} channels; expected 0 to "
                 f"{_MOST_SAMPLES}, a rate from {MIN_RATE} to {MAX_RATE}, 1 or 2 channels"
             )
         opened, first = self._open(stream), nearest_sample(stream, begin, rate)
         found = self._cut(opened, first, first + n_samples, rate, channels)
-        low, high = (-(-n * rate // stream_rate(stream)) - first for n in opened.heard.extent)
+        low, high = (-(-n * rate // sample_rate(stream)) - first for n in opened.heard.extent)
         low, high = min(max(0, low), n_samples), min(max(0, high), n_samples)
         return found, ((low, high) if low < high else (0, 0))
 
     def _cut(
-        self, opened: _Opened, start: int, stop: int, rate: int, channels: int | None
+        self, opened: _OpenAudio, start: int, stop: int, rate: int, channels: int | None
     ) -> Samples:
         """Samples of a rate, by their numbers in the whole sound, which may lie outside of it."""
-        source_rate, n_all = stream_rate(opened.stream), opened.heard.extent[1]
+        source_rate, n_all = sample_rate(opened.stream), opened.heard.extent[1]
         layout = {None: opened.codec.layout.name, 1: "mono", 2: "stereo"}[channels]
         n_channels = channels or len(opened.codec.layout.channels)
         out = np.zeros((stop - start, n_channels), np.float32)
@@ -157,19 +157,19 @@ class AudioDecoder(Closing):
         margin = 0 if rate == source_rate else _TAPS * max(1, -(-source_rate // rate))
         first = max(0, (begin * source_rate // rate - margin) // unit * unit)
         last = min(n_all, -(-end * source_rate // rate) + margin)
-        found = _resampled(_span(opened, first, last), layout, rate)
+        found = _resample(_decode_span(opened, first, last), layout, rate)
         # The whole sound has `end` samples: the resampler's last ones fade into nothing.
         offset = begin - first * rate // source_rate
         part = found[offset : offset + end - begin]
         out[begin - start :][: len(part)] = part
         return out
 
-    def _open(self, stream: EncodedStream) -> _Opened:
+    def _open(self, stream: EncodedStream) -> _OpenAudio:
         found = self._opened.get(id(stream))
         if found is None:
             codec = open_audio_decoder(stream.parameters, stream.extradata)
             offsets, sizes = stream.packets["offset"], packet_sizes(stream.packets)
-            found = _Opened(stream, codec, Heard(stream), offsets, sizes)
+            found = _OpenAudio(stream, codec, SampleIndex(stream), offsets, sizes)
             self._opened[id(stream)] = found
             if len(self._opened) > self._max_streams:
                 self._opened.popitem(last=False)
@@ -182,11 +182,11 @@ class AudioDecoder(Closing):
         self._opened.clear()
 
 
-def _are_acceptable(rate: int, channels: int | None) -> bool:
+def _is_valid(rate: int, channels: int | None) -> bool:
     return MIN_RATE <= rate <= MAX_RATE and channels in (None, 1, 2)
 
 
-def _span(opened: _Opened, start: int, stop: int) -> AudioFrame | None:
+def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None:
     """Decode samples `start` to `stop`, with silence in gaps; None where no packet has any."""
     heard = opened.heard
     wanted = heard.packets(start, stop)
@@ -199,7 +199,7 @@ def _span(opened: _Opened, start: int, stop: int) -> AudioFrame | None:
     parts = opened.parts(range(wanted.start - lead, wanted.stop))
     # Others remember more than a flush makes them forget: AAC draws noise from a generator.
     codec = opened.codec if exact else open_audio_decoder(stream.parameters, stream.extradata)
-    for number, frame in frames_of(codec, parts, lead):
+    for number, frame in decode_frames(codec, parts, lead):
         if number < wanted.start or not heard.counts[number]:
             continue
         if number != latest:
@@ -215,14 +215,14 @@ def _span(opened: _Opened, start: int, stop: int) -> AudioFrame | None:
             made.append(values[:, begin - at : end - at])
             position = end
         at += frame.samples
-    return None if like is None else _joined(like, made)
+    return None if like is None else _concatenate(like, made)
 
 
 def _silence(like: npt.NDArray[Any], n_samples: int) -> npt.NDArray[Any]:
     return np.full((len(like), n_samples), 128 if like.dtype == np.uint8 else 0, like.dtype)
 
 
-def _joined(like: AudioFrame, parts: list[npt.NDArray[Any]]) -> AudioFrame:
+def _concatenate(like: AudioFrame, parts: list[npt.NDArray[Any]]) -> AudioFrame:
     """One frame of values, (channels, samples), for one call of the resampler."""
     from av import AudioFrame
 
@@ -235,7 +235,7 @@ def _joined(like: AudioFrame, parts: list[npt.NDArray[Any]]) -> AudioFrame:
     return made
 
 
-def _resampled(frame: AudioFrame | None, layout: str, rate: int) -> Samples:
+def _resample(frame: AudioFrame | None, layout: str, rate: int) -> Samples:
     """Convert a frame to float32 of (samples, channels)."""
     import av
 

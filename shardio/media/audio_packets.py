@@ -23,7 +23,7 @@ from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets, packet_sizes
 from shardio.media.container import (
     audio_stream,
-    check_whole,
+    check_complete,
     has_guessed_times,
     open_container,
     stored_times,
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 __all__ = [
-    "Heard",
+    "SampleIndex",
     "LEAD_PACKETS",
     "begin_of",
-    "demux_sound",
-    "first_time",
-    "frames_of",
+    "demux_audio",
+    "first_sample_time",
+    "decode_frames",
     "nearest_sample",
     "packet_times",
     "part_of",
     "sound_of",
-    "stream_rate",
+    "sample_rate",
 ]
 
 
 LEAD_PACKETS: Final = 12
 """Decoded and dropped before a span: MP3 looks 9 packets back, Opus 80 ms."""
-_AROUND: Final = 4096
+_RESAMPLER_MARGIN: Final = 4096
 """Samples on either side of a part that a resampler may look at."""
 _MAX_RATE: Final = 1 << 24
 _MOST: Final = 1 << 62
@@ -86,7 +86,7 @@ def packet_times(
     """
     heard: _Numbers = np.cumsum(np.asarray(counts, np.int64)) - counts
     found = heard.copy()
-    for span in _spans(times, counts, time_base, rate):
+    for span in _gapless_runs(times, counts, time_base, rate):
         known = int(heard[span.first]) + (0 if span.first else n_before)
         # From here on; the next span, if there is one, has its own.
         found[span.first :] = heard[span.first :] + span.begin(known)
@@ -94,7 +94,7 @@ def packet_times(
 
 
 @dataclass(slots=True)
-class _Span:
+class _GaplessRun:
     """Packets without a gap: the first, and between what their times less what is heard lie.
 
     In halves of a sample's `unit`-th, of which a tick has 2 * `tick`.
@@ -115,27 +115,27 @@ class _Span:
         return (at + self.unit) // (2 * self.unit)
 
 
-def _spans(
+def _gapless_runs(
     times: Sequence[int | None], counts: Sequence[int], time_base: Fraction, rate: int
-) -> list[_Span]:
+) -> list[_GaplessRun]:
     """Cut packets where there are gaps, and narrow down when each part begins."""
     tick, unit = (time_base * rate).as_integer_ratio()  # a tick is so many parts of a sample
     slack = tick if unit > 1 or tick > 1 else 0  # half a tick may be lost by rounding
     jitter = 2 * unit * rate * _LARGEST_JITTER
-    spans: list[_Span] = []
+    spans: list[_GaplessRun] = []
     heard = 0
     for i, (time, count) in enumerate(zip(times, counts, strict=True)):
         if time is not None and count:
             here = 2 * (time * tick - heard * unit)
             low, high = here - slack, here + slack
             if not spans:
-                spans.append(_Span(0, low, high, tick, unit))
+                spans.append(_GaplessRun(0, low, high, tick, unit))
             span = spans[-1]
             late = here - Fraction(span.low + span.high, 2)
             if max(low, span.low) <= min(high, span.high):
                 span.low, span.high = max(low, span.low), min(high, span.high)
             elif late > jitter:
-                spans.append(_Span(i, low, high, tick, unit))
+                spans.append(_GaplessRun(i, low, high, tick, unit))
             elif late < -jitter:
                 seconds = float(-late / (2 * unit * rate))
                 raise MediaError(
@@ -145,7 +145,7 @@ def _spans(
     return spans
 
 
-def stream_rate(stream: EncodedStream) -> int:
+def sample_rate(stream: EncodedStream) -> int:
     """Samples per second of a sound.
 
     Raises:
@@ -157,13 +157,13 @@ def stream_rate(stream: EncodedStream) -> int:
     return rate
 
 
-def first_time(stream: EncodedStream) -> int:
+def first_sample_time(stream: EncodedStream) -> int:
     """When sample 0 of a sound is heard, in samples: ticks of its time base."""
     first = int(stream.packets["pts"][0]) if len(stream.packets) else 0
-    return first + whole_parameter(stream, "skip")
+    return first + int_parameter(stream, "skip")
 
 
-def whole_parameter(stream: EncodedStream, name: str, default: int = 0) -> int:
+def int_parameter(stream: EncodedStream, name: str, default: int = 0) -> int:
     """Read a whole number of the parameters.
 
     Raises:
@@ -183,7 +183,7 @@ def begin_of(stream: EncodedStream) -> Fraction:
     """
     text = stream.parameters.get("begin")
     if text is None:
-        return Fraction(first_time(stream), stream_rate(stream))
+        return Fraction(first_sample_time(stream), sample_rate(stream))
     over, _, under = str(text).partition(":")
     try:
         return Fraction(int(over), int(under))
@@ -195,7 +195,7 @@ def begin_of(stream: EncodedStream) -> Fraction:
 
 def nearest_sample(stream: EncodedStream, time: Fraction, rate: int) -> int:
     """The number of the sample of `rate`, counted from sample 0, that is nearest to a time."""
-    since = time - Fraction(first_time(stream), stream_rate(stream))
+    since = time - Fraction(first_sample_time(stream), sample_rate(stream))
     return math.floor(since * rate + Fraction(1, 2))
 
 
@@ -209,13 +209,13 @@ def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> Encode
         begin: seconds, on the clock of its `pts`.
         seconds: how long the part is.
     """
-    rate, heard = stream_rate(stream), Heard(stream)
+    rate, heard = sample_rate(stream), SampleIndex(stream)
     start = nearest_sample(stream, begin, rate)
     stop = start + math.floor(seconds * rate + Fraction(1, 2))
     low, high = max(start, heard.extent[0]), min(stop, heard.extent[1])
     if low >= high:
         return None
-    around = heard.packets(low - _AROUND, high + _AROUND)
+    around = heard.packets(low - _RESAMPLER_MARGIN, high + _RESAMPLER_MARGIN)
     chosen = slice(max(0, around.start - LEAD_PACKETS), around.stop)
     packets = stream.packets[chosen].copy()
     base = int(packets["offset"][0])
@@ -223,7 +223,7 @@ def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> Encode
     packets["offset"] -= packets["offset"][0]
     parameters = {
         **stream.parameters,
-        "skip": first_time(stream) - int(packets["pts"][0]),
+        "skip": first_sample_time(stream) - int(packets["pts"][0]),
         "samples": stream.n_frames,
         "begin": f"{begin.numerator}:{begin.denominator}",
     }
@@ -237,16 +237,16 @@ def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> Encode
     )
 
 
-class Heard:
+class SampleIndex:
     """Where the samples of each packet stand among those of a whole sound, gaps counted."""
 
     def __init__(self, stream: EncodedStream) -> None:
-        self.starts: _Numbers = stream.packets["pts"] - first_time(stream)
+        self.starts: _Numbers = stream.packets["pts"] - first_sample_time(stream)
         self.counts: _Numbers = stream.packets["duration"].astype(np.int64)
         self.ends: _Numbers = self.starts + self.counts
         some = self.starts[self.counts > 0]
         first = max(0, int(some[0])) if len(some) else 0
-        n_all = whole_parameter(stream, "samples", stream.n_frames)
+        n_all = int_parameter(stream, "samples", stream.n_frames)
         last = int(self.ends.max(initial=0))
         self.extent = first, max(first, min(n_all, last))
         """From which to which sample there is sound."""
@@ -261,7 +261,7 @@ class Heard:
 _SKIP = struct.Struct("<II")  # samples to leave out at the beginning of a packet, and at its end
 
 
-def demux_sound(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
+def demux_audio(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
     """Cut an open container's first audio stream into packets; every one is decoded once.
 
     Raises:
@@ -269,7 +269,7 @@ def demux_sound(source: bytes | str, container: InputContainer, name: str) -> En
     """
     stream = audio_stream(container, name)
     try:
-        return _read(source, container, stream, name).stream()
+        return _read_packets(source, container, stream, name).stream()
     except MediaError as error:
         raise MediaError(f"{name}: {error}") from error
 
@@ -291,13 +291,15 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
             return None
         stream = audio_stream(container, name)
         try:
-            cut = _read(source, container, stream, name)
+            cut = _read_packets(source, container, stream, name)
             return cut.stream() if cut.parts else None
         except MediaError as error:
             raise MediaError(f"{name}: its sound: {error}") from error
 
 
-def _read(source: bytes | str, container: InputContainer, stream: AudioStream, name: str) -> _Cut:
+def _read_packets(
+    source: bytes | str, container: InputContainer, stream: AudioStream, name: str
+) -> _AudioPackets:
     """Take in every packet of an audio stream."""
     import av
 
@@ -311,7 +313,7 @@ def _read(source: bytes | str, container: InputContainer, stream: AudioStream, n
     if (n_streams := len(container.streams.audio)) > 1:
         parameters |= {"stream": stream.index, "audio_streams": n_streams}
     time_base = stream.time_base or Fraction(1, codec.sample_rate)
-    cut, end = _Cut(time_base, parameters, codec.extradata or b""), 0
+    cut, end = _AudioPackets(time_base, parameters, codec.extradata or b""), 0
     is_guessed = has_guessed_times(container, stream)
     try:
         for packet in container.demux(stream):
@@ -322,7 +324,7 @@ def _read(source: bytes | str, container: InputContainer, stream: AudioStream, n
             cut.take(packet)
             if packet.pts is not None:
                 end = max(end, packet.pts + (packet.duration or 0))
-        check_whole(source, container, stream, end)
+        check_complete(source, container, stream, end)
         if is_guessed:
             cut.times = stored_times(source, name, stream.index)
     except av.FFmpegError as error:
@@ -331,7 +333,7 @@ def _read(source: bytes | str, container: InputContainer, stream: AudioStream, n
 
 
 @dataclass(slots=True)
-class _Cut:
+class _AudioPackets:
     """The packets of an audio stream, and what their container says of each."""
 
     time_base: Fraction
@@ -362,7 +364,7 @@ class _Cut:
         parameters, extradata = self.parameters, self.extradata
         counts = np.zeros(len(self.parts), np.int64)
         codec = open_audio_decoder(parameters, extradata)
-        for number, frame in frames_of(codec, enumerate(self.parts)):
+        for number, frame in decode_frames(codec, enumerate(self.parts)):
             counts[number] += frame.samples
             if frame.sample_rate != parameters["rate"] or frame.layout.name != parameters["layout"]:
                 raise MediaError(f"its rate or channels change at packet {number}; re-encode it")
@@ -397,7 +399,7 @@ class _Cut:
         )
 
 
-def frames_of(
+def decode_frames(
     codec: AudioCodecContext, parts: Iterable[tuple[int, bytes]], n_dropped: int = 0
 ) -> Iterator[tuple[int, AudioFrame]]:
     """Decode numbered packets into (number of the packet, frame), one decoder after another."""

@@ -12,22 +12,22 @@ from typing import Protocol, TypeVar
 
 __all__ = [
     "PACKED",
-    "brings_parameters",
-    "encoder_note",
-    "hidden_packets",
-    "is_closed",
+    "parameter_change_test",
+    "x264_version_unit",
+    "hidden_packet_test",
+    "starts_closed_gop",
     "parameter_sets",
-    "spare_layers",
-    "units_of",
+    "disposable_layer_test",
+    "packet_units",
 ]
 
-_Said = TypeVar("_Said", covariant=True)
+_Result = TypeVar("_Said", covariant=True)
 
 
-class Test(Protocol[_Said]):
+class PacketTest(Protocol[_Result]):
     """Looks at the packet that lies in `data` from `begin` up to `stop`."""
 
-    def __call__(self, data: bytes, begin: int, stop: int) -> _Said: ...
+    def __call__(self, data: bytes, begin: int, stop: int) -> _Result: ...
 
 
 PACKED = -2
@@ -41,7 +41,7 @@ _H264_CLOSED, _HEVC_CLOSED = 5, (19, 20)
 _MOST_HEAD = 4096
 
 
-def hidden_packets(codec: str) -> Test[bool] | None:
+def hidden_packet_test(codec: str) -> PacketTest[bool] | None:
     """Make a function that says whether a packet is only there for others (an alternate reference).
 
     None where no packet of the codec says that it is.
@@ -49,7 +49,7 @@ def hidden_packets(codec: str) -> Test[bool] | None:
     return {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}.get(codec)
 
 
-def spare_layers(codec: str, extradata: bytes) -> Test[int] | None:
+def disposable_layer_test(codec: str, extradata: bytes) -> PacketTest[int] | None:
     """Make a function that says of a packet whether no packet of its layer or below needs it.
 
     It gives the packet's temporal layer, or -1 for one that others need: a packet in the highest
@@ -57,17 +57,17 @@ def spare_layers(codec: str, extradata: bytes) -> Test[int] | None:
     all are needed. None where a packet of the codec does not say it: all are needed as well.
     """
     if codec == "h264":
-        return partial(_spare_h264, length_size=_length_size(extradata, 4))
+        return partial(_disposable_layer_h264, length_size=_length_size(extradata, 4))
     if codec == "hevc":
-        return partial(_spare_hevc, length_size=_length_size(extradata, 21))
+        return partial(_disposable_layer_hevc, length_size=_length_size(extradata, 21))
     if codec == "mpeg4":
-        return partial(_spare_pictures, code=b"\xb6", skip=0, shift=6, kind=_B_VOP)
+        return partial(_disposable_layer_mpeg, code=b"\xb6", skip=0, shift=6, kind=_B_VOP)
     if codec in ("mpeg1video", "mpeg2video"):
-        return partial(_spare_pictures, code=b"\0", skip=1, shift=3, kind=_B_PICTURE)
+        return partial(_disposable_layer_mpeg, code=b"\0", skip=1, shift=3, kind=_B_PICTURE)
     return None
 
 
-def encoder_note(extradata: bytes, packet: bytes) -> bytes:
+def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
     """Find the unit in which x264 says its version; empty if there is none.
 
     Older ones coded 4:4:4 otherwise than the standard, which decoders know by this note alone. It
@@ -104,13 +104,15 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
     if not size:
         return extradata if extradata.startswith((_START, b"\0" + _START)) else b""
     try:
-        units = list(_listed_h264(extradata) if codec == "h264" else _listed_hevc(extradata))
+        units = list(
+            _avcc_parameter_sets(extradata) if codec == "h264" else _hvcc_parameter_sets(extradata)
+        )
     except IndexError:
         return b""
     return b"".join(len(unit).to_bytes(size, "big") + unit for unit in units)
 
 
-def brings_parameters(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
+def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
     """Make a function that says whether a packet has other parameter sets than its stream.
 
     They stand before the picture, and a decoder keeps them.
@@ -127,7 +129,7 @@ def brings_parameters(codec: str, extradata: bytes) -> Callable[[memoryview], bo
         if size and len(packet) > size and packet[size] & mask < behind:
             return False  # most packets begin with a picture, and are many
         head = bytes(packet[:_MOST_HEAD])
-        for first, _ in _units(head, 0, len(head), size):
+        for first, _ in _unit_headers(head, 0, len(head), size):
             if first & mask in kinds:
                 return not known or known not in head
             if first & mask < behind:
@@ -137,31 +139,31 @@ def brings_parameters(codec: str, extradata: bytes) -> Callable[[memoryview], bo
     return brings
 
 
-def _listed_h264(extradata: bytes) -> Iterator[bytes]:
+def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
     """The sets of an "avcC": those of sequences, then those of pictures, each with a count."""
     at = 5
     for mask in (31, 255):
         n_units = extradata[at] & mask
         at += 1
         for _ in range(n_units):
-            unit = _sized(extradata, at)
+            unit = _length_prefixed(extradata, at)
             at += 2 + len(unit)
             yield unit
 
 
-def _listed_hevc(extradata: bytes) -> Iterator[bytes]:
+def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
     """The sets of an "hvcC": arrays of a kind each, with a count."""
     at = 23
     for _ in range(extradata[22]):
         n_units = extradata[at + 1] << 8 | extradata[at + 2]
         at += 3
         for _ in range(n_units):
-            unit = _sized(extradata, at)
+            unit = _length_prefixed(extradata, at)
             at += 2 + len(unit)
             yield unit
 
 
-def _sized(data: bytes, at: int) -> bytes:
+def _length_prefixed(data: bytes, at: int) -> bytes:
     """What lies behind its size, of 16 bits; an IndexError where that is not all there."""
     stop = at + 2 + (data[at] << 8 | data[at + 1])
     if stop > len(data):
@@ -169,16 +171,16 @@ def _sized(data: bytes, at: int) -> bytes:
     return data[at + 2 : stop]
 
 
-def is_closed(codec: str, extradata: bytes, packet: bytes) -> bool:
+def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
     """Whether a keyframe says that nothing that is sent after it needs anything before it.
 
     Those of most codecs always do. Others of H.264 and HEVC only say where pictures recover.
     """
     if codec == "h264":
-        units = _units(packet, 0, len(packet), _length_size(extradata, 4))
+        units = _unit_headers(packet, 0, len(packet), _length_size(extradata, 4))
         return any(first & 31 == _H264_CLOSED for first, _ in units)
     if codec == "hevc":
-        units = _units(packet, 0, len(packet), _length_size(extradata, 21))
+        units = _unit_headers(packet, 0, len(packet), _length_size(extradata, 21))
         return any(first >> 1 & 63 in _HEVC_CLOSED for first, _ in units)
     return True
 
@@ -190,7 +192,7 @@ def _length_size(extradata: bytes, at: int) -> int:
     return (extradata[at] & 3) + 1
 
 
-def _units(data: bytes, at: int, stop: int, length_size: int) -> Iterator[tuple[int, int]]:
+def _unit_headers(data: bytes, at: int, stop: int, length_size: int) -> Iterator[tuple[int, int]]:
     """The first two bytes of each unit of H.264 or HEVC."""
     if not length_size:
         at = data.find(_START, at, stop)
@@ -205,7 +207,7 @@ def _units(data: bytes, at: int, stop: int, length_size: int) -> Iterator[tuple[
         at += size
 
 
-def units_of(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]:
+def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]:
     """The units of a packet of H.264 or HEVC, whatever is before each; of others, all of it.
 
     Of AV1, the mark of its beginning is left out, which files do not have.
@@ -225,9 +227,9 @@ def units_of(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]:
         yield unit.rstrip(b"\0")  # a start code may have four bytes
 
 
-def _spare_h264(data: bytes, begin: int, stop: int, length_size: int) -> int:
+def _disposable_layer_h264(data: bytes, begin: int, stop: int, length_size: int) -> int:
     found = -1
-    for first, _ in _units(data, begin, stop, length_size):
+    for first, _ in _unit_headers(data, begin, stop, length_size):
         if first & 31 in _H264_SLICES:
             if first & 0x60:  # nal_ref_idc: a reference
                 return -1
@@ -235,9 +237,9 @@ def _spare_h264(data: bytes, begin: int, stop: int, length_size: int) -> int:
     return found
 
 
-def _spare_hevc(data: bytes, begin: int, stop: int, length_size: int) -> int:
+def _disposable_layer_hevc(data: bytes, begin: int, stop: int, length_size: int) -> int:
     layer = -1
-    for first, second in _units(data, begin, stop, length_size):
+    for first, second in _unit_headers(data, begin, stop, length_size):
         kind = first >> 1 & 63
         if kind in _HEVC_SLICES:
             if kind >= 16 or kind & 1:  # the even ones below are no references in their layer
@@ -246,7 +248,7 @@ def _spare_hevc(data: bytes, begin: int, stop: int, length_size: int) -> int:
     return layer
 
 
-def _spare_pictures(
+def _disposable_layer_mpeg(
     data: bytes, begin: int, stop: int, code: bytes, skip: int, shift: int, kind: int
 ) -> int:
     """Whether all pictures in a packet of MPEG video are of the kind that is never referred to."""

@@ -28,17 +28,17 @@ from shardio.media.decoders import (
     numbered_packet,
     open_video_decoder,
 )
-from shardio.media.frames import shown_size, turned_by
-from shardio.media.timestamps import settled, with_all_times
+from shardio.media.frames import display_rotation, display_size
+from shardio.media.timestamps import fill_missing_times, in_presentation_order
 
 if TYPE_CHECKING:
     from av import VideoFrame
     from av.video.codeccontext import VideoCodecContext
 
-__all__ = ["checked", "finished"]
+__all__ = ["verify_by_decoding", "build_stream"]
 
 
-def finished(
+def build_stream(
     parameters: Mapping[str, Any],
     extradata: bytes,
     packets: Packets,
@@ -55,9 +55,9 @@ def finished(
         raise MediaError("its video stream holds no frame")
     last = shown[np.argmax(shown["pts"])]
     length = int(last["pts"]) + int(last["duration"]) - int(shown["pts"].min())
-    turned, _, _ = turned_by(display_parameter(parameters))
+    turned, _, _ = display_rotation(display_parameter(parameters))
     aspect = fraction_parameter(parameters, "sample_aspect")
-    width, height = shown_size(parameters["width"], parameters["height"], aspect, turned=turned)
+    width, height = display_size(parameters["width"], parameters["height"], aspect, turned=turned)
     return EncodedStream(
         parameters=parameters,
         extradata=extradata,
@@ -71,7 +71,7 @@ def finished(
     )
 
 
-def checked(
+def verify_by_decoding(
     stream: EncodedStream, untimed: npt.NDArray[np.bool_], interval: Fraction
 ) -> EncodedStream:
     """Decode every packet, and return the stream with the table that this proves.
@@ -87,7 +87,7 @@ def checked(
     Raises:
         MediaError: a packet is damaged, or the clock of the stream starts anew in its midst.
     """
-    shown = _Decoding(stream).whole()
+    shown = _DigestDecoder(stream).whole()
     flags = packet_flags(stream.packets)
     out = np.fromiter(shown, np.int64, len(shown))
     order = out[(flags[out] & PacketFlag.HIDDEN) == 0]  # an edit list may hide what comes out
@@ -97,10 +97,10 @@ def checked(
     pts = stream.packets["pts"].copy()
     pts[order] = times
     packets = pack_packets(packet_sizes(stream.packets), flags, pts, stream.packets["duration"])
-    mended = finished(
+    mended = build_stream(
         stream.parameters, stream.extradata, packets, bytes(stream.data[:]), stream.time_base
     )
-    return _with_proven_keys(mended, shown)
+    return _drop_false_keyframes(mended, shown)
 
 
 def _times(
@@ -113,8 +113,8 @@ def _times(
     packets = stream.packets[order]
     stored = zip(packets["pts"].tolist(), untimed[order].tolist(), strict=True)
     known = [None if is_untimed else time for time, is_untimed in stored]
-    complete = with_all_times(known, packets["duration"].tolist(), interval)
-    times = [time for time, _ in settled((time, None) for time in complete)]
+    complete = fill_missing_times(known, packets["duration"].tolist(), interval)
+    times = [time for time, _ in in_presentation_order((time, None) for time in complete)]
     for n, (before, after) in enumerate(zip(times, times[1:], strict=False), 1):
         if after < before:
             raise MediaError(
@@ -126,12 +126,12 @@ def _times(
     return times
 
 
-def _with_proven_keys(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
+def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
     """Decode each group of pictures alone: a keyframe that gives other pictures is none."""
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
     visible = (flags & PacketFlag.HIDDEN) == 0
-    decoding = _Decoding(stream)
+    decoding = _DigestDecoder(stream)
     for key, stop in zip(keys[1:], [*keys[2:], len(flags)], strict=False):
         numbers = [n for n in range(key, stop) if pts[n] >= pts[key]]
         try:
@@ -145,7 +145,7 @@ def _with_proven_keys(stream: EncodedStream, shown: Mapping[int, int]) -> Encode
     return replace(stream, packets=packets)
 
 
-class _Decoding:
+class _DigestDecoder:
     """A decoder and the packets of one stream; frames come out as digests of their pixels."""
 
     def __init__(self, stream: EncodedStream) -> None:

@@ -17,30 +17,30 @@ import numpy.typing as npt
 from shardio._base.closing import Closing
 from shardio.errors import DataError, InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
-from shardio.media.bitstream import brings_parameters, is_closed, parameter_sets
-from shardio.media.colorspace import MATRICES, RANGES, Converter, display_of
+from shardio.media.bitstream import parameter_change_test, parameter_sets, starts_closed_gop
+from shardio.media.colorspace import MATRICES, RANGES, FrameConverter, display_matrix
 from shardio.media.decoders import (
-    configuration,
+    decoder_key,
     display_parameter,
     fraction_parameter,
     lead_in,
     numbered_packet,
     open_video_decoder,
 )
-from shardio.media.frame_table import FrameTable, Run
-from shardio.media.frames import Box, PictureWriter, Place
+from shardio.media.frame_table import DecodeRun, FrameTable
+from shardio.media.frames import CropBox, CropPosition, FrameWriter
 
 if TYPE_CHECKING:
     from av import VideoFrame
     from av.video.codeccontext import VideoCodecContext
 
-__all__ = ["ClipDecoder", "checked_size"]
+__all__ = ["ClipDecoder", "check_outputs"]
 
 
 Output = npt.NDArray[np.uint8]
 
 
-def checked_size(
+def check_outputs(
     clips: Sequence[tuple[npt.ArrayLike, Output]],
     numbers: Sequence[npt.NDArray[np.int64]],
     pixels: str,
@@ -77,7 +77,7 @@ def checked_size(
 
 
 @dataclass(slots=True)
-class _Opened:
+class _OpenStream:
     """A stream that was decoded lately: its table, and which decoder it goes through."""
 
     stream: EncodedStream  # keeps its id from being given to another
@@ -90,27 +90,27 @@ class _Opened:
 
 
 @dataclass(slots=True)
-class _Decoder:
+class _OpenDecoder:
     codec: VideoCodecContext
-    converter: Converter
+    converter: FrameConverter
     is_changed: bool = False
     """Whether a packet has brought parameters, which it keeps until it is told others."""
     wish: object = None
-    writer: PictureWriter | None = None
+    writer: FrameWriter | None = None
 
     def writing(
         self,
         size: tuple[int, int],
         aspect: Fraction,
-        crop: Place | Box | None,
+        crop: CropPosition | CropBox | None,
         pixels: str,
         matrix: str,
         color_range: str,
-    ) -> PictureWriter:
+    ) -> FrameWriter:
         """The writer for these arguments of it; that of the clip before, if they are the same."""
         wish = (size, aspect, crop, pixels, matrix, color_range)
         if self.writer is None or self.wish != wish:
-            self.wish, self.writer = wish, PictureWriter(*wish, self.converter)
+            self.wish, self.writer = wish, FrameWriter(*wish, self.converter)
         return self.writer
 
 
@@ -130,8 +130,8 @@ class ClipDecoder(Closing):
                 f"max_decoders is {max_decoders}, max_streams {max_streams}; at least 1 is needed"
             )
         self._max_decoders, self._max_streams = max_decoders, max_streams
-        self._decoders: OrderedDict[tuple[object, ...], _Decoder] = OrderedDict()
-        self._opened: OrderedDict[int, _Opened] = OrderedDict()
+        self._decoders: OrderedDict[tuple[object, ...], _OpenDecoder] = OrderedDict()
+        self._opened: OrderedDict[int, _OpenStream] = OrderedDict()
 
     def decode(
         self,
@@ -139,7 +139,7 @@ class ClipDecoder(Closing):
         frames: npt.ArrayLike,
         out: Output,
         *,
-        crop: Place | Box | None = None,
+        crop: CropPosition | CropBox | None = None,
         pixels: str = "rgb",
         matrix: str = "bt601",
         color_range: str = "limited",
@@ -175,7 +175,7 @@ class ClipDecoder(Closing):
         stream: EncodedStream,
         clips: Sequence[tuple[npt.ArrayLike, Output]],
         *,
-        crop: Place | Box | None | list[Place | Box | None] = None,
+        crop: CropPosition | CropBox | None | list[CropPosition | CropBox | None] = None,
         pixels: str = "rgb",
         matrix: str = "bt601",
         color_range: str = "limited",
@@ -188,7 +188,7 @@ class ClipDecoder(Closing):
         if not clips:
             return
         numbers = [np.asarray(frames, np.int64) for frames, _ in clips]
-        size = checked_size(clips, numbers, pixels, matrix, color_range)
+        size = check_outputs(clips, numbers, pixels, matrix, color_range)
         opened = self._open(stream)
         decoder = self._decoder(opened)
         crops = crop if isinstance(crop, list) else [crop] * len(clips)
@@ -205,24 +205,24 @@ class ClipDecoder(Closing):
             writers = [by_crop[each] for (_, out), each in pairs for _ in out]
         try:
             for run in opened.table.runs(np.concatenate(numbers)):
-                _Pass(opened, decoder, writers, rows).decode(run)
+                _RunDecoder(opened, decoder, writers, rows).decode(run)
         except MediaError:
             # What is damaged may be taken for parameters, of which a decoder is never rid.
             self._decoders.pop(opened.key, None)
             raise
 
-    def _open(self, stream: EncodedStream) -> _Opened:
+    def _open(self, stream: EncodedStream) -> _OpenStream:
         found = self._opened.get(id(stream))
         if found is None:
             parameters = stream.parameters
-            found = _Opened(
+            found = _OpenStream(
                 stream,
                 FrameTable(stream.packets, stream.n_frames),
-                configuration(parameters, stream.extradata),
+                decoder_key(parameters, stream.extradata),
                 fraction_parameter(parameters, "sample_aspect"),
                 display_parameter(parameters),
                 lead_in(parameters),
-                brings_parameters(str(parameters.get("codec")), stream.extradata),
+                parameter_change_test(str(parameters.get("codec")), stream.extradata),
             )
             self._opened[id(stream)] = found
             if len(self._opened) > self._max_streams:
@@ -231,12 +231,12 @@ class ClipDecoder(Closing):
             self._opened.move_to_end(id(stream))
         return found
 
-    def _decoder(self, opened: _Opened) -> _Decoder:
+    def _decoder(self, opened: _OpenStream) -> _OpenDecoder:
         found = self._decoders.get(opened.key)
         if found is None:
             stream = opened.stream
             codec = open_video_decoder(stream.parameters, stream.extradata)
-            found = self._decoders[opened.key] = _Decoder(codec, Converter())
+            found = self._decoders[opened.key] = _OpenDecoder(codec, FrameConverter())
             if len(self._decoders) > self._max_decoders:
                 self._decoders.popitem(last=False)
         else:
@@ -253,20 +253,20 @@ class ClipDecoder(Closing):
         self._opened.clear()
 
 
-class _Pass:
+class _RunDecoder:
     """One way through the packets of a run, from its keyframe to its last wanted frame."""
 
     def __init__(
         self,
-        opened: _Opened,
-        decoder: _Decoder,
-        writers: Sequence[PictureWriter],
+        opened: _OpenStream,
+        decoder: _OpenDecoder,
+        writers: Sequence[FrameWriter],
         rows: Sequence[Output],
     ) -> None:
         self._opened, self._decoder = opened, decoder
         self._writers, self._rows = writers, rows
 
-    def decode(self, run: Run) -> None:
+    def decode(self, run: DecodeRun) -> None:
         """Decode a run's frames into their rows.
 
         Where a frame does not come out, or not without an error, its keyframe may be none for it (a
@@ -288,7 +288,7 @@ class _Pass:
             if earlier is None:
                 text = f"the frame of packet {min(missing)} does not come out"
                 raise failure or MediaError(text)
-            run, steps = Run(earlier, run.stop, missing), steps * 4
+            run, steps = DecodeRun(earlier, run.stop, missing), steps * 4
         if run.first < first:
             table.begin_earlier(run.first, first)
 
@@ -297,9 +297,9 @@ class _Pass:
         table, stream = self._opened.table, self._opened.stream
         begin = int(table.offsets[key])
         packet = bytes(stream.data[begin : begin + int(table.sizes[key])])
-        return is_closed(str(stream.parameters.get("codec")), stream.extradata, packet)
+        return starts_closed_gop(str(stream.parameters.get("codec")), stream.extradata, packet)
 
-    def _once(self, run: Run) -> dict[int, list[int]]:
+    def _once(self, run: DecodeRun) -> dict[int, list[int]]:
         """Decode from the run's keyframe on; returns what did not come out."""
         import av
 
@@ -326,7 +326,7 @@ class _Pass:
             raise MediaError(str(error)) from error
         return wanted
 
-    def _packets(self, run: Run) -> Iterator[tuple[int, memoryview, bytes, bool]]:
+    def _packets(self, run: DecodeRun) -> Iterator[tuple[int, memoryview, bytes, bool]]:
         """Of each packet that is sent: number, bytes, what precedes them, whether it is a key."""
         table = self._opened.table
         numbers = table.sent(run)
@@ -365,8 +365,8 @@ class _Pass:
             return
         display = self._opened.display
         if display is None and frame.rotation:
-            display = display_of(frame)
-        written: dict[PictureWriter, Output] = {}
+            display = display_matrix(frame)
+        written: dict[FrameWriter, Output] = {}
         for place in places:
             writer, row = self._writers[place], self._rows[place]
             if writer in written:

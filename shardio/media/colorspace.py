@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = [
-    "ChannelsMade",
-    "Converter",
-    "Look",
+    "PlanarRgbPath",
+    "FrameConverter",
+    "FrameFormat",
     "MATRICES",
     "Picture",
-    "PlanesCopied",
+    "PlaneCopyPath",
     "RANGES",
-    "display_of",
+    "display_matrix",
     "is_full_range",
-    "look_of",
-    "matrix_of",
+    "frame_format",
+    "matrix_name",
     "plane_rows",
-    "stream_facts",
+    "frame_facts",
 ]
 
 
@@ -55,18 +55,18 @@ def is_full_range(frame: VideoFrame) -> bool:
     return frame.color_range == _FULL_RANGE or frame.format.name.startswith("yuvj")
 
 
-def matrix_of(frame: VideoFrame) -> str:
+def matrix_name(frame: VideoFrame) -> str:
     """The name of the matrix that takes the frame's colours to RGB."""
     return _NAMES.get(frame.colorspace, "bt601")
 
 
-def display_of(frame: VideoFrame) -> bytes | None:
+def display_matrix(frame: VideoFrame) -> bytes | None:
     """The display matrix of a frame, its rotation and mirroring: nine int32, as FFmpeg has them."""
     data = cast("Buffer | None", frame.side_data.get("DISPLAYMATRIX"))
     return bytes(data) if data is not None else None
 
 
-def stream_facts(frame: VideoFrame) -> dict[str, Any]:
+def frame_facts(frame: VideoFrame) -> dict[str, Any]:
     """Say in JSON's terms what a stream's first frame is, and what of it has to be normalised."""
     facts: dict[str, Any] = {
         "width": frame.width,
@@ -75,25 +75,25 @@ def stream_facts(frame: VideoFrame) -> dict[str, Any]:
     }
     if not frame.format.is_rgb:
         facts["range"] = "full" if is_full_range(frame) else "limited"
-        facts["matrix"] = matrix_of(frame)
+        facts["matrix"] = matrix_name(frame)
     if frame.rotation:
         facts["rotation"] = frame.rotation
     return facts
 
 
 Picture = np.ndarray[Any, np.dtype[np.uint8]]
-Look = tuple[int, int, str, int, int]
+FrameFormat = tuple[int, int, str, int, int]
 """All that decides how a frame is converted, but for its rotation."""
 
 _UINT8 = np.dtype(np.uint8)
 
 
-def look_of(frame: VideoFrame) -> Look:
+def frame_format(frame: VideoFrame) -> FrameFormat:
     """Width, height, format, matrix and range of a frame."""
     return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
 
 
-class PlanesCopied:
+class PlaneCopyPath:
     """Copies a part of frames that are 4:2:0 already, as they were decoded.
 
     Args:
@@ -122,7 +122,7 @@ class PlanesCopied:
         out[tall:, wide:] = np.ndarray(self._chroma, _UINT8, red, start, (line, 1))
 
 
-class ChannelsMade:
+class PlanarRgbPath:
     """Has swscale make planes of green, blue and red, and lays a part of them side by side.
 
     Args:
@@ -166,7 +166,7 @@ _PLANAR_FORMATS = frozenset(
 _GBR = (1, 2, 0)  # the channels of the planes, in their order
 
 
-class Converter:
+class FrameConverter:
     """Scales frames and changes their colours; owns swscale's contexts, kept across frames.
 
     A context made anew for every frame costs three times the conversion itself.
@@ -191,7 +191,7 @@ class Converter:
         """Scale `frame` to RGB: pairs of a channel (or all) and its values, views of new memory."""
         if self._has_alpha(frame):
             frame = self._over_black(frame)
-        planar = _comes_in_planes(frame, height)
+        planar = _converts_to_planes(frame, height)
         target = "gbrp" if planar else "rgb24"
         arguments = self._rgb_arguments(frame, width, height, target)
         made = self._reformatter(frame, target).reformat(frame, *arguments)
@@ -209,14 +209,14 @@ class Converter:
         scaled: tuple[int, int],
         size: tuple[int, int],
         corner: tuple[int, int],
-    ) -> ChannelsMade | None:
+    ) -> PlanarRgbPath | None:
         """What writes upright frames that look like this one, if swscale makes planes of them."""
         width, height = scaled
-        if not _comes_in_planes(frame, height):
+        if not _converts_to_planes(frame, height):
             return None
         arguments = self._rgb_arguments(frame, width, height, "gbrp")
         reformatter = self._reformatter(frame, "gbrp")
-        return ChannelsMade(reformatter, arguments, size, *corner)
+        return PlanarRgbPath(reformatter, arguments, size, *corner)
 
     def _rgb_arguments(
         self, frame: VideoFrame, width: int, height: int, target: str
@@ -241,7 +241,7 @@ class Converter:
         The frame itself, where it is that already.
         """
         full = is_full_range(frame)
-        alike = matrix_of(frame) == matrix and full == (color_range == "full")
+        alike = matrix_name(frame) == matrix and full == (color_range == "full")
         if alike and frame.width == width and frame.height == height:
             if frame.format.name.replace("yuvj", "yuv") == chroma:
                 return frame
@@ -253,7 +253,7 @@ class Converter:
             width,
             height,
             chroma,
-            None if is_rgb else MATRICES[matrix_of(frame)],
+            None if is_rgb else MATRICES[matrix_name(frame)],
             MATRICES[matrix],
             self._flags,
             RANGES["full" if full or is_rgb else "limited"],
@@ -291,7 +291,7 @@ class Converter:
         return VideoFrame.from_ndarray(blended.astype(np.uint8), format="rgb24")
 
 
-def _comes_in_planes(frame: VideoFrame, height: int) -> bool:
+def _converts_to_planes(frame: VideoFrame, height: int) -> bool:
     if height > frame.height or height < 8 or (frame.width | frame.height) & 1:
         return False
     return frame.format.name in _PLANAR_FORMATS

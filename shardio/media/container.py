@@ -31,7 +31,7 @@ __all__ = [
     "DECODER_OPTIONS",
     "HEAD_BYTES",
     "audio_stream",
-    "check_whole",
+    "check_complete",
     "has_guessed_times",
     "has_media_signature",
     "has_media_suffix",
@@ -276,7 +276,7 @@ def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
         if not stream.disposition & Disposition.attached_pic
     ]
     if not streams:
-        raise MediaError(f"{name}: no video stream (streams: {_found(container)})")
+        raise MediaError(f"{name}: no video stream (streams: {_stream_types(container)})")
     if streams[0].codec_context is None:
         raise MediaError(f"{name}: no decoder for its video stream")
     return streams
@@ -289,7 +289,7 @@ def audio_stream(container: InputContainer, name: str) -> AudioStream:
         MediaError: there is none, or nothing decodes it.
     """
     if not container.streams.audio:
-        raise MediaError(f"{name}: no audio stream (streams: {_found(container)})")
+        raise MediaError(f"{name}: no audio stream (streams: {_stream_types(container)})")
     stream = container.streams.audio[0]
     if stream.codec_context is None:
         raise MediaError(f"{name}: no decoder for its audio stream")
@@ -314,11 +314,11 @@ def stored_times(source: str | bytes, name: str, index: int) -> list[int | None]
         return [packet.pts for packet in packets if packet.size]
 
 
-def _found(container: InputContainer) -> str:
+def _stream_types(container: InputContainer) -> str:
     return ", ".join(stream.type for stream in container.streams) or "none"
 
 
-def check_whole(
+def check_complete(
     source: str | bytes, container: InputContainer, stream: VideoStream | AudioStream, end: int
 ) -> None:
     """Compare what was read with what the container declares.
@@ -328,7 +328,7 @@ def check_whole(
     Raises:
         MediaError: there is less than declared.
     """
-    with _bytes_of(source) as file:
+    with _open_source(source) as file:
         n_missing = missing_bytes(file)
     if n_missing:
         raise MediaError(f"the file ends {n_missing} bytes before its container does")
@@ -342,7 +342,7 @@ def check_whole(
         raise MediaError(f"its frames end at {found} us of {declared} us")
 
 
-def _bytes_of(source: str | bytes) -> BinaryIO:
+def _open_source(source: str | bytes) -> BinaryIO:
     return open(source, "rb") if isinstance(source, str) else io.BytesIO(source)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
 
 __all__ = [
-    "configuration",
+    "decoder_key",
     "decoder_parameters",
     "display_parameter",
     "fraction_parameter",
@@ -40,7 +40,7 @@ _TAGS = (
     "color_primaries",
     "color_trc",
 )
-_TOLD = ("codec", "pixel_format", "codec_tag", "reorder", *_TAGS)
+_KEY_PARAMETERS = ("codec", "pixel_format", "codec_tag", "reorder", *_TAGS)
 _MAX_SIDE = 1 << 16
 _MAX_REORDERED = 16
 
@@ -59,9 +59,9 @@ def decoder_parameters(codec: VideoCodecContext) -> dict[str, Any]:
     return found
 
 
-def configuration(parameters: Mapping[str, Any], extradata: bytes) -> tuple[object, ...]:
+def decoder_key(parameters: Mapping[str, Any], extradata: bytes) -> tuple[object, ...]:
     """What streams that can share a decoder have in common."""
-    return bytes(extradata), *(repr(parameters.get(name)) for name in _TOLD)
+    return bytes(extradata), *(repr(parameters.get(name)) for name in _KEY_PARAMETERS)
 
 
 def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> VideoCodecContext:
@@ -73,21 +73,21 @@ def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Video
     """
     from av.video.codeccontext import VideoCodecContext
 
-    codec = _created(parameters)
+    codec = _create_context(parameters)
     if not isinstance(codec, VideoCodecContext):
         raise MediaError(f"the codec {parameters.get('codec')!r} is no video codec")
     try:
         for name in _TAGS:
             if parameters.get(name):
-                setattr(codec, name, _number(parameters, name, _MAX_SIDE))
+                setattr(codec, name, _int_parameter(parameters, name, _MAX_SIDE))
         if isinstance(parameters.get("pixel_format"), str):
             codec.pix_fmt = parameters["pixel_format"]
         if isinstance(parameters.get("codec_tag"), str):
             codec.codec_tag = parameters["codec_tag"]
     except ValueError as error:
         raise MediaError(f"a stream's parameters are not acceptable: {error}") from error
-    _open(codec, extradata)
-    codec.reorder_depth = _number(parameters, "reorder", _MAX_REORDERED)
+    _open_context(codec, extradata)
+    codec.reorder_depth = _int_parameter(parameters, "reorder", _MAX_REORDERED)
     return codec
 
 
@@ -99,11 +99,11 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
     """
     from av.audio.codeccontext import AudioCodecContext
 
-    codec = _created(parameters)
+    codec = _create_context(parameters)
     if not isinstance(codec, AudioCodecContext):
         raise MediaError(f"the codec {parameters.get('codec')!r} is no audio codec")
     try:
-        codec.sample_rate = _number(parameters, "rate", 1 << 24)
+        codec.sample_rate = _int_parameter(parameters, "rate", 1 << 24)
         codec.layout = str(parameters.get("layout", "mono"))
         if isinstance(parameters.get("sample_format"), str):
             codec.format = parameters["sample_format"]
@@ -112,7 +112,7 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
     from av.codec.context import Flags2
 
     codec.flags2 |= Flags2.skip_manual  # samples are left out by their numbers, not by the decoder
-    _open(codec, extradata)
+    _open_context(codec, extradata)
     return codec
 
 
@@ -181,7 +181,7 @@ def numbered_packet(
     return packet
 
 
-def _created(parameters: Mapping[str, Any]) -> CodecContext:
+def _create_context(parameters: Mapping[str, Any]) -> CodecContext:
     import av
 
     name = parameters.get("codec")
@@ -194,7 +194,7 @@ def _created(parameters: Mapping[str, Any]) -> CodecContext:
     raise MediaError(f"FFmpeg has no decoder {name!r} here")
 
 
-def _open(codec: VideoCodecContext | AudioCodecContext, extradata: bytes) -> None:
+def _open_context(codec: VideoCodecContext | AudioCodecContext, extradata: bytes) -> None:
     import av
 
     if extradata:
@@ -209,7 +209,7 @@ def _open(codec: VideoCodecContext | AudioCodecContext, extradata: bytes) -> Non
         raise MediaError(f"the decoder {codec.name} does not open: {reason}") from error
 
 
-def _number(parameters: Mapping[str, Any], name: str, most: int) -> int:
+def _int_parameter(parameters: Mapping[str, Any], name: str, most: int) -> int:
     value = parameters.get(name, 0)
     if not isinstance(value, int) or not 0 <= value <= most:
         raise MediaError(f"a stream's {name} is {value!r}: expected a number up to {most}")

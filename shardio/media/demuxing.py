@@ -29,13 +29,18 @@ from shardio.format.streams import (
     packet_flags,
     packet_sizes,
 )
-from shardio.media.audio_packets import demux_sound
-from shardio.media.bitstream import PACKED, encoder_note, hidden_packets, spare_layers
-from shardio.media.checking import checked, finished
-from shardio.media.colorspace import display_of, stream_facts
+from shardio.media.audio_packets import demux_audio
+from shardio.media.bitstream import (
+    PACKED,
+    disposable_layer_test,
+    hidden_packet_test,
+    x264_version_unit,
+)
+from shardio.media.checking import build_stream, verify_by_decoding
+from shardio.media.colorspace import display_matrix, frame_facts
 from shardio.media.container import (
     DECODER_OPTIONS,
-    check_whole,
+    check_complete,
     has_guessed_times,
     open_container,
     stored_times,
@@ -49,7 +54,7 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
-__all__ = ["Cut", "SpanReader", "demux", "times_of"]
+__all__ = ["PacketReader", "SpanReader", "demux", "times_of"]
 
 
 # What stores a time of presentation with every frame, and one frame per packet.
@@ -83,25 +88,25 @@ def demux(
     name = name or (source if isinstance(source, str) else "media in memory")
     with open_container(source, name) as container:
         if kind == "audio":
-            return demux_sound(source, container, name)
+            return demux_audio(source, container, name)
         streams = video_streams(container, name)
         is_guessed = has_guessed_times(container, streams[0])
         try:
-            cut = Cut(container, streams[0])
-            check_whole(source, container, streams[0], cut.end())
+            cut = PacketReader(container, streams[0])
+            check_complete(source, container, streams[0], cut.end())
             if is_guessed:
                 cut.times = stored_times(source, name, streams[0].index)
             stream = cut.stream(len(streams))
             untimed = np.array([time is None for time in cut.times], bool)
             if check or untimed.any() or (check is None and cut.is_doubtful(stream)):
-                stream = checked(stream, untimed, cut.frame_interval())
+                stream = verify_by_decoding(stream, untimed, cut.frame_interval())
             return stream
         except MediaError as error:
             raise MediaError(f"{name}: {error}") from error
 
 
 @dataclass(slots=True)
-class Cut:
+class PacketReader:
     """The packets of one stream of an open container, and what is known of them.
 
     Args:
@@ -116,7 +121,7 @@ class Cut:
     container: InputContainer
     source: VideoStream
     packets: Iterable[Packet[VideoStream]] | None = None
-    like: Cut | None = None
+    like: PacketReader | None = None
     is_head: bool = False
     content: io.BytesIO = field(default_factory=io.BytesIO)
     sizes: list[int] = field(default_factory=list)
@@ -211,16 +216,16 @@ class Cut:
 
     def _note(self, frame: VideoFrame) -> None:
         """Record what the first frame tells."""
-        self.parameters |= stream_facts(frame)
+        self.parameters |= frame_facts(frame)
         if self.parameters["codec"] == "h264" and "444" in self.parameters["pixel_format"]:
-            if note := encoder_note(self.extradata, self.content.getvalue()[: self.sizes[0]]):
+            if note := x264_version_unit(self.extradata, self.content.getvalue()[: self.sizes[0]]):
                 self.parameters["lead_in"] = note.hex()
         aspect, rate = self.source.sample_aspect_ratio, self.source.average_rate
         if aspect and aspect != 1:
             self.parameters["sample_aspect"] = f"{aspect.numerator}:{aspect.denominator}"
         if rate:
             self.parameters["frame_rate"] = f"{rate.numerator}:{rate.denominator}"
-        self.display = display_of(frame)
+        self.display = display_matrix(frame)
         if self.display is not None:
             self.parameters["display"] = np.frombuffer(self.display, "<i4").tolist()
 
@@ -240,7 +245,7 @@ class Cut:
             raise MediaError("none of its packets is a keyframe: nothing says where to begin")
         flags[: keys[0]] |= PacketFlag.HIDDEN
         packets = pack_packets(self.sizes, flags, self._known_times(), self.durations)
-        return finished(self.parameters, self.extradata, packets, data, self.time_base())
+        return build_stream(self.parameters, self.extradata, packets, data, self.time_base())
 
     def _known_times(self) -> list[int]:
         """The time of each packet; what has none follows what is before it."""
@@ -255,9 +260,9 @@ class Cut:
         codec, flags = self.parameters["codec"], np.array(self.flags, np.int64)
         stops = list(accumulate(self.sizes))
         places = (repeat(data), [0, *stops[:-1]], stops)
-        if (is_hidden := hidden_packets(codec)) is not None:
+        if (is_hidden := hidden_packet_test(codec)) is not None:
             flags[np.array(list(map(is_hidden, *places)))] |= _HIDDEN
-        if (spare := spare_layers(codec, self.extradata)) is not None:
+        if (spare := disposable_layer_test(codec, self.extradata)) is not None:
             layers = np.array(list(map(spare, *places)))
             if (layers != PACKED).all():
                 flags[layers == max(0, layers.max())] |= _DISPOSABLE
@@ -310,8 +315,8 @@ class SpanReader(Closing):
                     "its first packets have no time that FFmpeg reads (Matroska, before 0), so no "
                     "span can be cut out; re-encode it"
                 )
-            self._head = Cut(self._container, self._source, is_head=True)
-            check_whole(path, self._container, self._source, self._container_end())
+            self._head = PacketReader(self._container, self._source, is_head=True)
+            check_complete(path, self._container, self._source, self._container_end())
             self._time_base = self._head.time_base()
             self._second = max(1, round(1 / self._time_base))
         except MediaError as error:
@@ -339,12 +344,12 @@ class SpanReader(Closing):
         stop = None if end is None else -(-end // self._time_base)
         try:
             packets = self._packets(first, stop)
-            cut = Cut(self._container, self._source, packets, like=self._head)
+            cut = PacketReader(self._container, self._source, packets, like=self._head)
             stream = cut.stream(self._n_streams)
-            stream = _within(stream, first, stop, round(zero / self._time_base))
+            stream = _restrict_to_span(stream, first, stop, round(zero / self._time_base))
             if self._check or (self._check is None and cut.is_doubtful(stream)):
                 timed = np.zeros(len(stream.packets), bool)
-                stream = checked(stream, timed, cut.frame_interval())
+                stream = verify_by_decoding(stream, timed, cut.frame_interval())
         except av.FFmpegError as error:
             raise MediaError(f"{self._path}: damaged: {error.strerror}") from error
         except MediaError as error:
@@ -372,7 +377,9 @@ class SpanReader(Closing):
                 # What is sent after a keyframe and shown before it needs what is before both.
                 return [packets[n] for n in range(key, len(packets)) if times[n] >= times[key]]
             if back == start:
-                raise MediaError(_why_none(first, stop, self._time_base, is_there=bool(shown)))
+                raise MediaError(
+                    _no_frame_error(first, stop, self._time_base, is_there=bool(shown))
+                )
             back = max(start, 2 * back - first - self._second)
 
     def _read(self, back: int, stop: int | None) -> tuple[list[Packet[VideoStream]], list[int]]:
@@ -408,19 +415,21 @@ def times_of(stream: EncodedStream) -> npt.NDArray[np.int64]:
     return np.sort(stream.packets["pts"][is_shown].astype(np.int64))
 
 
-def _why_none(first: int, stop: int | None, time_base: Fraction, *, is_there: bool) -> str:
+def _no_frame_error(first: int, stop: int | None, time_base: Fraction, *, is_there: bool) -> str:
     end = "its end" if stop is None else f"{float(stop * time_base):g}"
     what = "frame that can be decoded" if is_there else "frame"
     return f"no {what} from second {float(first * time_base):g} to {end}"
 
 
-def _within(stream: EncodedStream, first: int, stop: int | None, zero: int) -> EncodedStream:
+def _restrict_to_span(
+    stream: EncodedStream, first: int, stop: int | None, zero: int
+) -> EncodedStream:
     """The stream with frames outside of a span hidden, and with times that count from `zero`."""
     flags, pts = packet_flags(stream.packets), stream.packets["pts"].astype(np.int64)
     outside = pts < first if stop is None else (pts < first) | (pts >= stop)
     flags[outside] |= PacketFlag.HIDDEN
     sizes, durations = packet_sizes(stream.packets), stream.packets["duration"]
     packets = pack_packets(sizes, flags, pts - zero, durations)
-    return finished(
+    return build_stream(
         stream.parameters, stream.extradata, packets, bytes(stream.data[:]), stream.time_base
     )

@@ -21,12 +21,12 @@ import numpy as np
 
 from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
-from shardio.media.bitstream import spare_layers
-from shardio.media.checking import finished
-from shardio.media.colorspace import MATRICES, RANGES, Converter
-from shardio.media.frames import Picture, yuv_frame
+from shardio.media.bitstream import disposable_layer_test
+from shardio.media.checking import build_stream
+from shardio.media.colorspace import MATRICES, RANGES, FrameConverter
+from shardio.media.frames import Picture, frame_from_planes
 from shardio.media.image import encode_jpeg
-from shardio.media.timestamps import durations_of
+from shardio.media.timestamps import frame_durations
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -39,7 +39,7 @@ _RATE = Fraction(25)
 
 
 @contextlib.contextmanager
-def scheduling_kept() -> Iterator[None]:
+def keep_scheduling_policy() -> Iterator[None]:
     """Restore the scheduling policy of every thread that an encoder has made real-time.
 
     SVT-AV1 gives the thread that opens it, and its own, the highest real-time priority where it may
@@ -155,8 +155,8 @@ class StreamEncoder:
         self._size, self._time_base, self._codec_name = (width, height), time_base, codec
         self._colours = {"matrix": matrix, "color_range": color_range}
         self._codec = self._opened(gop, crf)
-        self._spare = spare_layers(codec, b"") if codec == "h264" else None
-        self._converter = Converter()
+        self._spare = disposable_layer_test(codec, b"") if codec == "h264" else None
+        self._converter = FrameConverter()
         self._parts: list[bytes] = []
         self._flags: list[int] = []
         self._times: list[int] = []
@@ -210,7 +210,9 @@ class StreamEncoder:
         self._times.append(time)
         is_first = len(self._times) == 1
         try:
-            with scheduling_kept() if is_first else contextlib.nullcontext():  # it opens the codec
+            with (
+                keep_scheduling_policy() if is_first else contextlib.nullcontext()
+            ):  # it opens the codec
                 self._keep(self._codec.encode(frame))
         except av.FFmpegError as error:
             raise MediaError(f"picture {len(self._times) - 1}: {error.strerror}") from error
@@ -229,7 +231,7 @@ class StreamEncoder:
             )
         half = width // 2
         parts = (picture[:height], picture[height:, :half], picture[height:, half:])
-        return yuv_frame(parts, "yuv420p", **self._colours)
+        return frame_from_planes(parts, "yuv420p", **self._colours)
 
     def _keep(self, packets: Iterable[Any]) -> None:
         for packet in packets:
@@ -261,7 +263,7 @@ class StreamEncoder:
             raise MediaError(f"after {len(self._times)} pictures: {error.strerror}") from error
         if sorted(self._coded) != list(range(len(self._times))):
             raise MediaError(f"{self._codec.name} dropped pictures")
-        durations = durations_of(self._times, last_duration)
+        durations = frame_durations(self._times, last_duration)
         width, height = self._size
         parameters = {
             "codec": self._codec_name,
@@ -282,7 +284,7 @@ class StreamEncoder:
             [durations[n] for n in self._coded],
         )
         extradata = self._codec.extradata or b""
-        return finished(parameters, extradata, packets, b"".join(self._parts), self._time_base)
+        return build_stream(parameters, extradata, packets, b"".join(self._parts), self._time_base)
 
 
 def encode(
@@ -379,6 +381,6 @@ class JpegEncoder:
             list(map(len, self._parts)),
             [int(PacketFlag.KEY)] * len(self._parts),
             self._times,
-            durations_of(self._times, last_duration),
+            frame_durations(self._times, last_duration),
         )
-        return finished(parameters, b"", packets, b"".join(self._parts), self._time_base)
+        return build_stream(parameters, b"", packets, b"".join(self._parts), self._time_base)

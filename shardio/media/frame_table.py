@@ -11,13 +11,13 @@ import numpy.typing as npt
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import PacketFlag, Packets, packet_flags, packet_sizes
 
-__all__ = ["FrameTable", "Run"]
+__all__ = ["FrameTable", "DecodeRun"]
 
 _MAX_STEPS = 32  # keyframes back: a table may be made to need all of them for all frames
 
 
 @dataclass(slots=True)
-class Run:
+class DecodeRun:
     """Packets that are decoded in one go, from a keyframe on.
 
     `wanted` says of a packet's number, where among the frames that were asked for its frame goes.
@@ -76,7 +76,7 @@ class FrameTable:
         found: npt.NDArray[np.int64] = self._keys[at]
         return found
 
-    def runs(self, frames: npt.NDArray[np.int64]) -> list[Run]:
+    def runs(self, frames: npt.NDArray[np.int64]) -> list[DecodeRun]:
         """Plan the decoding of `frames` (numbers as shown, in any order, repeated or not).
 
         Every group of pictures is gone through at most once.
@@ -91,11 +91,11 @@ class FrameTable:
             )
         packets, starts = self.packet_of[frames].tolist(), self.start_of[frames].tolist()
         # By where it has to begin: a leading frame begins earlier than others sent before it.
-        runs: list[Run] = []
+        runs: list[DecodeRun] = []
         for start, packet, n in sorted(zip(starts, packets, range(len(packets)), strict=True)):
             # Where one group ends and the next begins, decoding just goes on.
             if not runs or start > runs[-1].stop:
-                runs.append(Run(start, packet + 1))
+                runs.append(DecodeRun(start, packet + 1))
             run = runs[-1]
             run.stop = max(run.stop, packet + 1)
             run.wanted.setdefault(packet, []).append(n)
@@ -110,7 +110,7 @@ class FrameTable:
             stop += 1
         return stop
 
-    def sent(self, run: Run) -> Sequence[int]:
+    def sent(self, run: DecodeRun) -> Sequence[int]:
         """List the packets of a run that its frames may need, in order.
 
         Without those that no other frame needs, and without the leading ones of its keyframe.

@@ -22,12 +22,12 @@ from shardio.errors import InvalidArgument
 from shardio.media.colorspace import (
     MATRICES,
     RANGES,
-    ChannelsMade,
-    Converter,
-    Look,
+    FrameConverter,
+    FrameFormat,
     Picture,
-    PlanesCopied,
-    look_of,
+    PlanarRgbPath,
+    PlaneCopyPath,
+    frame_format,
     plane_rows,
 )
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from av import VideoFrame
 
 __all__ = [
-    "Box",
-    "Framing",
+    "CropBox",
+    "CropGeometry",
     "MAX_SIDE",
     "Picture",
-    "PictureMaker",
-    "PictureWriter",
-    "Place",
-    "fitted",
-    "framed",
-    "shown_size",
-    "turned_by",
-    "yuv_frame",
+    "FrameRenderer",
+    "FrameWriter",
+    "CropPosition",
+    "covering_size",
+    "crop_geometry",
+    "display_size",
+    "display_rotation",
+    "frame_from_planes",
 ]
 
 
@@ -54,7 +54,7 @@ MAX_SIDE = 16384  # pixels after scaling: a strip of 4000x1 would become half a 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CropPosition:
     """Where the cut lies in what is left over once the picture covers it; the centre by default.
 
     0 is the left or upper edge, 1 the right or lower; evenly drawn numbers in [0, 1) give every
@@ -66,7 +66,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class CropBox:
     """A part of the picture as shown, in pixels as shown; it is scaled to the size wanted."""
 
     left: int
@@ -76,7 +76,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Framing:
+class CropGeometry:
     """The whole picture as shown becomes `width` x `height`; the part begins at `left`, `top`."""
 
     width: int
@@ -85,16 +85,16 @@ class Framing:
     top: int
 
 
-def shown_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> tuple[int, int]:
+def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> tuple[int, int]:
     """Width and height as shown: pixels made square, and swapped after a quarter turn.
 
     `aspect` is a stored pixel's width over its height; 0 means unknown, that is square.
     """
-    wide = max(1, _rounded(width * (aspect or Fraction(1))))
+    wide = max(1, _round_half_up(width * (aspect or Fraction(1))))
     return (height, wide) if turned else (wide, height)
 
 
-def fitted(
+def covering_size(
     width: int | Fraction,
     height: int | Fraction,
     aspect: Fraction,
@@ -107,14 +107,16 @@ def fitted(
     tall_size, wide_size = (size, size) if isinstance(size, int) else size
     wide, tall = width * (aspect or Fraction(1)), Fraction(height)
     scale = max(wide_size / wide, tall_size / tall)
-    return max(wide_size, _rounded(wide * scale)), max(tall_size, _rounded(tall * scale))
+    return max(wide_size, _round_half_up(wide * scale)), max(
+        tall_size, _round_half_up(tall * scale)
+    )
 
 
-def framed(
+def crop_geometry(
     shown: tuple[Fraction, Fraction],
     size: tuple[int, int],
-    crop: Place | Box | None,
-) -> Framing:
+    crop: CropPosition | CropBox | None,
+) -> CropGeometry:
     """Frame a picture of `shown` (width, height) pixels for a part of `size` (height, width).
 
     Raises:
@@ -123,39 +125,39 @@ def framed(
     """
     height, width = size
     wide, tall = shown
-    if isinstance(crop, Box):
+    if isinstance(crop, CropBox):
         _check_box(crop, shown)
         whole = (
-            max(width, _rounded(wide * width / crop.width)),
-            max(height, _rounded(tall * height / crop.height)),
+            max(width, _round_half_up(wide * width / crop.width)),
+            max(height, _round_half_up(tall * height / crop.height)),
         )
-        left = _rounded(Fraction(crop.left * width, crop.width))
-        top = _rounded(Fraction(crop.top * height, crop.height))
+        left = _round_half_up(Fraction(crop.left * width, crop.width))
+        top = _round_half_up(Fraction(crop.top * height, crop.height))
     else:
-        whole = fitted(wide, tall, Fraction(1), size)
-        left = _placed(whole[0] - width, None if crop is None else crop.x)
-        top = _placed(whole[1] - height, None if crop is None else crop.y)
+        whole = covering_size(wide, tall, Fraction(1), size)
+        left = _crop_offset(whole[0] - width, None if crop is None else crop.x)
+        top = _crop_offset(whole[1] - height, None if crop is None else crop.y)
     if max(whole) > MAX_SIDE:
         raise ValueError(
-            f"frames of {_rounded(wide)}x{_rounded(tall)} pixels as shown would be "
+            f"frames of {_round_half_up(wide)}x{_round_half_up(tall)} pixels as shown would be "
             f"{whole[0]}x{whole[1]} after scaling for {width}x{height}; at most {MAX_SIDE} "
             f"are supported"
         )
-    return Framing(*whole, min(left, whole[0] - width), min(top, whole[1] - height))
+    return CropGeometry(*whole, min(left, whole[0] - width), min(top, whole[1] - height))
 
 
-def _placed(left_over: int, share: float | None) -> int:
+def _crop_offset(left_over: int, share: float | None) -> int:
     return left_over // 2 if share is None else min(left_over, int(share * (left_over + 1)))
 
 
-def _check_box(box: Box, shown: tuple[Fraction, Fraction]) -> None:
-    wide, tall = _rounded(shown[0]), _rounded(shown[1])
+def _check_box(box: CropBox, shown: tuple[Fraction, Fraction]) -> None:
+    wide, tall = _round_half_up(shown[0]), _round_half_up(shown[1])
     fits = 0 <= box.left and 0 <= box.top and box.width > 0 and box.height > 0
     if not fits or box.left + box.width > wide or box.top + box.height > tall:
         raise InvalidArgument(f"{box} does not lie within a picture of {wide}x{tall} pixels")
 
 
-def _rounded(value: Fraction) -> int:
+def _round_half_up(value: Fraction) -> int:
     """Round half up; `round` would go to the even neighbour."""
     return (2 * value.numerator + value.denominator) // (2 * value.denominator)
 
@@ -163,7 +165,7 @@ def _rounded(value: Fraction) -> int:
 _UPRIGHT = (False, 1, 1)
 
 
-class PictureWriter:
+class FrameWriter:
     """Writes frames into arrays of `size` (height, width), upright, with square pixels.
 
     Args:
@@ -178,19 +180,19 @@ class PictureWriter:
         self,
         size: tuple[int, int],
         aspect: Fraction,
-        crop: Place | Box | None = None,
+        crop: CropPosition | CropBox | None = None,
         pixels: str = "rgb",
         matrix: str = "bt601",
         color_range: str = "limited",
-        converter: Converter | None = None,
+        converter: FrameConverter | None = None,
     ) -> None:
         self._size, self._aspect, self._crop = size, aspect, crop
         self._is_yuv = pixels == "yuv420"
         self._matrix, self._range = matrix, color_range
-        self._converter = converter or Converter()
-        self._framings: dict[tuple[int, int, bool], Framing] = {}
-        self._look: Look | None = None
-        self._straight: PlanesCopied | ChannelsMade | None = None
+        self._converter = converter or FrameConverter()
+        self._framings: dict[tuple[int, int, bool], CropGeometry] = {}
+        self._look: FrameFormat | None = None
+        self._straight: PlaneCopyPath | PlanarRgbPath | None = None
 
     def write(self, frame: VideoFrame, display: bytes | None, out: Picture) -> None:
         """Scale, convert, turn upright and cut `frame` into `out`.
@@ -202,16 +204,16 @@ class PictureWriter:
             av.FFmpegError: swscale refuses the frame's colours (YCgCo, constant luminance, …).
         """
         if display is None:
-            look = look_of(frame)
+            look = frame_format(frame)
             if look != self._look:
                 self._straight = self._straight_for(frame)
                 self._look = look
             if self._straight is not None:
                 self._straight.write(frame, out)
                 return
-        self._write_any(frame, _UPRIGHT if display is None else turned_by(display), out)
+        self._write_any(frame, _UPRIGHT if display is None else display_rotation(display), out)
 
-    def _straight_for(self, frame: VideoFrame) -> PlanesCopied | ChannelsMade | None:
+    def _straight_for(self, frame: VideoFrame) -> PlaneCopyPath | PlanarRgbPath | None:
         """What writes upright frames that look like this one, where there is a shorter way."""
         framing = self._framing(frame, turned=False)
         whole, (top, left) = (framing.width, framing.height), (framing.top, framing.left)
@@ -222,7 +224,7 @@ class PictureWriter:
         colours = {"matrix": self._matrix, "color_range": self._range}
         if self._converter.yuv(frame, whole[0], whole[1], **colours) is not frame:
             return None
-        return PlanesCopied(self._size, top, left)
+        return PlaneCopyPath(self._size, top, left)
 
     def _write_any(self, frame: VideoFrame, turns: tuple[bool, int, int], out: Picture) -> None:
         """The long way, for all frames."""
@@ -241,7 +243,7 @@ class PictureWriter:
         frame: VideoFrame,
         whole: tuple[int, int],
         turns: tuple[bool, int, int],
-        framing: Framing,
+        framing: CropGeometry,
         out: Picture,
     ) -> None:
         """Write planes; where chroma's pairs are not those of the whole, by way of whole chroma."""
@@ -253,7 +255,7 @@ class PictureWriter:
             planes = [plane_rows(each, whole[1], whole[0]) for each in whole_chroma.planes]
             parts = [self._cut(plane, turns, framing) for plane in planes]
             made = self._converter.yuv(
-                yuv_frame(parts, "yuv444p", **colours), wide, tall, **colours
+                frame_from_planes(parts, "yuv444p", **colours), wide, tall, **colours
             )
             top = left = 0
         else:
@@ -265,7 +267,7 @@ class PictureWriter:
         out[-tall:, :wide] = plane_rows(blue, tall, wide, top, left)
         out[-tall:, wide:] = plane_rows(red, tall, wide, top, left)
 
-    def _cut(self, image: Picture, turns: tuple[bool, int, int], framing: Framing) -> Picture:
+    def _cut(self, image: Picture, turns: tuple[bool, int, int], framing: CropGeometry) -> Picture:
         """Turn the whole picture upright, and cut the part out of it; a view."""
         turned, down, right = turns
         if turned:
@@ -274,18 +276,18 @@ class PictureWriter:
         top, left = framing.top, framing.left
         return image[::down, ::right][top : top + tall, left : left + wide]
 
-    def _framing(self, frame: VideoFrame, *, turned: bool) -> Framing:
+    def _framing(self, frame: VideoFrame, *, turned: bool) -> CropGeometry:
         key = (frame.width, frame.height, turned)
         found = self._framings.get(key)
         if found is None:
             wide, tall = frame.width * (self._aspect or Fraction(1)), Fraction(frame.height)
             shown = (tall, wide) if turned else (wide, tall)
-            found = framed(shown, self._size, self._crop)
+            found = crop_geometry(shown, self._size, self._crop)
             self._framings[key] = found
         return found
 
 
-class PictureMaker:
+class FrameRenderer:
     """Makes pictures, each in memory of its own, as `PictureWriter` writes them.
 
     Args:
@@ -302,7 +304,7 @@ class PictureMaker:
     ) -> None:
         height, width = (size, size) if isinstance(size, int) else size
         self._shape = (height, width, 3) if pixels == "rgb" else (height * 3 // 2, width)
-        self._writer = PictureWriter((height, width), aspect, None, pixels, matrix, color_range)
+        self._writer = FrameWriter((height, width), aspect, None, pixels, matrix, color_range)
 
     def picture(self, frame: VideoFrame, display: bytes | None) -> Picture:
         """Scale, convert, turn upright and crop `frame`."""
@@ -311,7 +313,7 @@ class PictureMaker:
         return made
 
 
-def turned_by(display: bytes | None) -> tuple[bool, int, int]:
+def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
     """Whether rows become columns, then the signs of down and right: to the nearest quarter turn.
 
     The matrix ((a, b), (c, d)) takes pixel (x, y) to (ax + cy, bx + dy).
@@ -324,7 +326,7 @@ def turned_by(display: bytes | None) -> tuple[bool, int, int]:
     return turned, -1 if down < 0 else 1, -1 if right < 0 else 1
 
 
-def yuv_frame(
+def frame_from_planes(
     parts: Sequence[Picture], pixel_format: str, *, matrix: str, color_range: str
 ) -> VideoFrame:
     """Copy planes of Y, U and V into a frame."""

@@ -18,8 +18,8 @@ import numpy as np
 
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media import jpeg, pillow
-from shardio.media.pillow import resampled
-from shardio.media.pixels import LYING, Pixels, check_out, delivered, upright
+from shardio.media.pillow import resample
+from shardio.media.pixels import TRANSPOSED, Pixels, check_out, to_output, turn_upright
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -97,7 +97,7 @@ class ImageFacts:
         """Height and width of what `decode_image` gives for that `min_size`."""
         if min_size is None or self.format != "JPEG":
             return self.height, self.width
-        divisor = jpeg.reduction(self.height, self.width, min_size)
+        divisor = jpeg.scale_divisor(self.height, self.width, min_size)
         return -(-self.height // divisor), -(-self.width // divisor)
 
 
@@ -112,13 +112,13 @@ def probe(data: Buffer) -> ImageFacts:
     if jpeg.is_jpeg(view):
         header = _header(view)
         return ImageFacts("JPEG", *header.shown, header.components, header.bits, header.orientation)
-    with pillow.opened(view) as picture:
+    with pillow.open_picture(view) as picture:
         turned = pillow.orientation(picture)
         width, height = picture.size
         _check_size(height, width)
-        if turned >= LYING and picture.format != "TIFF":  # of a TIFF, the size is as shown
+        if turned >= TRANSPOSED and picture.format != "TIFF":  # of a TIFF, the size is as shown
             height, width = width, height
-        channels, bits = pillow.stated(picture, view)
+        channels, bits = pillow.header_channels_and_bits(picture, view)
         return ImageFacts(picture.format or "", height, width, channels, bits, turned)
 
 
@@ -148,18 +148,18 @@ def decode_image(
         channels, fast = _option("mode", mode, _CHANNELS), _option("dct", dct, _DCTS)
     view = _view(data)
     if not jpeg.is_jpeg(view):
-        with pillow.opened(view) as picture:
+        with pillow.open_picture(view) as picture:
             _check_size(*picture.size)
-            pillow.checked_png(view)
-            found = pillow.pixels(picture, view, channels)
-        return delivered(found, out)
+            pillow.check_png_checksums(view)
+            found = pillow.decode_pixels(picture, view, channels)
+        return to_output(found, out)
     header = _header(view)
     if out is not None and min_size is None and header.orientation == 1 and not header.progressive:
         # Most pictures: the shortest way, since cold Python between two decodes costs 10 us.
         height, width = header.height, header.width
         check_out(out, (height, width, channels))
-        return jpeg.decoded(view, height=height, width=width, channels=channels, fast=fast, out=out)
-    divisor = 1 if min_size is None else jpeg.reduction(*header.shown, min_size)
+        return jpeg.decode(view, height=height, width=width, channels=channels, fast=fast, out=out)
+    divisor = 1 if min_size is None else jpeg.scale_divisor(*header.shown, min_size)
     return _jpeg_pixels(view, header, divisor, channels=channels, fast=fast, out=out)
 
 
@@ -188,13 +188,13 @@ def decode_crop(
     if jpeg.is_jpeg(view):
         header = _header(view)
         _check_box(box, header.shown)
-        divisor = jpeg.reduction(box[2], box[3], size)
+        divisor = jpeg.scale_divisor(box[2], box[3], size)
         whole = _jpeg_pixels(view, header, divisor, channels=3, fast=fast, out=None)
     else:
         whole = decode_image(view)
         _check_box(box, whole.shape[:2])
     top, left, height, width = (edge / divisor for edge in box)
-    return resampled(whole, (top, left, height, width), size, out)
+    return resample(whole, (top, left, height, width), size, out)
 
 
 def encode_jpeg(
@@ -225,7 +225,7 @@ def encode_jpeg(
         raise InvalidArgument(
             f"encode_jpeg: subsampling is one of {', '.join(_SUBSAMPLINGS)}, found {subsampling!r}"
         )
-    return jpeg.compressed(np.ascontiguousarray(pixels), quality, subsampling)
+    return jpeg.compress(np.ascontiguousarray(pixels), quality, subsampling)
 
 
 def _jpeg_pixels(
@@ -245,9 +245,9 @@ def _jpeg_pixels(
     if header.orientation == 1:
         if out is not None:
             check_out(out, (height, width, channels))
-        return jpeg.decoded(view, height=height, width=width, channels=channels, fast=fast, out=out)
-    stored = jpeg.decoded(view, height=height, width=width, channels=channels, fast=fast, out=None)
-    return delivered(upright(stored, header.orientation), out)
+        return jpeg.decode(view, height=height, width=width, channels=channels, fast=fast, out=out)
+    stored = jpeg.decode(view, height=height, width=width, channels=channels, fast=fast, out=None)
+    return to_output(turn_upright(stored, header.orientation), out)
 
 
 def _view(data: Buffer) -> bytes | memoryview:

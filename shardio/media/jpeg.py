@@ -13,16 +13,16 @@ from types import ModuleType
 from typing import NamedTuple
 
 from shardio.errors import MediaError, UnsupportedEnvironment, install_hint
-from shardio.media.pixels import LYING, UPRIGHT, Pixels, exif_orientation
+from shardio.media.pixels import TRANSPOSED, UPRIGHT, Pixels, exif_orientation
 
 __all__ = [
     "JpegHeader",
     "check_scans",
-    "compressed",
-    "decoded",
+    "compress",
+    "decode",
     "is_jpeg",
     "read_header",
-    "reduction",
+    "scale_divisor",
 ]
 
 Encoded = bytes | memoryview
@@ -55,7 +55,11 @@ class JpegHeader(NamedTuple):
     @property
     def shown(self) -> tuple[int, int]:
         """Height and width as shown."""
-        return (self.width, self.height) if self.orientation >= LYING else (self.height, self.width)
+        return (
+            (self.width, self.height)
+            if self.orientation >= TRANSPOSED
+            else (self.height, self.width)
+        )
 
 
 def is_jpeg(data: Encoded) -> bool:
@@ -78,7 +82,7 @@ def read_header(data: Encoded) -> JpegHeader:
                 at += 2 + size
                 continue
             if marker == _START_OF_SCAN:
-                return _checked(frame, orientation or UPRIGHT)
+                return _build_header(frame, orientation or UPRIGHT)
             if marker == _FILL:
                 at += 1
                 continue
@@ -99,7 +103,7 @@ def read_header(data: Encoded) -> JpegHeader:
     raise MediaError(f"JPEG: no picture within the first {_MAX_SEGMENTS} segments")
 
 
-def _checked(frame: tuple[int, ...] | None, orientation: int) -> JpegHeader:
+def _build_header(frame: tuple[int, ...] | None, orientation: int) -> JpegHeader:
     if frame is None:
         raise MediaError("JPEG: a scan begins before any frame header")
     kind, bits, height, width, components = frame
@@ -122,7 +126,7 @@ def check_scans(data: Encoded) -> None:
         raise MediaError(f"JPEG: expected at most {_MAX_SCANS} scans, found {n_scans}")
 
 
-def reduction(height: int, width: int, min_size: tuple[int, int]) -> int:
+def scale_divisor(height: int, width: int, min_size: tuple[int, int]) -> int:
     """Choose the largest of 1, 2, 4 and 8 that leaves at least `min_size` (height, width).
 
     Only these: libjpeg-turbo has no vector code for the sizes between them.
@@ -133,7 +137,7 @@ def reduction(height: int, width: int, min_size: tuple[int, int]) -> int:
     return 1
 
 
-def decoded(
+def decode(
     data: Encoded,
     *,
     height: int,
@@ -150,7 +154,7 @@ def decoded(
     Raises:
         MediaError: libjpeg-turbo refuses the data, or has to conceal damage.
     """
-    library = simplejpeg()
+    library = load_simplejpeg()
     try:
         pixels: Pixels = library.decode_jpeg(
             data,
@@ -173,11 +177,11 @@ def decoded(
     return pixels
 
 
-def compressed(pixels: Pixels, quality: int, subsampling: str) -> bytes:
+def compress(pixels: Pixels, quality: int, subsampling: str) -> bytes:
     """Encode C-contiguous `pixels`, height x width x 3 or 1."""
     grey = pixels.shape[2] == 1
     return bytes(
-        simplejpeg().encode_jpeg(
+        load_simplejpeg().encode_jpeg(
             pixels,
             quality=quality,
             colorspace="GRAY" if grey else "RGB",
@@ -187,7 +191,7 @@ def compressed(pixels: Pixels, quality: int, subsampling: str) -> bytes:
 
 
 @functools.cache
-def simplejpeg() -> ModuleType:
+def load_simplejpeg() -> ModuleType:
     """Load simplejpeg, which carries its own libjpeg-turbo.
 
     Raises:

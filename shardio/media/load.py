@@ -50,13 +50,13 @@ def load_image(
         raise InvalidArgument(f"fit: expected one of {', '.join(_FITS)}, found {fit!r}")
     _check_out(out, "height", "width", "3")
     if not isinstance(source, str | os.PathLike):
-        return _decoded(source, out, fit, dct)
+        return _decode_to_fit(source, out, fit, dct)
     with open(source, "rb") as file:
         data = file.read()
-    return _naming(source, lambda: _decoded(data, out, fit, dct))
+    return _with_file_name(source, lambda: _decode_to_fit(data, out, fit, dct))
 
 
-def _decoded(data: Buffer, out: Pixels, fit: Fit, dct: Literal["accurate", "fast"]) -> Pixels:
+def _decode_to_fit(data: Buffer, out: Pixels, fit: Fit, dct: Literal["accurate", "fast"]) -> Pixels:
     facts, (height, width) = probe(data), out.shape[:2]
     if (facts.height, facts.width) == (height, width):
         return decode_image(data, out=out, dct=dct)
@@ -98,7 +98,7 @@ def load_clip(
             decoder.decode(demux(data), frames, out)
         return out
 
-    return decode() if isinstance(data, bytes) else _naming(data, decode)
+    return decode() if isinstance(data, bytes) else _with_file_name(data, decode)
 
 
 def _check_out(out: Any, *axes: str) -> None:
@@ -116,7 +116,7 @@ def _check_n_frames(name: str, value: Any) -> None:
         )
 
 
-def _naming(path: str | os.PathLike[str], decode: Callable[[], Pixels]) -> Pixels:
+def _with_file_name(path: str | os.PathLike[str], decode: Callable[[], Pixels]) -> Pixels:
     """Decode what is in a file; errors say which."""
     name = os.fspath(path)
     try:

@@ -19,15 +19,15 @@ import numpy as np
 
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
-from shardio.media.bitstream import units_of
+from shardio.media.bitstream import packet_units
 from shardio.media.decoders import display_parameter, fraction_parameter
 from shardio.media.demuxing import demux
-from shardio.media.encoding import scheduling_kept
+from shardio.media.encoding import keep_scheduling_policy
 
 if TYPE_CHECKING:
     from av.container import OutputContainer
 
-__all__ = ["MuxedStream", "mux", "trimmed_mp3"]
+__all__ = ["MuxedStream", "mux", "write_mp3_trim"]
 
 
 _DECODER_DELAY: Final = 529
@@ -37,7 +37,7 @@ _NAME_AT: Final = 120  # bytes from the mark to the encoder's name
 _NUMBERS_AT, _CRC_AT = 21, 34  # bytes from there
 
 
-def trimmed_mp3(data: bytes, stream: EncodedStream) -> bytes:
+def write_mp3_trim(data: bytes, stream: EncodedStream) -> bytes:
     """A file as FFmpeg writes it, with how many samples are left out at its beginning and end.
 
     Unchanged where it has no first frame to say it in, or cannot.
@@ -118,11 +118,11 @@ def mux(stream: EncodedStream) -> MuxedStream:
     is_sound = "rate" in stream.parameters
     codec = str(stream.parameters.get("codec"))
     reasons = []
-    for form, suffix, shift in _tried(stream, codec, is_sound):
+    for form, suffix, shift in _candidate_formats(stream, codec, is_sound):
         try:
-            data = _written(stream, form, shift, is_sound)
+            data = _write_file(stream, form, shift, is_sound)
             again = demux(data, "audio" if is_sound else "video", name=f"as {form}")
-        except _Unfit as error:
+        except _FormatRejected as error:
             reasons.append(f"{form}: {error}")
             continue
         except MediaError as error:
@@ -137,11 +137,13 @@ def mux(stream: EncodedStream) -> MuxedStream:
     )
 
 
-class _Unfit(Exception):
+class _FormatRejected(Exception):
     """FFmpeg does not write this stream in this format."""
 
 
-def _tried(stream: EncodedStream, codec: str, is_sound: object) -> Iterator[tuple[str, str, int]]:
+def _candidate_formats(
+    stream: EncodedStream, codec: str, is_sound: object
+) -> Iterator[tuple[str, str, int]]:
     """Formats, the ends of their names, and by how many ticks times are put earlier."""
     if not is_sound:
         is_shown = packet_flags(stream.packets) & PacketFlag.HIDDEN == 0
@@ -155,7 +157,7 @@ def _tried(stream: EncodedStream, codec: str, is_sound: object) -> Iterator[tupl
         yield from ((form, suffix, shift) for form, suffix in forms)
 
 
-def _written(stream: EncodedStream, form: str, shift: int, is_sound: object) -> bytes:
+def _write_file(stream: EncodedStream, form: str, shift: int, is_sound: object) -> bytes:
     import av
 
     content = io.BytesIO()
@@ -173,9 +175,9 @@ def _written(stream: EncodedStream, form: str, shift: int, is_sound: object) -> 
                 packet.stream, packet.time_base = target, base
                 container.mux_one(packet)
     except (av.FFmpegError, ValueError) as error:
-        raise _Unfit(getattr(error, "strerror", None) or error) from error
+        raise _FormatRejected(getattr(error, "strerror", None) or error) from error
     data = content.getvalue()
-    return trimmed_mp3(data, stream) if form == "mp3" else data
+    return write_mp3_trim(data, stream) if form == "mp3" else data
 
 
 def _video_target(container: OutputContainer, stream: EncodedStream) -> Any:
@@ -196,7 +198,7 @@ def _video_target(container: OutputContainer, stream: EncodedStream) -> Any:
         codec.framerate = rate
     codec.thread_count = 1
     codec.options = _QUICK.get(codec.name, {})
-    with scheduling_kept():
+    with keep_scheduling_policy():
         codec.open(strict=False)
     codec.extradata = bytes(stream.extradata) or None
     if display_parameter(told) is not None:
@@ -266,11 +268,11 @@ def _difference(
     scale = stream.time_base / again.time_base
     if scale.denominator != 1 or not np.array_equal((times - shift) * scale.numerator, found):
         return "times"
-    shown = [_shown_as(each) for each in (stream, again)]
+    shown = [_display_properties(each) for each in (stream, again)]
     return None if shown[0] == shown[1] else "shape or colours"
 
 
-def _shown_as(stream: EncodedStream) -> tuple[Any, ...]:
+def _display_properties(stream: EncodedStream) -> tuple[Any, ...]:
     told = stream.parameters
     aspect = fraction_parameter(told, "sample_aspect") or Fraction(1)
     names = ("pixel_format", "range", "matrix", "rotation")
@@ -282,13 +284,15 @@ def _has_same_data(stream: EncodedStream, again: EncodedStream, codec: str) -> b
     if data == found:
         return True
     return all(
-        list(units_of(codec, stream.extradata, before))
-        == list(units_of(codec, again.extradata, after))
-        for before, after in zip(_cut(stream, data), _cut(again, found), strict=True)
+        list(packet_units(codec, stream.extradata, before))
+        == list(packet_units(codec, again.extradata, after))
+        for before, after in zip(
+            _packet_data(stream, data), _packet_data(again, found), strict=True
+        )
     )
 
 
-def _cut(stream: EncodedStream, data: bytes) -> Iterator[bytes]:
+def _packet_data(stream: EncodedStream, data: bytes) -> Iterator[bytes]:
     table = stream.packets
     for offset, size in zip(table["offset"].tolist(), packet_sizes(table).tolist(), strict=True):
         yield data[offset : offset + size]

@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment, install_hint
-from shardio.media.pixels import UPRIGHT, Pixels, delivered, exif_orientation, upright
+from shardio.media.pixels import UPRIGHT, Pixels, exif_orientation, to_output, turn_upright
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = [
     "FORMATS",
-    "checked_png",
-    "luma",
-    "opened",
+    "check_png_checksums",
+    "to_luma",
+    "open_picture",
     "orientation",
     "pillow_image",
-    "pixels",
-    "resampled",
+    "decode_pixels",
+    "resample",
     "resize",
-    "stated",
+    "header_channels_and_bits",
 ]
 
 
@@ -50,7 +50,7 @@ _BITS_PER_SAMPLE = 258  # a tag of TIFF
 
 
 @contextmanager
-def opened(data: bytes | memoryview) -> Iterator[Image]:
+def open_picture(data: bytes | memoryview) -> Iterator[Image]:
     """Open a picture by its header; whatever Pillow raises within is a MediaError.
 
     Hostile data leads Pillow to more kinds of exception than its documentation lists.
@@ -70,12 +70,12 @@ def opened(data: bytes | memoryview) -> Iterator[Image]:
         raise MediaError(f"the picture does not decode: {error or type(error).__name__}") from error
 
 
-def stated(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
+def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
     """Give the channels and the bits of each as encoded; a palette's are those of its colours."""
     mode, transparent = picture.mode, picture.has_transparency_data
     if picture.format == "PNG":  # Pillow's mode for grey and alpha of 16 bits has colours
         channels = _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
-        return channels, 8 if mode == "P" else _bits(picture, data)
+        return channels, 8 if mode == "P" else _bits_per_channel(picture, data)
     if mode == "P":
         return 3 + transparent, 8
     if mode[0] in "IF":
@@ -84,10 +84,10 @@ def stated(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
     channels = _CHANNELS.get(mode, 3)
     if "transparency" in picture.info and channels in (1, 3):
         channels += 1
-    return channels, _bits(picture, data)
+    return channels, _bits_per_channel(picture, data)
 
 
-def _bits(picture: Image, data: bytes | memoryview) -> int:
+def _bits_per_channel(picture: Image, data: bytes | memoryview) -> int:
     """Look where Pillow, which gives 8 bits for more, does not say."""
     if picture.format == "PNG":
         return int(data[24])
@@ -95,7 +95,7 @@ def _bits(picture: Image, data: bytes | memoryview) -> int:
         tags: Any = picture
         return int(max(tags.tag_v2.get(_BITS_PER_SAMPLE, (1,))))
     if picture.format == "PPM":
-        return 16 if _largest(picture) > 255 else 8
+        return 16 if _ppm_max_value(picture) > 255 else 8
     if picture.format == "AVIF" and (at := bytes(data).find(b"av1C")) >= 0:
         deep = bytes(data[at + 6 : at + 7])
         if deep and deep[0] & 0x40:
@@ -103,7 +103,7 @@ def _bits(picture: Image, data: bytes | memoryview) -> int:
     return 1 if picture.mode == "1" else 8
 
 
-def _largest(picture: Image) -> int:
+def _ppm_max_value(picture: Image) -> int:
     """Find a PPM's largest number, which Pillow keeps for its decoder."""
     file: Any = picture
     arguments = file.tile[0].args
@@ -122,23 +122,23 @@ def orientation(picture: Image) -> int:
     return exif_orientation(exif) if isinstance(exif, bytes) else UPRIGHT
 
 
-def pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pixels:
+def decode_pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pixels:
     """Decode the first frame, upright, in 1 or 3 channels; transparent parts lie over black."""
     turned = orientation(picture) if picture.format != "TIFF" else UPRIGHT
-    bits = _bits(picture, data)
+    bits = _bits_per_channel(picture, data)
     picture.load()
-    _scale_key(picture, bits)
-    flat = _opaque(picture)
+    _scale_transparent_color(picture, bits)
+    flat = _flatten(picture)
     if flat.shape[2] > channels:
-        flat = luma(flat)
+        flat = to_luma(flat)
     shape = (*flat.shape[:2], channels)
-    return upright(np.broadcast_to(flat, shape), turned)
+    return turn_upright(np.broadcast_to(flat, shape), turned)
 
 
-def _opaque(picture: Image) -> Pixels:
+def _flatten(picture: Image) -> Pixels:
     """Bring any of Pillow's modes to 8-bit grey or RGB."""
     if picture.mode[0] in "IF":
-        return _high_bytes(picture)
+        return _high_bytes_of_grey(picture)
     if picture.has_transparency_data:
         rgba = np.asarray(picture.convert("RGBA"))
         alpha = rgba[..., 3:]
@@ -150,7 +150,7 @@ def _opaque(picture: Image) -> Pixels:
     return np.asarray(picture.convert("RGB"))
 
 
-def _scale_key(picture: Image, bits: int) -> None:
+def _scale_transparent_color(picture: Image, bits: int) -> None:
     """Bring a PNG's transparent colour to the 8 bits of the pixels, which Pillow leaves out."""
     key = picture.info.get("transparency")
     if picture.format != "PNG" or key is None:
@@ -161,7 +161,7 @@ def _scale_key(picture: Image, bits: int) -> None:
         del picture.info["transparency"]  # colours that differ in their lower bytes are equal now
 
 
-def _high_bytes(picture: Image) -> Pixels:
+def _high_bytes_of_grey(picture: Image) -> Pixels:
     """Of 16-bit grey, the upper 8 bits, as Pillow and libpng take them of 16-bit colours.
 
     Raises:
@@ -180,12 +180,12 @@ def _high_bytes(picture: Image) -> Pixels:
     return grey.astype(np.uint8)[..., np.newaxis]
 
 
-def luma(rgb: Pixels) -> Pixels:
+def to_luma(rgb: Pixels) -> Pixels:
     """Weigh RGB as BT.601 does, which is what a JPEG holds as its first component."""
     return np.asarray(pillow_image().fromarray(rgb).convert("L"))[..., np.newaxis]
 
 
-def checked_png(data: bytes | memoryview) -> None:
+def check_png_checksums(data: bytes | memoryview) -> None:
     """Check a PNG's chunks against their checksums, up to IEND; anything else passes.
 
     Pillow checks the chunks before and after the pixels, and not those of the pixels.
@@ -250,10 +250,10 @@ def resize(pixels: Pixels, size: tuple[int, int], *, out: Pixels | None = None) 
         )
     if not pixels.size:
         raise InvalidArgument(f"resize: there is no pixel in {pixels.shape}")
-    return resampled(pixels, (0, 0, *pixels.shape[:2]), size, out)
+    return resample(pixels, (0, 0, *pixels.shape[:2]), size, out)
 
 
-def resampled(
+def resample(
     pixels: Pixels,
     box: tuple[float, float, float, float],
     size: tuple[int, int],
@@ -269,7 +269,7 @@ def resampled(
     first_row, first_column = math.floor(top), math.floor(left)
     part = pixels[first_row : math.ceil(top + height), first_column : math.ceil(left + width)]
     if part.shape[:2] == size == (height, width):
-        return delivered(part, out) if out is not None else part.copy()
+        return to_output(part, out) if out is not None else part.copy()
     within = (
         left - first_column,
         top - first_row,
@@ -280,4 +280,4 @@ def resampled(
     grey = pixels.shape[2] == 1
     picture = image.fromarray(np.ascontiguousarray(part[..., 0] if grey else part))
     small = np.asarray(picture.resize((size[1], size[0]), image.Resampling.BILINEAR, within))
-    return delivered(small[..., np.newaxis] if grey else small, out)
+    return to_output(small[..., np.newaxis] if grey else small, out)

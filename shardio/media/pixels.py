@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
 
-__all__ = ["LYING", "UPRIGHT", "check_out", "delivered", "exif_orientation", "upright"]
+__all__ = ["TRANSPOSED", "UPRIGHT", "check_out", "to_output", "exif_orientation", "turn_upright"]
 
 
 UPRIGHT = 1
-LYING = 5  # from here on, height and width as shown are width and height as stored
+TRANSPOSED = 5  # from here on, height and width as shown are width and height as stored
 
 _TAG = 0x0112
 _SHORT, _LONG = 3, 4  # TIFF's types of a number; the standard says SHORT, some writers LONG
@@ -49,9 +49,9 @@ def exif_orientation(exif: bytes) -> int:
     return UPRIGHT
 
 
-def upright(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
+def turn_upright(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
     """Turn and mirror stored `pixels` (height x width x channels) as they are shown; a view."""
-    if orientation >= LYING:
+    if orientation >= TRANSPOSED:
         pixels = pixels.transpose(1, 0, 2)
     down = -1 if orientation in (3, 4, 7, 8) else 1
     right = -1 if orientation in (2, 3, 6, 7) else 1
@@ -63,7 +63,7 @@ Pixels = npt.NDArray[np.uint8]
 _UINT8 = np.dtype(np.uint8)
 
 
-def delivered(pixels: Pixels, out: Pixels | None) -> Pixels:
+def to_output(pixels: Pixels, out: Pixels | None) -> Pixels:
     """Copy into `out` what could not be made there; without one, make it contiguous."""
     if out is None:
         return np.ascontiguousarray(pixels)

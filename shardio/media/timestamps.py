@@ -17,13 +17,13 @@ from shardio.errors import MediaError
 
 __all__ = [
     "REORDER_WINDOW",
-    "Rising",
-    "durations_of",
+    "MonotonicTimestamps",
+    "frame_durations",
     "exact_duration",
     "frame_interval",
-    "nearest_tick",
-    "settled",
-    "with_all_times",
+    "round_to_tick",
+    "in_presentation_order",
+    "fill_missing_times",
 ]
 
 _T = TypeVar("_T")
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 REORDER_WINDOW = 16  # frames: no coding standard in use lets a decoder hold back more
 
 
-def settled(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[int, _T]]:
+def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[int, _T]]:
     """Give every frame its time, so that times rise with the order of presentation.
 
     `frames` are (time, frame) in the order in which the decoder hands them out, which is the order
@@ -84,12 +84,12 @@ def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
     return Fraction(duration)
 
 
-def nearest_tick(time: Fraction) -> int:
+def round_to_tick(time: Fraction) -> int:
     """Round to whole ticks, halves up: times that are a tick or more apart stay apart."""
     return math.floor(time + Fraction(1, 2))
 
 
-def with_all_times(
+def fill_missing_times(
     times: Sequence[int | None], durations: Sequence[int], interval: Fraction
 ) -> list[int]:
     """Return the time of every frame: its own, or one counted from the frames that have one.
@@ -109,7 +109,7 @@ def with_all_times(
 
     def count(first: int, stop: int, known: int) -> None:
         for n in range(first, stop):
-            found[n] = nearest_tick(found[known] + places[n] - places[known])
+            found[n] = round_to_tick(found[known] + places[n] - places[known])
 
     known = [n for n, time in enumerate(times) if time is not None] or [0]
     count(0, known[0], known[0])
@@ -122,7 +122,7 @@ def with_all_times(
     return found
 
 
-class Rising:
+class MonotonicTimestamps:
     """Makes times rise: a table of packets has no room for a clock that starts anew.
 
     Where it does, it goes on from the end of the last frame; of two frames with one time, the
@@ -150,7 +150,7 @@ class Rising:
         return found
 
 
-def durations_of(times: Sequence[int], last: int = 0) -> npt.NDArray[np.int64]:
+def frame_durations(times: Sequence[int], last: int = 0) -> npt.NDArray[np.int64]:
     """For how many ticks each frame is shown: until the next one.
 
     Args:

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from shardio._base.closing import Closing
 from shardio.errors import MediaError
-from shardio.media.colorspace import display_of, stream_facts
+from shardio.media.colorspace import display_matrix, frame_facts
 from shardio.media.container import (
     DECODER_OPTIONS,
-    check_whole,
+    check_complete,
     has_guessed_times,
     open_container,
     video_streams,
 )
-from shardio.media.frames import Picture, PictureMaker
+from shardio.media.frames import FrameRenderer, Picture
 from shardio.media.timestamps import (
     exact_duration,
+    fill_missing_times,
     frame_interval,
-    nearest_tick,
-    settled,
-    with_all_times,
+    in_presentation_order,
+    round_to_tick,
 )
 
 if TYPE_CHECKING:
@@ -124,11 +124,11 @@ class VideoFile(Closing):
         Raises:
             MediaError: the file breaks; what came before is whole.
         """
-        maker = PictureMaker(size, self._stream.sample_aspect_ratio or Fraction(1), pixels)
-        return settled(self._timed(maker, wanted))
+        maker = FrameRenderer(size, self._stream.sample_aspect_ratio or Fraction(1), pixels)
+        return in_presentation_order(self._timed(maker, wanted))
 
     def _timed(
-        self, maker: PictureMaker, wanted: Callable[[int], bool]
+        self, maker: FrameRenderer, wanted: Callable[[int], bool]
     ) -> Iterator[tuple[int, Picture | None]]:
         """Decode and convert."""
         import av
@@ -140,12 +140,12 @@ class VideoFile(Closing):
                 # Not of every frame: PyAV's `side_data` makes a cycle with its frame, and cycles
                 # of 3 MB each pile up to a gigabyte before the collector looks at them.
                 if not n or frame.rotation != rotation:
-                    rotation, display = frame.rotation, display_of(frame)
+                    rotation, display = frame.rotation, display_matrix(frame)
                 if not n:
                     self._note(frame)
                 yield time, maker.picture(frame, display) if wanted(n) else None
                 n += 1
-            check_whole(self.path, self._container, self._stream, self._end)
+            check_complete(self.path, self._container, self._stream, self._end)
         except MediaError as error:
             raise MediaError(f"{self.path}: breaks after {n} frames: {error}") from error
         except av.FFmpegError as error:
@@ -158,7 +158,7 @@ class VideoFile(Closing):
     def _note(self, frame: VideoFrame) -> None:
         """Record what the first frame is and what has to be normalised."""
         aspect = self._stream.sample_aspect_ratio
-        self._facts |= stream_facts(frame)
+        self._facts |= frame_facts(frame)
         if aspect and aspect != 1:
             self._facts["pixel_aspect"] = f"{aspect.numerator}:{aspect.denominator}"
 
@@ -172,7 +172,7 @@ class VideoFile(Closing):
                 counted = self._counted_times(interval) if self._has_times() else []
             time = counted[n] if counted else frame.pts
             if time is None:  # no frame of the stream has a time
-                time = nearest_tick(following)
+                time = round_to_tick(following)
                 following += exact_duration(frame.duration, interval)
             yield time, frame
 
@@ -190,7 +190,7 @@ class VideoFile(Closing):
                 for frame in again._frames():
                     times.append(frame.pts)
                     durations.append(frame.duration or 0)
-        return with_all_times(times, durations, interval)
+        return fill_missing_times(times, durations, interval)
 
     def _has_times(self) -> bool:
         """Return True if any packet has a time; the packets of a raw stream have none."""

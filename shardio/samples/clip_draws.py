@@ -15,7 +15,7 @@ from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Field, Video
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
-from shardio.media.frames import Place
+from shardio.media.frames import CropPosition
 from shardio.order.permutation import OF_CLIPS, OF_CROPS, derive_key, keyed_hashes
 from shardio.shard.verification import Rows
 from shardio.views.clips import Clip, Clips, Events
@@ -246,9 +246,9 @@ class Cuts(NamedTuple):
     starts: Rows
     places: npt.NDArray[np.float64] | None
 
-    def place(self, i: int) -> Place | None:
+    def place(self, i: int) -> CropPosition | None:
         """Where the pictures of one clip are cropped."""
-        return None if self.places is None else Place(*self.places[i].tolist())
+        return None if self.places is None else CropPosition(*self.places[i].tolist())
 
 
 def draw_cuts(clips: Clips, samples: Rows, positions: Rows, *, seed: int, epoch: int) -> Cuts:

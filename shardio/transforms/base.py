@@ -55,7 +55,7 @@ class PictureTransform(ABC):
             found = {name: value for name, value in sample.items() if _is_picture(value)}
             if not found:
                 raise SchemaError(
-                    f"{type(self).__name__} finds no picture in a sample of {_described(sample)}: "
+                    f"{type(self).__name__} finds no picture in a sample of {_describe(sample)}: "
                     "it must be uint8 of (height, width, 3) or (frames, height, width, 3)"
                 )
             return found
@@ -63,12 +63,12 @@ class PictureTransform(ABC):
             if name not in sample:
                 raise SchemaError(
                     f"{type(self).__name__} is to change field {name!r}, which a sample of "
-                    f"{_described(sample)} does not have"
+                    f"{_describe(sample)} does not have"
                 )
             if sample[name] is not None and not _is_picture(sample[name]):
                 raise SchemaError(
                     f"field {name!r}: {type(self).__name__} expects uint8 of (height, width, 3) or "
-                    f"(frames, height, width, 3); found {_described({name: sample[name]})}"
+                    f"(frames, height, width, 3); found {_describe({name: sample[name]})}"
                 )
         return {name: sample[name] for name in self._fields if sample[name] is not None}
 
@@ -77,7 +77,7 @@ class PictureTransform(ABC):
         if len(sizes) > 1:
             raise SchemaError(
                 f"{type(self).__name__} changes all pictures of a sample alike, so they must be of "
-                f"one height and width; found {_described(pictures)}: name fields of one size with "
+                f"one height and width; found {_describe(pictures)}: name fields of one size with "
                 "`fields=`, in one transform for each"
             )
         ((height, width),) = sizes
@@ -92,7 +92,7 @@ def _names(fields: Any) -> tuple[str, ...]:
     return found
 
 
-def bounds(name: str, given: Any, *, least: float, most: float) -> tuple[float, float]:
+def check_bounds(name: str, given: Any, *, least: float, most: float) -> tuple[float, float]:
     """Check a pair of numbers, the first at most the second, from least to most."""
     try:
         low, high = (float(value) for value in given)
@@ -112,7 +112,7 @@ def _is_picture(value: Any) -> bool:
     return value.ndim in (3, 4) and value.shape[-1] == 3 and value.size > 0
 
 
-def _described(sample: Mapping[str, Any]) -> str:
+def _describe(sample: Mapping[str, Any]) -> str:
     """Name fields and what is in them."""
     return ", ".join(
         f"{name} ({value.dtype} {value.shape})"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
-from shardio.transforms.base import Change, PictureTransform, Pixels, bounds
+from shardio.transforms.base import Change, PictureTransform, Pixels, check_bounds
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -18,7 +18,7 @@ _GREY: Final = np.array([0.299, 0.587, 0.114])
 """What of red, green and blue is brightness: BT.601."""
 _TO_YIQ: Final = np.array([_GREY, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _FROM_YIQ: Final = np.linalg.inv(_TO_YIQ)
-_AT_ONCE: Final = 8192
+_CHUNK_PIXELS: Final = 8192
 """Pixels whose floats stay in a core's cache: little more than half of the time of a whole clip."""
 
 
@@ -56,7 +56,7 @@ class ColorJitter(PictureTransform):
         ]
         if isinstance(hue, int | float):
             hue = (-hue, hue)
-        self._hue = bounds("hue", hue, least=-0.5, most=0.5)
+        self._hue = check_bounds("hue", hue, least=-0.5, most=0.5)
 
     def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
         # Always four draws: what one parameter is does not change what comes of the others.
@@ -66,7 +66,7 @@ class ColorJitter(PictureTransform):
 
         def change(pixels: Pixels) -> Pixels:
             grey = 0.0 if contrast == 1 else brightness * (1 - contrast) * _mean_grey(pixels)
-            return _mapped(pixels, colours, grey)
+            return _map_levels(pixels, colours, grey)
 
         return change
 
@@ -131,17 +131,17 @@ def _mean_grey(pixels: Pixels) -> float:
     return float(means @ _GREY)
 
 
-def _mapped(pixels: Pixels, colours: Floats, grey: float) -> Pixels:
+def _map_levels(pixels: Pixels, colours: Floats, grey: float) -> Pixels:
     """Map levels, add `grey`, round and clip."""
     given = np.ascontiguousarray(pixels).reshape(-1, 3)
     made = np.empty_like(given)
     of_rgb = colours.T.astype(np.float32)
-    for start in range(0, len(given), _AT_ONCE):
-        levels = given[start : start + _AT_ONCE].astype(np.float32) @ of_rgb
+    for start in range(0, len(given), _CHUNK_PIXELS):
+        levels = given[start : start + _CHUNK_PIXELS].astype(np.float32) @ of_rgb
         levels += np.float32(grey + 0.5)
         np.maximum(levels, 0, out=levels)
         np.minimum(levels, 255, out=levels)
-        made[start : start + _AT_ONCE] = levels
+        made[start : start + _CHUNK_PIXELS] = levels
     return made.reshape(pixels.shape)
 
 
@@ -150,7 +150,7 @@ def _factor(name: str, given: float | Sequence[float]) -> tuple[float, float]:
         if not given >= 0:
             raise InvalidArgument(f"{name} must be from 0 up, or two bounds; found {given!r}")
         given = (max(0.0, 1 - given), 1 + given)
-    return bounds(name, given, least=0.0, most=1e6)
+    return check_bounds(name, given, least=0.0, most=1e6)
 
 
 def _channels(name: str, given: float | Sequence[float]) -> Floats:

@@ -14,10 +14,10 @@ import numpy as np
 
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.media import resize
-from shardio.transforms.base import Change, PictureTransform, Pixels, bounds
+from shardio.transforms.base import Change, PictureTransform, Pixels, check_bounds
 
 
-def check_resizing(who: str) -> None:
+def require_pillow(who: str) -> None:
     """Look whether Pillow is there, without loading it.
 
     Raises:
@@ -27,7 +27,7 @@ def check_resizing(who: str) -> None:
         raise UnsupportedEnvironment(f"{who} needs Pillow: {install_hint('images')}")
 
 
-def resized(pixels: Pixels, height: int, width: int) -> Pixels:
+def resize_frames(pixels: Pixels, height: int, width: int) -> Pixels:
     """Scale a picture or each frame of a clip to that size; the result is new memory.
 
     Linear; where it shrinks, over all pixels that a new one covers, so that nothing flickers.
@@ -74,10 +74,10 @@ class RandomResizedCrop(PictureTransform):
     ) -> None:
         super().__init__(fields)
         self._height, self._width = _sides(size)
-        self._scale = bounds("scale", scale, least=1e-6, most=1.0)
-        low, high = bounds("ratio", ratio, least=1e-3, most=1e3)
+        self._scale = check_bounds("scale", scale, least=1e-6, most=1.0)
+        low, high = check_bounds("ratio", ratio, least=1e-3, most=1e3)
         self._ratio, self._log_ratio = (low, high), (math.log(low), math.log(high))
-        check_resizing(type(self).__name__)
+        require_pillow(type(self).__name__)
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """Draw for a picture of that size: top, left, height and width of what is cut."""
@@ -99,7 +99,7 @@ class RandomResizedCrop(PictureTransform):
 
         def change(pixels: Pixels) -> Pixels:
             cut = pixels[..., top : top + tall, left : left + wide, :]
-            return resized(cut, self._height, self._width)
+            return resize_frames(cut, self._height, self._width)
 
         return change
 
@@ -119,16 +119,16 @@ class HorizontalFlip(PictureTransform):
         self._p = p
 
     def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        return _mirrored if rng.random() < self._p else _as_it_is
+        return _mirror if rng.random() < self._p else _unchanged
 
 
-def _mirrored(pixels: Pixels) -> Pixels:
+def _mirror(pixels: Pixels) -> Pixels:
     # Pixels of three bytes, not bytes: in less than half of the time.
     whole = np.ascontiguousarray(pixels).view("V3")
     return np.ascontiguousarray(whole[..., ::-1, :]).view(np.uint8)
 
 
-def _as_it_is(pixels: Pixels) -> Pixels:
+def _unchanged(pixels: Pixels) -> Pixels:
     return pixels
 
 

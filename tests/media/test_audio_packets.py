@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media import AudioDecoder, begin_of, demux, part_of, sound_of
-from shardio.media.audio_packets import Heard, first_time, nearest_sample, packet_times, stream_rate
+from shardio.media.audio_packets import (
+    SampleIndex,
+    first_sample_time,
+    nearest_sample,
+    packet_times,
+    sample_rate,
+)
 from tests.media_made import scene, write_flash, write_sound, write_video
 
 MS = Fraction(1, 1000)
@@ -111,7 +117,7 @@ def click_at(stream: EncodedStream) -> Fraction:
     with AudioDecoder() as decoder:
         whole = decoder.decode(stream, 0, stream.n_frames)[:, 0]
     n = int(np.argmax(np.abs(whole) > 0.4))
-    return Fraction(first_time(stream) + n, stream_rate(stream))
+    return Fraction(first_sample_time(stream) + n, sample_rate(stream))
 
 
 def flash_at(stream: EncodedStream) -> Fraction:
@@ -160,10 +166,10 @@ def test_where_nothing_is_heard_there_is_no_part(tmp_path: Path) -> None:
 
 def test_samples_are_counted_from_the_first_that_is_heard(tmp_path: Path) -> None:
     sound = demux(str(write_flash(tmp_path / "a.mp4", codec="aac", rate=44_100)), "audio")
-    assert (int(sound.packets["pts"][0]), first_time(sound)) == (-1024, 0)
+    assert (int(sound.packets["pts"][0]), first_sample_time(sound)) == (-1024, 0)
     assert nearest_sample(sound, Fraction(1), 16_000) == 16_000
     assert nearest_sample(sound, Fraction(-1, 3), 100) == -33
-    assert Heard(sound).extent == (0, sound.n_frames)
+    assert SampleIndex(sound).extent == (0, sound.n_frames)
 
 
 @pytest.mark.parametrize(

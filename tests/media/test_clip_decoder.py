@@ -20,13 +20,13 @@ from shardio.format.streams import (
     packet_sizes,
 )
 from shardio.media import clip_decoder
-from shardio.media.bitstream import brings_parameters, parameter_sets
+from shardio.media.bitstream import parameter_change_test, parameter_sets
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
 from shardio.media.frame_table import FrameTable
-from shardio.media.frames import Box, Framing, Place, framed
+from shardio.media.frames import CropBox, CropGeometry, CropPosition, crop_geometry
 from tests.media_made import Image, scene, write_video
 
 SQUARE = (Fraction(100), Fraction(60))
@@ -86,27 +86,32 @@ def test_a_table_that_cannot_be_decoded_is_refused() -> None:
 @pytest.mark.parametrize(
     ("size", "crop", "framing"),
     [
-        ((30, 30), None, Framing(50, 30, 10, 0)),
-        ((30, 50), None, Framing(50, 30, 0, 0)),
-        ((60, 20), None, Framing(100, 60, 40, 0)),
-        ((30, 30), Place(0, 0), Framing(50, 30, 0, 0)),
-        ((30, 30), Place(1, 1), Framing(50, 30, 20, 0)),
-        ((30, 30), Place(0.999, 0.5), Framing(50, 30, 20, 0)),
-        ((30, 30), Place(0.5, 0.5), Framing(50, 30, 10, 0)),
-        ((30, 30), Box(10, 0, 60, 60), Framing(50, 30, 5, 0)),
-        ((20, 40), Box(80, 50, 20, 10), Framing(200, 120, 160, 100)),
+        ((30, 30), None, CropGeometry(50, 30, 10, 0)),
+        ((30, 50), None, CropGeometry(50, 30, 0, 0)),
+        ((60, 20), None, CropGeometry(100, 60, 40, 0)),
+        ((30, 30), CropPosition(0, 0), CropGeometry(50, 30, 0, 0)),
+        ((30, 30), CropPosition(1, 1), CropGeometry(50, 30, 20, 0)),
+        ((30, 30), CropPosition(0.999, 0.5), CropGeometry(50, 30, 20, 0)),
+        ((30, 30), CropPosition(0.5, 0.5), CropGeometry(50, 30, 10, 0)),
+        ((30, 30), CropBox(10, 0, 60, 60), CropGeometry(50, 30, 5, 0)),
+        ((20, 40), CropBox(80, 50, 20, 10), CropGeometry(200, 120, 160, 100)),
     ],
 )
 def test_the_part_that_is_wanted_is_cut_out_of_the_scaled_whole(
-    size: tuple[int, int], crop: Place | Box | None, framing: Framing
+    size: tuple[int, int], crop: CropPosition | CropBox | None, framing: CropGeometry
 ) -> None:
-    assert framed(SQUARE, size, crop) == framing
+    assert crop_geometry(SQUARE, size, crop) == framing
 
 
 def test_a_box_outside_of_the_picture_is_refused() -> None:
-    for box in (Box(50, 0, 51, 10), Box(-1, 0, 5, 5), Box(0, 0, 0, 5), Box(0, 55, 5, 6)):
+    for box in (
+        CropBox(50, 0, 51, 10),
+        CropBox(-1, 0, 5, 5),
+        CropBox(0, 0, 0, 5),
+        CropBox(0, 55, 5, 6),
+    ):
         with pytest.raises(InvalidArgument, match="does not lie within a picture of 100x60"):
-            framed(SQUARE, (8, 8), box)
+            crop_geometry(SQUARE, (8, 8), box)
 
 
 def decode(
@@ -121,17 +126,22 @@ def decode(
 def test_every_part_is_cut_from_the_same_picture(stream: EncodedStream) -> None:
     whole = decode(stream, [17], (64, 96, 3))
     assert np.array_equal(decode(stream, [17], (64, 64, 3)), whole[:, :, 16:80])
-    left, right = Place(0, 0.5), Place(1, 0.5)
+    left, right = CropPosition(0, 0.5), CropPosition(1, 0.5)
     assert np.array_equal(decode(stream, [17], (64, 64, 3), crop=left), whole[:, :, :64])
     assert np.array_equal(decode(stream, [17], (64, 64, 3), crop=right), whole[:, :, 32:])
-    box = decode(stream, [17], (20, 30, 3), crop=Box(50, 40, 30, 20))
+    box = decode(stream, [17], (20, 30, 3), crop=CropBox(50, 40, 30, 20))
     assert np.array_equal(box, whole[:, 40:60, 50:80])
 
 
 def test_clips_that_are_decoded_together_are_cropped_each_in_its_place(
     stream: EncodedStream,
 ) -> None:
-    crops: list[Place | Box | None] = [Place(0, 0.5), None, Place(1, 0.5), Place(0, 0.5)]
+    crops: list[CropPosition | CropBox | None] = [
+        CropPosition(0, 0.5),
+        None,
+        CropPosition(1, 0.5),
+        CropPosition(0, 0.5),
+    ]
     wanted = [[17, 18], [18, 30], [17, 18], [18, 19]]
     clips = [(frames, np.full((2, 64, 64, 3), 7, np.uint8)) for frames in wanted]
     with ClipDecoder() as decoder:
@@ -142,10 +152,10 @@ def test_clips_that_are_decoded_together_are_cropped_each_in_its_place(
         assert np.array_equal(made, decode(stream, frames, (64, 64, 3), crop=crop))
 
 
-@pytest.mark.parametrize("crop", [None, Place(0.3, 0.1), Box(3, 1, 70, 55)])
+@pytest.mark.parametrize("crop", [None, CropPosition(0.3, 0.1), CropBox(3, 1, 70, 55)])
 @pytest.mark.parametrize("shape", [(32, 32), (64, 96), (48, 32), (80, 120)])
 def test_planes_show_the_same_part_as_rgb(
-    stream: EncodedStream, shape: tuple[int, int], crop: Place | Box | None
+    stream: EncodedStream, shape: tuple[int, int], crop: CropPosition | CropBox | None
 ) -> None:
     height, width = shape
     rgb = decode(stream, [3, 30], (height, width, 3), crop=crop)
@@ -380,7 +390,7 @@ def test_a_packet_tells_whether_it_changes_parameters(tmp_path: Path) -> None:
         made.append(demux(str(path)))
     one, other = made
     assert parameter_sets("h264", one.extradata) == one.extradata != other.extradata
-    brings = brings_parameters("h264", one.extradata)
+    brings = parameter_change_test("h264", one.extradata)
     for stream, expected in ((one, [False] * 8), (other, [True, *[False] * 3] * 2)):
         ends = packet_sizes(stream.packets).cumsum().tolist()
         data, begins = memoryview(bytes(stream.data[:])), [0, *ends]

@@ -14,10 +14,10 @@ import pytest
 
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
-from shardio.media.checking import checked
+from shardio.media.checking import verify_by_decoding
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.demuxing import demux
-from shardio.media.frames import shown_size
+from shardio.media.frames import display_size
 from shardio.media.video import VideoFile
 from tests.media_made import Image, scene, write_cut, write_gif, write_sound, write_video
 
@@ -191,9 +191,9 @@ def test_what_is_shown_and_how_long_is_said(tmp_path: Path) -> None:
 
 
 def test_pixels_are_made_square_before_a_turn() -> None:
-    assert shown_size(720, 576, Fraction(16, 15), turned=False) == (768, 576)
-    assert shown_size(720, 576, Fraction(16, 15), turned=True) == (576, 768)
-    assert shown_size(101, 75, Fraction(0), turned=False) == (101, 75)
+    assert display_size(720, 576, Fraction(16, 15), turned=False) == (768, 576)
+    assert display_size(720, 576, Fraction(16, 15), turned=True) == (576, 768)
+    assert display_size(101, 75, Fraction(0), turned=False) == (101, 75)
 
 
 def test_frames_outside_of_an_edit_list_are_hidden_and_not_counted(tmp_path: Path) -> None:
@@ -251,7 +251,9 @@ def test_a_keyframe_that_is_none_is_found_out(tmp_path: Path) -> None:
     packets = stream.packets.copy()
     lie = next(n for n in range(len(packets) - 1, 0, -1) if n not in keys)
     packets["stored"][lie] |= np.uint64(PacketFlag.KEY << 48)
-    proven = checked(replace(stream, packets=packets), np.zeros(len(packets), bool), Fraction(1))
+    proven = verify_by_decoding(
+        replace(stream, packets=packets), np.zeros(len(packets), bool), Fraction(1)
+    )
     assert np.flatnonzero(packet_flags(proven.packets) & PacketFlag.KEY).tolist() == keys
     assert_same_as_the_file(proven, path)
 

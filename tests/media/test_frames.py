@@ -12,8 +12,8 @@ from av.video.reformatter import VideoReformatter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.media.colorspace import Converter
-from shardio.media.frames import Box, PictureMaker, PictureWriter, Place, fitted
+from shardio.media.colorspace import FrameConverter
+from shardio.media.frames import CropBox, CropPosition, FrameRenderer, FrameWriter, covering_size
 from tests.media_made import BLUE, EXACT, GREEN, RED, WHITE, quadrants
 
 COEFFICIENTS = {  # FFmpeg's number of a matrix: the weights of red and blue in luma
@@ -55,7 +55,7 @@ def expected_rgb(y: int, u: int, v: int, matrix: int, color_range: int) -> list[
 def test_range_matrix_and_depth_are_those_that_the_frame_names(
     pixel_format: str, matrix: int, color_range: int
 ) -> None:
-    maker = PictureMaker(32, Fraction(1))
+    maker = FrameRenderer(32, Fraction(1))
     for yuv in ((235, 128, 128), (120, 90, 180), (60, 200, 90), (16, 128, 128)):
         frame = flat(*yuv, pixel_format)
         frame.colorspace, frame.color_range = matrix, color_range
@@ -68,7 +68,7 @@ def test_a_matrix_that_swscale_does_not_know_is_an_error() -> None:
     frame = flat(100, 100, 100)
     frame.colorspace = 8  # YCgCo
     with pytest.raises(av.FFmpegError):
-        PictureMaker(32, Fraction(1)).picture(frame, None)
+        FrameRenderer(32, Fraction(1)).picture(frame, None)
 
 
 @pytest.mark.parametrize(
@@ -87,20 +87,20 @@ def test_a_matrix_that_swscale_does_not_know_is_an_error() -> None:
 def test_the_short_side_is_fitted_with_square_pixels(
     width: int, height: int, aspect: Fraction, to: tuple[int, int]
 ) -> None:
-    assert fitted(width, height, aspect, 112) == to
+    assert covering_size(width, height, aspect, 112) == to
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 512))
 def test_neither_side_ends_below_the_size_and_one_equals_it(
     width: int, height: int, size: int
 ) -> None:
-    assert min(fitted(width, height, Fraction(1), size)) == size
+    assert min(covering_size(width, height, Fraction(1), size)) == size
 
 
 def test_a_strip_out_of_all_proportion_is_refused() -> None:
     frame = av.VideoFrame(4000, 2, "yuv420p")
     with pytest.raises(ValueError, match="4000x2 pixels as shown would be"):
-        PictureMaker(112, Fraction(1)).picture(frame, None)
+        FrameRenderer(112, Fraction(1)).picture(frame, None)
 
 
 def matrix_bytes(a: int, b: int, c: int, d: int) -> bytes:
@@ -125,7 +125,7 @@ def test_every_turn_and_mirroring_of_the_display_matrix_is_applied(
     matrix: tuple[int, int, int, int], corners: tuple[tuple[int, int, int], ...]
 ) -> None:
     frame = av.VideoFrame.from_ndarray(quadrants(96, 64), format="rgb24")
-    found = PictureMaker(32, Fraction(1)).picture(frame, matrix_bytes(*matrix))
+    found = FrameRenderer(32, Fraction(1)).picture(frame, matrix_bytes(*matrix))
     assert found.shape == (32, 32, 3)
     places = [(4, 4), (4, 27), (27, 4), (27, 27)]
     assert [tuple(found[place].tolist()) for place in places] == list(corners)
@@ -135,15 +135,15 @@ def test_the_crop_is_central_after_turning() -> None:
     image = np.zeros((32, 45, 3), np.uint8)
     image[:, :, 0] = np.arange(45)
     frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-    upright = PictureMaker(32, Fraction(1)).picture(frame, None)
+    upright = FrameRenderer(32, Fraction(1)).picture(frame, None)
     assert upright[0, :, 0].tolist() == list(range(6, 38))
-    turned = PictureMaker(32, Fraction(1)).picture(frame, matrix_bytes(-1, 0, 0, -1))
+    turned = FrameRenderer(32, Fraction(1)).picture(frame, matrix_bytes(-1, 0, 0, -1))
     assert turned[0, :, 0].tolist() == list(range(38, 6, -1))
 
 
 def test_stored_pixels_twice_as_wide_as_high_are_made_square() -> None:
     frame = av.VideoFrame.from_ndarray(quadrants(32, 32), format="rgb24")
-    found = PictureMaker(32, Fraction(2)).picture(frame, None)  # shown 64 wide, cropped to 32
+    found = FrameRenderer(32, Fraction(2)).picture(frame, None)  # shown 64 wide, cropped to 32
     edge = np.flatnonzero(np.diff(found[4, :, 0].astype(int)) < -60)
     assert len(edge) and abs(edge[0] - 15.5) <= 1.5
     assert tuple(found[4, 0]) == RED and tuple(found[27, 31]) == WHITE
@@ -154,7 +154,7 @@ def test_transparent_parts_lie_over_black(alpha: int) -> None:
     image = np.full((40, 40, 4), 200, np.uint8)
     image[..., 3] = alpha
     frame = av.VideoFrame.from_ndarray(image, format="rgba")
-    found = PictureMaker(32, Fraction(1)).picture(frame, None)
+    found = FrameRenderer(32, Fraction(1)).picture(frame, None)
     assert np.abs(found.astype(int) - round(200 * alpha / 255)).max() <= 1
 
 
@@ -164,11 +164,11 @@ def test_the_colour_under_transparent_pixels_does_not_bleed_into_the_others() ->
     frame = av.VideoFrame.from_ndarray(image, format="rgba")
     image[:32, :, :3], image[:32, :, 3] = 0, 255  # the visible half is black
     frame = av.VideoFrame.from_ndarray(image, format="rgba")
-    assert PictureMaker(48, Fraction(1)).picture(frame, None).max() == 0
+    assert FrameRenderer(48, Fraction(1)).picture(frame, None).max() == 0
 
 
 def test_a_picture_outlives_the_frames_after_it() -> None:
-    maker = PictureMaker(32, Fraction(1))
+    maker = FrameRenderer(32, Fraction(1))
     first = maker.picture(flat(60, 128, 128), None)
     before = first.copy()
     for luma in range(70, 200, 10):
@@ -196,7 +196,7 @@ def test_planes_and_packed_pixels_of_swscale_are_the_same_values(
     frame.colorspace, frame.color_range = int(rng.choice([1, 5])), int(rng.choice([1, 2]))
     wanted = VideoReformatter().reformat(frame, width, height, "rgb24", interpolation=EXACT)
     found = np.empty((height, width, 3), np.uint8)
-    parts = Converter().rgb(frame, width, height)
+    parts = FrameConverter().rgb(frame, width, height)
     for channel, part in parts:
         found[..., channel] = part
     assert len(parts) == (3 if 8 <= height <= frame.height else 1)
@@ -233,25 +233,30 @@ def looks() -> list[av.VideoFrame]:
     return found
 
 
-@pytest.mark.parametrize("crop", [None, Place(0.4, 0.9), Box(2, 4, 48, 40), Box(3, 1, 40, 30)])
+@pytest.mark.parametrize(
+    "crop", [None, CropPosition(0.4, 0.9), CropBox(2, 4, 48, 40), CropBox(3, 1, 40, 30)]
+)
 @pytest.mark.parametrize("size", [(48, 64), (40, 48), (30, 40), (96, 96)])
 @pytest.mark.parametrize("pixels", ["rgb", "yuv420"])
 def test_the_short_way_writes_what_the_long_one_does(
-    monkeypatch: pytest.MonkeyPatch, pixels: str, size: tuple[int, int], crop: Place | Box | None
+    monkeypatch: pytest.MonkeyPatch,
+    pixels: str,
+    size: tuple[int, int],
+    crop: CropPosition | CropBox | None,
 ) -> None:
     shape = (*size, 3) if pixels == "rgb" else (size[0] * 3 // 2, size[1])
     frames = [
         frame
         for frame in looks()
-        if not isinstance(crop, Box) or min(frame.width, 16 + frame.height) >= 64
+        if not isinstance(crop, CropBox) or min(frame.width, 16 + frame.height) >= 64
     ]
     short, long = (np.zeros((len(frames), *shape), np.uint8) for _ in range(2))
-    writer = PictureWriter(size, Fraction(1), crop, pixels)
+    writer = FrameWriter(size, Fraction(1), crop, pixels)
     for frame, out in zip(frames, short, strict=True):
         writer.write(frame, None, out)
-    monkeypatch.setattr(PictureWriter, "_straight_for", lambda self, frame: None)
+    monkeypatch.setattr(FrameWriter, "_straight_for", lambda self, frame: None)
     for frame, out in zip(frames, long, strict=True):
-        PictureWriter(size, Fraction(1), crop, pixels).write(frame, None, out)
+        FrameWriter(size, Fraction(1), crop, pixels).write(frame, None, out)
     assert np.array_equal(short, long)
 
 
@@ -260,17 +265,17 @@ def test_frames_that_need_no_more_take_the_short_way(
     monkeypatch: pytest.MonkeyPatch, pixels: str, n_short: int
 ) -> None:
     n_long = 0
-    long_way = PictureWriter._write_any
+    long_way = FrameWriter._write_any
 
     def counting(*arguments: Any) -> None:
         nonlocal n_long
         n_long += 1
         long_way(*arguments)
 
-    monkeypatch.setattr(PictureWriter, "_write_any", counting)
+    monkeypatch.setattr(FrameWriter, "_write_any", counting)
     frames = looks()
     out = np.empty((48, 64, 3) if pixels == "rgb" else (72, 64), np.uint8)
-    writer = PictureWriter((48, 64), Fraction(1), None, pixels)
+    writer = FrameWriter((48, 64), Fraction(1), None, pixels)
     for frame in frames:
         writer.write(frame, None, out)
     assert len(frames) - n_long == n_short

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from shardio.errors import MediaError
 from shardio.media.timestamps import (
     REORDER_WINDOW,
-    Rising,
+    MonotonicTimestamps,
+    fill_missing_times,
     frame_interval,
-    nearest_tick,
-    settled,
-    with_all_times,
+    in_presentation_order,
+    round_to_tick,
 )
 
 
@@ -24,7 +24,7 @@ from shardio.media.timestamps import (
 def test_times_that_rise_stay_as_they_are(steps: list[int]) -> None:
     times = [sum(steps[: n + 1]) for n in range(len(steps))]
     frames = list(zip(times, range(len(times)), strict=True))
-    assert list(settled(frames)) == frames
+    assert list(in_presentation_order(frames)) == frames
 
 
 @given(st.permutations(range(100)), st.integers(1, REORDER_WINDOW))
@@ -37,17 +37,19 @@ def test_times_within_the_window_are_sorted_and_frames_keep_their_order(
         for start in range(0, 100, reach)
         for time in sorted(range(start, min(start + reach, 100)), key=order.index)
     ]
-    assert list(settled(zip(times, range(100), strict=True))) == [(n, n) for n in range(100)]
+    assert list(in_presentation_order(zip(times, range(100), strict=True))) == [
+        (n, n) for n in range(100)
+    ]
 
 
 def test_coding_order_numbers_as_avi_gives_them_become_1_2_3_4() -> None:
     frames = zip([1, 2, 4, 3, 6, 5], "abcdef", strict=True)
-    assert [time for time, _ in settled(frames)] == [1, 2, 3, 4, 5, 6]
+    assert [time for time, _ in in_presentation_order(frames)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_clock_that_starts_anew_is_left_alone() -> None:
     times = [*range(1000, 1040), *range(7, 47)]
-    assert [time for time, _ in settled((time, None) for time in times)] == times
+    assert [time for time, _ in in_presentation_order((time, None) for time in times)] == times
 
 
 def test_frames_before_an_error_come_out_before_it() -> None:
@@ -57,7 +59,7 @@ def test_frames_before_an_error_come_out_before_it() -> None:
 
     found: list[tuple[int, str]] = []
     with pytest.raises(MediaError, match="cut"):
-        found.extend(settled(failing()))
+        found.extend(in_presentation_order(failing()))
     assert found == [(1, "a"), (2, "b"), (3, "c")]
 
 
@@ -69,7 +71,7 @@ def test_frames_flow_before_the_stream_ends() -> None:
             taken.append(n)
             yield n, n
 
-    assert next(settled(endless())) == (0, 0)
+    assert next(in_presentation_order(endless())) == (0, 0)
     assert len(taken) == REORDER_WINDOW + 1
 
 
@@ -82,9 +84,9 @@ def test_times_that_are_missing_are_those_of_the_rate(
     are_known: list[bool], interval: Fraction, begin: int
 ) -> None:
     """Whichever are missing, and however the durations of the container are rounded."""
-    times = [begin + nearest_tick(n * interval) for n in range(len(are_known))]
+    times = [begin + round_to_tick(n * interval) for n in range(len(are_known))]
     known = [time if is_known else None for time, is_known in zip(times, are_known, strict=True)]
-    found = with_all_times(known, [int(interval)] * len(known), interval)
+    found = fill_missing_times(known, [int(interval)] * len(known), interval)
     offset = 0 if any(are_known) else times[0]
     assert all(abs(a + offset - b) <= 1 for a, b in zip(found, times, strict=True))
     assert all(a == b for a, b in zip(found, known, strict=True) if b is not None)
@@ -98,7 +100,7 @@ def test_known_times_stay_whatever_the_durations_say(
     for step, is_known, _ in frames:
         time += step
         times.append(time if is_known else None)
-    found = with_all_times(times, [duration for _, _, duration in frames], Fraction(100, 3))
+    found = fill_missing_times(times, [duration for _, _, duration in frames], Fraction(100, 3))
     assert all(a == b for a, b in zip(found, times, strict=True) if b is not None)
     assert all(a < b for a, b in zip(found, found[1:], strict=False))
 
@@ -118,7 +120,7 @@ def test_known_times_stay_whatever_the_durations_say(
 def test_missing_times_are_counted_from_those_that_are_known(
     times: list[int | None], durations: list[int], found: list[int]
 ) -> None:
-    assert with_all_times(times, durations, Fraction(40)) == found
+    assert fill_missing_times(times, durations, Fraction(40)) == found
 
 
 def test_the_interval_of_frames_is_exact_and_at_least_a_tick() -> None:
@@ -137,6 +139,6 @@ def test_the_interval_of_frames_is_exact_and_at_least_a_tick() -> None:
     ],
 )
 def test_times_are_made_to_rise(times: list[int], found: list[int], n_changed: int) -> None:
-    rising = Rising()
+    rising = MonotonicTimestamps()
     assert [rising(time) for time in times] == found
     assert rising.n_changed == n_changed

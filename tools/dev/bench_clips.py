@@ -33,7 +33,7 @@ import numpy as np
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
-from shardio.media.colorspace import Converter
+from shardio.media.colorspace import FrameConverter
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
@@ -140,7 +140,7 @@ class Ours:
         self._rgb = np.empty((FRAMES, SIZE, SIZE, 3), np.uint8)
         self._yuv = np.empty((FRAMES, SIZE * 3 // 2, SIZE), np.uint8)
         self._bare: dict[int, Any] = {}
-        self._converter = Converter()
+        self._converter = FrameConverter()
 
     def packets(self, clips: list[Clip]) -> None:
         """Independent clips from the files' own packets."""

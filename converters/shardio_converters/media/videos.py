@@ -32,8 +32,8 @@ from shardio.media import (
     MAX_SIDE,
     ClipDecoder,
     JpegEncoder,
+    MonotonicTimestamps,
     Picture,
-    Rising,
     StreamEncoder,
     VideoFile,
     demux,
@@ -213,7 +213,7 @@ def encoded(
     Raises:
         MediaError: there is no frame before the break.
     """
-    rising, failure = Rising(), None
+    rising, failure = MonotonicTimestamps(), None
     try:
         for time, picture in pictures:
             if picture is not None:
@@ -427,7 +427,7 @@ def picked(
     frames: Iterable[tuple[int, Picture | None]], time_base: Fraction, rate: Fraction
 ) -> Iterator[tuple[int, Picture | None]]:
     """Yield the first frame of each interval of 1 / `rate` seconds, with times unchanged."""
-    ticks, rising = 1 / (rate * time_base), Rising()
+    ticks, rising = 1 / (rate * time_base), MonotonicTimestamps()
     begin: int | None = None
     latest = -1
     for time, picture in frames:

@@ -18,7 +18,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.audio import AudioDecoder
-from shardio.media.audio_packets import begin_of, stream_rate
+from shardio.media.audio_packets import begin_of, sample_rate
 from shardio.samples.audio import HeardField, Hearing, n_samples
 from shardio.shard.verification import Rows
 
@@ -123,7 +123,7 @@ class Sounds(Closing):
         """From when on a sound is wanted, and for how many seconds where `field` does not say."""
         if self._clips is not None:
             return self._clips.moment(shard, row, start)
-        begin, rate = begin_of(stream), stream_rate(stream)
+        begin, rate = begin_of(stream), sample_rate(stream)
         if self._is_drawn and field.n_samples is not None:
             n_starts = -(-stream.n_frames * field.rate // rate) - field.n_samples + 1
             begin += Fraction(start * max(1, n_starts) >> 64, field.rate)

@@ -20,7 +20,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
-from shardio.media.frames import Box, Place
+from shardio.media.frames import CropBox, CropPosition
 from shardio.media.image import MAX_PIXELS, decode_image
 from shardio.samples.audio import clip_seconds
 from shardio.samples.clip_draws import Cut, Cuts, names_of_times
@@ -93,7 +93,7 @@ class Pictures:
 Numbers = npt.NDArray[np.int64]
 Clip = tuple[int, Pixels]
 """Where a clip begins, as `Cuts` has it, and where its frames go."""
-Wanted = tuple[list[Clip], list[Place | Box | None]]
+Wanted = tuple[list[Clip], list[CropPosition | CropBox | None]]
 """Clips of one video, and where the pictures of each are cropped."""
 
 _MOST_STREAMS: Final = 2048
@@ -144,7 +144,7 @@ class VideoClips(Closing):
         for (shard, row), wanted in videos.items():
             self._decode(shard, row, wanted)
 
-    def of_sample(self, shard: int, row: int, start: int, place: Place | None) -> Pixels:
+    def of_sample(self, shard: int, row: int, start: int, place: CropPosition | None) -> Pixels:
         """One clip in new memory; the row is that in its shard."""
         made = np.empty([n or 0 for n in self._cut.array.shape], np.uint8)
         self._decode(shard, row, ([(start, made)], [place]))
