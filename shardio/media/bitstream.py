@@ -21,7 +21,7 @@ __all__ = [
     "packet_units",
 ]
 
-_Result = TypeVar("_Said", covariant=True)
+_Result = TypeVar("_Result", covariant=True)
 
 
 class PacketTest(Protocol[_Result]):
