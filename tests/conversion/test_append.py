@@ -83,7 +83,7 @@ def labels(out: Path) -> list[int]:
 # What comes of it.
 
 
-def test_what_is_new_comes_behind_what_was_there(lines: Path, out: Path) -> None:
+def test_new_samples_follow_the_existing_ones(lines: Path, out: Path) -> None:
     before, first = contents(out), shardio.open(out)
     report = append(lines, out)
     with shardio.open(out) as dataset:
@@ -101,7 +101,7 @@ def test_what_is_new_comes_behind_what_was_there(lines: Path, out: Path) -> None
     assert audit_dataset(out, workers=0).findings == ()
 
 
-def test_only_what_gave_no_sample_yet_is_converted(lines: Path, out: Path, read: list[str]) -> None:
+def test_only_inputs_without_samples_are_converted(lines: Path, out: Path, read: list[str]) -> None:
     report = append(lines, out)
     assert sorted(read) == sorted([*MORE, "a/2.txt", "b/readme", "d/5.txt"])
     assert outcomes(report) == {
@@ -120,7 +120,7 @@ def test_only_what_gave_no_sample_yet_is_converted(lines: Path, out: Path, read:
     assert [one.n_samples for one in report.inputs if one.outcome == "duplicate"] == [0] * 4
 
 
-def test_the_new_generation_has_all_inputs_each_once(lines: Path, out: Path) -> None:
+def test_the_new_generation_lists_every_input_once(lines: Path, out: Path) -> None:
     before = shardio.open(out).inputs
     append(lines, out)
     after = shardio.open(out).inputs
@@ -128,14 +128,14 @@ def test_the_new_generation_has_all_inputs_each_once(lines: Path, out: Path) -> 
     assert [entry["path"] for entry in after[len(before) :]] == list(MORE)
 
 
-def test_classes_keep_their_numbers_and_new_ones_come_behind(lines: Path, out: Path) -> None:
+def test_classes_keep_their_numbers_and_new_ones_follow(lines: Path, out: Path) -> None:
     report = append(lines, out)
     assert shardio.open(out).classes == ("a", "b", "c", "d", "bb", "e", "z") == report.classes
     assert labels(out) == [0, 0, 1, 2, 2, 2, -1] + [0, 4, 4, 6]
     assert {one.name: one.label for one in report.inputs}["bb/6.txt"] == 4
 
 
-def test_labels_of_a_file_are_numbered_alike(lines: Path, out: Path, tmp_path: Path) -> None:
+def test_labels_from_a_file_keep_the_class_numbers(lines: Path, out: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("path,label\nz/8.txt,new\na/0.txt,c\na/1.txt,b\n")
     append(lines, out, labels=tmp_path / "labels.csv")
     assert shardio.open(out).classes == ("a", "b", "c", "d", "new")
@@ -148,7 +148,7 @@ def test_another_folder_can_be_appended(lines: Path, out: Path, tmp_path: Path) 
     assert texts(out) == [*OLD, "twelve", "thirteen"] and labels(out)[7:] == [1, 4]
 
 
-def test_where_nothing_is_new_nothing_is_published(lines: Path, out: Path) -> None:
+def test_without_new_inputs_nothing_is_published(lines: Path, out: Path) -> None:
     append(lines, out)
     before = contents(out)
     for workers in (0, 2):
@@ -158,9 +158,7 @@ def test_where_nothing_is_new_nothing_is_published(lines: Path, out: Path) -> No
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_where_no_new_input_gives_a_sample_nothing_is_published(
-    lines: Path, out: Path, n_workers: int
-) -> None:
+def test_without_new_samples_nothing_is_published(lines: Path, out: Path, n_workers: int) -> None:
     append(lines, out)
     before = contents(out)
     write(lines, {"new/7.txt": "!", "new/8.txt": ""})
@@ -174,7 +172,7 @@ def test_where_no_new_input_gives_a_sample_nothing_is_published(
     assert append(lines, out).generation == 3 and texts(out)[-1] == "twelve"
 
 
-def test_what_gave_nothing_may_give_something_later(lines: Path, out: Path) -> None:
+def test_an_input_without_samples_is_converted_again(lines: Path, out: Path) -> None:
     write(lines, {"a/2.txt": "mended", "b/9.txt": "broken !"})
     append(lines, out)
     entries = {entry["path"]: entry for entry in shardio.open(out).inputs}
@@ -186,7 +184,7 @@ def test_what_gave_nothing_may_give_something_later(lines: Path, out: Path) -> N
     assert len(paths) == len({*paths})
 
 
-def test_an_append_that_stops_is_gone_on_with_by_the_next(lines: Path, out: Path) -> None:
+def test_an_append_that_stops_is_continued_by_the_next(lines: Path, out: Path) -> None:
     write(lines, {"bb/6.txt": "!"})
     report = append(lines, out, on_error="stop")
     assert report.stopped and texts(out) == [*OLD, "eight"]
@@ -203,7 +201,7 @@ def test_an_append_that_stops_is_gone_on_with_by_the_next(lines: Path, out: Path
         ("one two more", "12 bytes, 7 when it was converted"),
     ],
 )
-def test_what_has_changed_is_listed_and_never_replaced(
+def test_a_modified_input_is_listed_and_never_replaced(
     lines: Path, out: Path, content: str, reason: str
 ) -> None:
     (lines / "a" / "1.txt").write_text(content)
@@ -216,7 +214,7 @@ def test_what_has_changed_is_listed_and_never_replaced(
     assert entries["a/1.txt"]["bytes"] == 7
 
 
-def test_a_file_that_grew_after_it_was_listed_is_known_as_it_was_read(
+def test_a_file_that_grew_after_the_listing_is_recorded_as_read(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = Lines.samples
@@ -233,7 +231,7 @@ def test_a_file_that_grew_after_it_was_listed_is_known_as_it_was_read(
     assert not append(lines, tmp_path / "out").modified
 
 
-def test_a_file_of_which_no_hash_is_kept_is_known_by_its_name(lines: Path, out: Path) -> None:
+def test_a_file_without_a_recorded_hash_is_known_by_its_name(lines: Path, out: Path) -> None:
     inputs = [
         {key: value for key, value in entry.items() if key not in ("hash", "bytes")}
         for entry in load(out).inputs
@@ -244,9 +242,7 @@ def test_a_file_of_which_no_hash_is_kept_is_known_by_its_name(lines: Path, out: 
     assert not report.modified and texts(out) == OLD + NEW
 
 
-def test_of_a_name_that_was_merged_any_state_is_known(
-    lines: Path, out: Path, tmp_path: Path
-) -> None:
+def test_every_state_of_a_merged_name_is_known(lines: Path, out: Path, tmp_path: Path) -> None:
     write(tmp_path / "second", {"a/1.txt": "other", "b/3.txt": "three"})
     convert(tmp_path / "second", tmp_path / "of second")
     merge(tmp_path / "both", out, tmp_path / "of second", workers=0)
@@ -268,7 +264,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
 # What must fit.
 
 
-def test_options_that_are_not_given_are_those_of_the_dataset(lines: Path, tmp_path: Path) -> None:
+def test_options_default_to_those_of_the_dataset(lines: Path, tmp_path: Path) -> None:
     convert(lines, tmp_path / "out", repeat=2, keep_partial=True, shard_bytes=5000)
     write(lines, {"z/8.txt": "eight !"})
     append(lines, tmp_path / "out")
@@ -278,7 +274,7 @@ def test_options_that_are_not_given_are_those_of_the_dataset(lines: Path, tmp_pa
     assert shardio.open(tmp_path / "out").operation["options"]["shard_bytes"] == 256 << 20
 
 
-def test_shard_bytes_and_on_error_are_those_of_this_time(lines: Path, out: Path) -> None:
+def test_shard_bytes_and_on_error_may_differ(lines: Path, out: Path) -> None:
     write(lines, {"z/9.txt": "a b c d"})
     append(lines, out, shard_bytes=5000, on_error="stop")
     assert len(shardio.open(out).shards) > 8
@@ -293,7 +289,7 @@ def test_shard_bytes_and_on_error_are_those_of_this_time(lines: Path, out: Path)
         ({"kind": "videos"}, "converter was 'lines', is 'videos'"),
     ],
 )
-def test_other_options_are_refused_with_the_way_out(
+def test_other_options_are_refused_with_a_hint(
     lines: Path, out: Path, options: dict[str, Any], named: str
 ) -> None:
     before = contents(out)
@@ -335,7 +331,7 @@ def test_other_versions_of_libraries_are_recorded(
         ),
     ],
 )
-def test_another_schema_is_refused_and_every_field_that_differs_is_named(
+def test_another_schema_is_refused_with_every_field_that_differs(
     lines: Path, tmp_path: Path, fields: dict[str, Any], named: str
 ) -> None:
     DatasetWriter(tmp_path / "out", Schema(fields)).close()
@@ -352,7 +348,7 @@ def test_labels_without_class_names_are_not_mixed_with_classes(lines: Path, tmp_
     assert labels(tmp_path / "out") == [5, -1, -1]
 
 
-def test_there_must_be_a_dataset(lines: Path, tmp_path: Path) -> None:
+def test_an_append_needs_a_dataset(lines: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for out in (tmp_path / "missing", tmp_path / "empty"):
         with pytest.raises(DatasetNotFound, match=r"no dataset to append to; leave out append"):
@@ -362,7 +358,7 @@ def test_there_must_be_a_dataset(lines: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists() and not [*(tmp_path / "empty").iterdir()]
 
 
-def test_columns_that_were_added_later_are_not_left_without_values(lines: Path, out: Path) -> None:
+def test_a_dataset_with_added_columns_is_refused(lines: Path, out: Path) -> None:
     for name in ("depth", "flow"):
         add_column(out, name, Array("int64"), range(len(shardio.open(out))))
     before = contents(out)
@@ -373,7 +369,7 @@ def test_columns_that_were_added_later_are_not_left_without_values(lines: Path, 
     assert contents(out) == before
 
 
-def test_append_and_overwrite_exclude_each_other(lines: Path, out: Path) -> None:
+def test_append_and_overwrite_are_mutually_exclusive(lines: Path, out: Path) -> None:
     with pytest.raises(InvalidArgument, match="append and overwrite are mutually exclusive"):
         append(lines, out, overwrite=True)
 
@@ -381,7 +377,7 @@ def test_append_and_overwrite_exclude_each_other(lines: Path, out: Path) -> None
 # Subsets and statistics.
 
 
-def test_subsets_stay_and_statistics_that_are_true_no_longer_go(lines: Path, out: Path) -> None:
+def test_subsets_stay_and_outdated_statistics_are_dropped(lines: Path, out: Path) -> None:
     split(out, {"train": 0.5, "val": 0.5})
     compute_stats(out)
     compute_stats(out, subset="val")
@@ -432,7 +428,7 @@ def leave(lines: Path, out: Path, place: object, name: str) -> None:
         pytest.param(Staging, "finish", id="published"),
     ],
 )
-def test_one_that_was_killed_while_it_published_is_resumed_to_the_same_bytes(
+def test_an_append_killed_while_publishing_is_resumed_to_the_same_bytes(
     lines: Path,
     out: Path,
     whole: dict[str, bytes],
@@ -451,7 +447,7 @@ def test_one_that_was_killed_while_it_published_is_resumed_to_the_same_bytes(
     assert contents(out) == whole
 
 
-def test_what_lies_there_is_said_and_what_can_be_done(lines: Path, out: Path) -> None:
+def test_an_interrupted_append_is_reported_with_hints(lines: Path, out: Path) -> None:
     before = contents(out)
     leave(lines, out, execution, "publish_next")
     interrupted = r"holds an interrupted append; .* \(--append --resume\) .*, delete /.*"
@@ -464,7 +460,7 @@ def test_what_lies_there_is_said_and_what_can_be_done(lines: Path, out: Path) ->
     assert texts(out) == OLD + NEW
 
 
-def test_an_interrupted_append_goes_on_with_the_same_options_only(lines: Path, out: Path) -> None:
+def test_an_interrupted_append_resumes_only_with_the_same_options(lines: Path, out: Path) -> None:
     leave(lines, out, execution, "publish_next")
     with pytest.raises(
         InvalidArgument, match=r"shard_bytes was .*; use the original settings; .* delete"
@@ -473,7 +469,7 @@ def test_an_interrupted_append_goes_on_with_the_same_options_only(lines: Path, o
     append(lines, out, resume=True)
 
 
-def test_a_damaged_plan_of_an_append_is_told_with_the_way_out(lines: Path, out: Path) -> None:
+def test_a_damaged_plan_of_an_append_is_an_error_with_a_hint(lines: Path, out: Path) -> None:
     leave(lines, out, execution, "publish_next")
     plan = out / ".conversion" / "plan.json"
     plan.write_bytes(plan.read_bytes().replace(b"units", b"Units"))
@@ -481,7 +477,7 @@ def test_a_damaged_plan_of_an_append_is_told_with_the_way_out(lines: Path, out: 
         append(lines, out, resume=True)
 
 
-def test_overwrite_replaces_the_dataset_and_what_an_append_has_left(
+def test_overwrite_replaces_the_dataset_and_an_interrupted_append(
     lines: Path, out: Path, tmp_path: Path
 ) -> None:
     leave(lines, out, execution, "publish_next")
@@ -490,9 +486,7 @@ def test_overwrite_replaces_the_dataset_and_what_an_append_has_left(
     assert contents(out) == contents(tmp_path / "model")
 
 
-def test_an_interrupted_conversion_is_resumed_before_anything_is_appended(
-    lines: Path, out: Path
-) -> None:
+def test_an_interrupted_conversion_must_be_resumed_before_an_append(lines: Path, out: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         convert(lines, out, overwrite=True, progress=interrupt_after(8))
     for resume in (False, True):
@@ -502,16 +496,14 @@ def test_an_interrupted_conversion_is_resumed_before_anything_is_appended(
     assert append(lines, out).n_samples == 0
 
 
-def test_a_shard_that_a_killed_writer_left_does_not_stand_in_the_way(
-    lines: Path, out: Path
-) -> None:
+def test_a_shard_left_by_a_killed_writer_is_no_obstacle(lines: Path, out: Path) -> None:
     write(out, {"g000002-000000-000.shard": "left"})
     append(lines, out)
     assert texts(out) == OLD + NEW
     assert (out / "g000002-000000-000.shard").read_text() == "left"
 
 
-def test_what_others_have_in_the_folder_stays(lines: Path, out: Path) -> None:
+def test_foreign_files_in_the_folder_stay(lines: Path, out: Path) -> None:
     write(out, {"notes.txt": "mine"})
     append(lines, out)
     assert (out / "notes.txt").read_text() == "mine"
@@ -520,7 +512,7 @@ def test_what_others_have_in_the_folder_stays(lines: Path, out: Path) -> None:
 # Others who publish meanwhile.
 
 
-def test_what_others_publish_meanwhile_is_kept(lines: Path, out: Path) -> None:
+def test_a_generation_published_meanwhile_is_kept(lines: Path, out: Path) -> None:
     def meanwhile(state: Progress) -> None:
         if state.n_inputs_done == state.n_inputs:
             split(out, {"train": 0.5, "val": 0.5})
@@ -530,7 +522,7 @@ def test_what_others_publish_meanwhile_is_kept(lines: Path, out: Path) -> None:
     assert shardio.open(out).subsets == {"train": 4, "val": 3}
 
 
-def test_one_who_publishes_in_the_same_moment_wins_and_the_work_is_kept(
+def test_a_concurrent_commit_wins_and_the_work_is_kept(
     lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch, read: list[str]
 ) -> None:
     def late(*given: Any, **changes: Any) -> Any:
@@ -548,7 +540,7 @@ def test_one_who_publishes_in_the_same_moment_wins_and_the_work_is_kept(
     assert shardio.open(out).subsets == {"train": 4, "val": 3}
 
 
-def test_classes_that_others_publish_meanwhile_are_not_mixed_up(lines: Path, out: Path) -> None:
+def test_classes_published_meanwhile_are_a_conflict(lines: Path, out: Path) -> None:
     def meanwhile(state: Progress) -> None:
         if state.n_inputs_done == state.n_inputs:
             publish_next(out, load(out), classes=("a", "b", "c", "d", "theirs"))
@@ -562,7 +554,7 @@ def test_classes_that_others_publish_meanwhile_are_not_mixed_up(lines: Path, out
 
 
 @pytest.mark.parametrize("of", ["files", "samples"])
-def test_what_a_killed_writer_had_begun_comes_first(
+def test_a_commit_left_by_a_killed_writer_comes_first(
     lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     with monkeypatch.context() as patch:
@@ -622,14 +614,14 @@ def test_samples_are_appended_with_the_schema_of_the_dataset(numbers: Path) -> N
     assert audit_dataset(numbers, workers=0).findings == ()
 
 
-def test_no_samples_make_no_generation(numbers: Path) -> None:
+def test_without_samples_there_is_no_generation(numbers: Path) -> None:
     before = contents(numbers)
     report = shardio.convert([], numbers, append=True)
     assert (report.n_samples, report.generation) == (0, 1) and contents(numbers) == before
 
 
 @pytest.mark.parametrize("sample", [{"n": 1}, {"n": "x", "t": "x"}, {"n": 1, "t": "x", "u": 1}])
-def test_a_sample_that_does_not_fit_leaves_the_dataset_as_it_was(
+def test_a_sample_that_does_not_fit_leaves_the_dataset_unchanged(
     numbers: Path, sample: dict[str, Any]
 ) -> None:
     before = contents(numbers)
@@ -638,7 +630,7 @@ def test_a_sample_that_does_not_fit_leaves_the_dataset_as_it_was(
     assert contents(numbers) == before
 
 
-def test_a_schema_that_is_given_must_be_that_of_the_dataset(numbers: Path) -> None:
+def test_a_given_schema_must_equal_that_of_the_dataset(numbers: Path) -> None:
     other = Schema({"n": Array("int32"), "t": Text()})
     with pytest.raises(InvalidArgument, match="field 'n': expected .*int64.*, found .*int32"):
         shardio.convert([{"n": 7, "t": "7"}], numbers, append=True, schema=other)
@@ -647,7 +639,7 @@ def test_a_schema_that_is_given_must_be_that_of_the_dataset(numbers: Path) -> No
     assert values(numbers) == [*range(6)]
 
 
-def test_samples_come_behind_what_others_append_meanwhile(numbers: Path) -> None:
+def test_samples_follow_those_that_others_append_meanwhile(numbers: Path) -> None:
     def samples() -> Generator[dict[str, Any], None, None]:
         yield {"n": 6, "t": "6"}
         shardio.convert([{"n": 5, "t": "5"}], numbers, append=True)
@@ -658,15 +650,13 @@ def test_samples_come_behind_what_others_append_meanwhile(numbers: Path) -> None
     assert shardio.open(numbers).subsets == {"train": 6}
 
 
-def test_append_of_samples_takes_no_option_for_files(numbers: Path) -> None:
+def test_an_append_of_samples_refuses_options_for_files(numbers: Path) -> None:
     with pytest.raises(InvalidArgument, match="resume: not for samples from an iterable"):
         shardio.convert([{"n": 1}], numbers, append=True, resume=True)
 
 
 @pytest.mark.parametrize(("key", "value"), [("hash", 7), ("bytes", "7"), ("bytes", True)])
-def test_an_input_of_a_generation_says_what_an_append_can_compare(
-    out: Path, key: str, value: object
-) -> None:
+def test_an_append_compares_recorded_sizes_and_hashes(out: Path, key: str, value: object) -> None:
     place = out / "generations" / "000001.json"
     content = read_checksummed_json(place)
     content["inputs"][0][key] = value

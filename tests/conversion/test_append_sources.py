@@ -83,7 +83,7 @@ def touch(path: Path) -> None:
         (touch, ""),
     ],
 )
-def test_what_has_become_of_a_file_is_said_and_never_waited_for(
+def test_a_file_that_became_a_pipe_or_link_is_reported_without_blocking(
     lines: Path, out: Path, become: Callable[[Path], None], reason: str, said: dict[str, None]
 ) -> None:
     say_of_inputs(out, **said)
@@ -94,7 +94,7 @@ def test_what_has_become_of_a_file_is_said_and_never_waited_for(
     assert texts(out) == OLD
 
 
-def test_a_file_that_became_a_folder_is_one(lines: Path, out: Path) -> None:
+def test_a_file_that_became_a_folder_is_listed_as_one(lines: Path, out: Path) -> None:
     (lines / "a" / "1.txt").unlink()
     (lines / "a" / "1.txt").mkdir()
     (lines / "a" / "1.txt" / "2.txt").write_text("eight")
@@ -128,9 +128,7 @@ def test_ctrl_c_does_not_wait_until_files_are_compared(
     assert len(n_begun) <= 2 and texts(out) == OLD
 
 
-def test_what_was_repaired_does_not_get_the_samples_of_its_files_twice(
-    lines: Path, out: Path, tmp_path: Path
-) -> None:
+def test_an_append_to_a_repaired_dataset_is_refused(lines: Path, out: Path, tmp_path: Path) -> None:
     repair(out, tmp_path / "repaired")
     before = contents(tmp_path / "repaired")
     with pytest.raises(

@@ -31,7 +31,7 @@ def calls(folder: str, out: Path, **options: Any) -> list[Any]:
     ]
 
 
-def test_without_ray_the_error_says_what_to_install(
+def test_without_ray_the_error_names_the_package(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -48,7 +48,7 @@ def test_without_ray_the_error_says_what_to_install(
         ({"address": "there:1"}, "address 'there:1': only with engine='ray'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
+def test_invalid_options_are_refused(
     folder: str, tmp_path: Path, options: dict[str, Any], said: str
 ) -> None:
     for call in calls(folder, tmp_path / "out", **options):
@@ -56,7 +56,7 @@ def test_options_that_make_no_sense_are_refused(
             call()
 
 
-def test_what_a_cluster_cannot_do_is_refused(
+def test_options_that_a_cluster_does_not_support_are_refused(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))

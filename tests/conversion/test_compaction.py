@@ -52,7 +52,7 @@ def test_groups_cover_all_in_order_and_end_as_soon_as_they_are_full(
             assert sizes[after.start] >= least
 
 
-def test_small_samples_make_one_shard_whoever_makes_them(tmp_path: Path) -> None:
+def test_small_samples_make_one_shard_for_any_number_of_workers(tmp_path: Path) -> None:
     found = []
     for n_workers in (0, 1, 2):
         out = tmp_path / str(n_workers)
@@ -66,7 +66,7 @@ def test_small_samples_make_one_shard_whoever_makes_them(tmp_path: Path) -> None
     assert audit_dataset(tmp_path / "0", workers=0).findings == ()
 
 
-def test_a_data_set_by_position_is_put_together_as_well(tmp_path: Path) -> None:
+def test_shards_of_a_map_style_data_set_are_merged(tmp_path: Path) -> None:
     report = shardio.convert([number(n) for n in range(100)], tmp_path / "out", workers=0)
     assert len(shards_of(tmp_path / "out")) == 1 and report.n_samples == 100
 
@@ -90,7 +90,7 @@ def test_shards_are_cut_by_bytes(
     assert max(small) < 2 * least + 60_000
 
 
-def test_what_is_put_together_is_what_one_writer_would_have_written(tmp_path: Path) -> None:
+def test_a_merged_shard_equals_that_of_one_writer(tmp_path: Path) -> None:
     out = tmp_path / "out"
     shardio.convert(range(130), out, samples=every_field_sample, schema=EVERY_FIELD, workers=0)
     with shardio.DatasetWriter(tmp_path / "whole", EVERY_FIELD) as writer:
@@ -100,7 +100,7 @@ def test_what_is_put_together_is_what_one_writer_would_have_written(tmp_path: Pa
     assert made.read_bytes() == whole.read_bytes()
 
 
-def test_an_append_puts_its_own_shards_together_and_leaves_the_others(tmp_path: Path) -> None:
+def test_an_append_merges_only_its_own_shards(tmp_path: Path) -> None:
     out = tmp_path / "out"
     shardio.convert(range(100), out, samples=number, workers=0)
     before = {path: path.read_bytes() for path in shards_of(out)}
@@ -111,7 +111,7 @@ def test_an_append_puts_its_own_shards_together_and_leaves_the_others(tmp_path: 
     assert numbers_of(out) == list(range(300))
 
 
-def test_one_that_is_interrupted_while_it_puts_shards_together_goes_on(
+def test_a_conversion_interrupted_while_merging_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []

@@ -82,9 +82,7 @@ def test_samples_come_in_order_of_names_with_labels_from_their_folders(
     assert dataset.classes == ("a", "b", "c", "d")  # d gave nothing
 
 
-def test_the_generation_holds_what_the_data_depend_on_and_no_place(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_the_generation_records_settings_but_no_paths(lines: Path, tmp_path: Path) -> None:
     (lines / "a" / "1.txt").write_text("one !")
     convert(lines, tmp_path / "out", workers=1, repeat=2)
     dataset = shardio.open(tmp_path / "out")
@@ -106,7 +104,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(lines: Path, tmp_path:
     assert found[0] == found[1] == found[2] == found[3]
 
 
-def test_of_an_input_that_breaks_nothing_is_kept(lines: Path, tmp_path: Path) -> None:
+def test_a_broken_input_gives_no_samples(lines: Path, tmp_path: Path) -> None:
     (lines / "b" / "3.txt").write_text("three and ! more")
     report = convert(lines, tmp_path / "out")
     assert texts(tmp_path / "out") == "one two four five six seven".split()
@@ -114,7 +112,7 @@ def test_of_an_input_that_breaks_nothing_is_kept(lines: Path, tmp_path: Path) ->
     assert (broken.name, broken.reason, broken.n_samples) == ("b/3.txt", "breaks after 2 lines", 0)
 
 
-def test_with_keep_partial_what_precedes_the_break_is_kept(lines: Path, tmp_path: Path) -> None:
+def test_keep_partial_keeps_the_samples_before_the_damage(lines: Path, tmp_path: Path) -> None:
     (lines / "b" / "3.txt").write_text("three and ! more")
     report = convert(lines, tmp_path / "out", keep_partial=True)
     assert texts(tmp_path / "out") == "one two three and four five six seven".split()
@@ -122,7 +120,7 @@ def test_with_keep_partial_what_precedes_the_break_is_kept(lines: Path, tmp_path
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_on_error_stop_publishes_what_precedes_the_first_broken_input(
+def test_on_error_stop_publishes_everything_before_the_first_broken_input(
     lines: Path, tmp_path: Path, workers: int
 ) -> None:
     (lines / "b" / "3.txt").write_text("three !")
@@ -143,7 +141,7 @@ def test_on_error_stop_publishes_what_precedes_the_first_broken_input(
     ]
 
 
-def test_on_error_skip_goes_on_after_it(lines: Path, tmp_path: Path) -> None:
+def test_on_error_skip_continues_after_it(lines: Path, tmp_path: Path) -> None:
     (lines / "b" / "3.txt").write_text("!")
     report = convert(lines, tmp_path / "out", on_error="skip")
     assert not report.stopped and "not_processed" not in report.counts
@@ -155,7 +153,7 @@ def test_on_error_skip_goes_on_after_it(lines: Path, tmp_path: Path) -> None:
     ("content", "outcome", "on_error"),
     [("", "empty", "skip"), ("!", "broken", "skip"), ("!", "broken", "stop")],
 )
-def test_where_no_input_gives_a_sample_nothing_is_published(
+def test_without_samples_nothing_is_published(
     lines: Path,
     tmp_path: Path,
     content: str,
@@ -180,9 +178,7 @@ def test_where_no_input_gives_a_sample_nothing_is_published(
     assert texts(out) == ["one"] and report.generation == 1
 
 
-def test_where_no_input_gives_a_sample_the_dataset_that_was_to_be_replaced_stays(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_without_samples_a_dataset_is_not_replaced(lines: Path, tmp_path: Path) -> None:
     source, out = tmp_path / "none", tmp_path / "out"
     convert(lines, out)
     before = contents(out)
@@ -203,7 +199,7 @@ def test_shards_roll_over_at_shard_bytes(lines: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spool_bytes", [1, 12_000])
-def test_a_long_input_waits_in_a_file_and_comes_out_the_same(
+def test_the_samples_of_a_long_input_are_spilled_to_a_file(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spool_bytes: int
 ) -> None:
     convert(lines, tmp_path / "memory", repeat=9)
@@ -213,7 +209,7 @@ def test_a_long_input_waits_in_a_file_and_comes_out_the_same(
     assert texts(tmp_path / "file") == texts(tmp_path / "memory")
 
 
-def test_the_samples_of_an_input_are_let_go_before_the_next_one_is_read(
+def test_the_samples_of_an_input_are_freed_before_the_next_is_read(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[weakref.ref[Any]] = []
@@ -236,7 +232,7 @@ def test_the_samples_of_an_input_are_let_go_before_the_next_one_is_read(
     assert len(given) == 7 and not any(n_alive)
 
 
-def test_a_mistake_in_a_converter_is_told_with_its_traceback(lines: Path, tmp_path: Path) -> None:
+def test_a_bug_in_a_converter_is_raised_with_its_traceback(lines: Path, tmp_path: Path) -> None:
     (lines / "c" / "4.txt").write_text("bug")
     with pytest.raises(KeyError):
         convert(lines, tmp_path / "here", workers=0)
@@ -254,14 +250,14 @@ def test_a_folder_that_holds_data_is_refused_and_left_alone(lines: Path, tmp_pat
         convert(lines, lines / "top.txt")
 
 
-def test_what_a_killed_conversion_left_is_tidied_up(lines: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_conversion_are_removed(lines: Path, tmp_path: Path) -> None:
     write(tmp_path / "out" / ".conversion", {"0123456789abcdef/000.shard": "half"})
     convert(lines, tmp_path / "out")
     assert len(texts(tmp_path / "out")) == 7
     assert not (tmp_path / "out" / ".conversion").exists()
 
 
-def test_a_conversion_that_is_running_is_not_disturbed(
+def test_a_running_conversion_is_not_disturbed(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "LOCK_PATIENCE_S", 0.0)
@@ -280,7 +276,7 @@ def test_a_conversion_that_is_running_is_not_disturbed(
     ("made", "reason"),
     [("", "no such file or folder to convert"), ("src/below", "holds no file to convert")],
 )
-def test_a_missing_source_or_an_empty_folder_is_refused_before_anything_is_made(
+def test_a_missing_source_or_empty_folder_is_refused_before_anything_is_created(
     lines: Path, tmp_path: Path, made: str, reason: str
 ) -> None:
     (tmp_path / made).mkdir(parents=True, exist_ok=True)
@@ -289,7 +285,9 @@ def test_a_missing_source_or_an_empty_folder_is_refused_before_anything_is_made(
     assert not (tmp_path / "out").exists()
 
 
-def test_unknown_kinds_and_options_name_what_there_is(lines: Path, tmp_path: Path) -> None:
+def test_unknown_kinds_and_options_are_errors_that_list_the_known_ones(
+    lines: Path, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidArgument, match="'films': unknown converter; .* lines, .*videos"):
         shardio.convert(lines, tmp_path / "out", kind="films")
     with pytest.raises(InvalidArgument, match="speed: not an option .* options are repeat"):
@@ -299,9 +297,7 @@ def test_unknown_kinds_and_options_name_what_there_is(lines: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     "option", [{"workers": -1}, {"on_error": "raise"}, {"shard_bytes": 0}, {"schema": NUMBERS}]
 )
-def test_options_of_the_driver_are_checked(
-    lines: Path, tmp_path: Path, option: dict[str, Any]
-) -> None:
+def test_options_are_validated(lines: Path, tmp_path: Path, option: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(option))):
         convert(lines, tmp_path / "out", **option)
 
@@ -334,7 +330,7 @@ def test_a_single_file_is_a_source_without_classes(lines: Path, tmp_path: Path) 
     assert (dataset.classes, int(dataset[0]["label"])) == ((), -1)
 
 
-def test_classes_are_the_folders_that_hold_files_or_nothing(tmp_path: Path) -> None:
+def test_classes_are_folders_with_files_and_empty_ones(tmp_path: Path) -> None:
     write(tmp_path, {"train/cat/1": "", "train/dog/2": "", "3": ""})
     (tmp_path / "train" / "empty").mkdir()
     listing = list_inputs(str(tmp_path))
@@ -346,7 +342,7 @@ def test_classes_are_the_folders_that_hold_files_or_nothing(tmp_path: Path) -> N
     ]
 
 
-def test_linked_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
+def test_linked_folders_are_followed_except_in_circles(tmp_path: Path) -> None:
     write(tmp_path / "real", {"1": "x"})
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "linked").symlink_to(tmp_path / "real")
@@ -354,7 +350,7 @@ def test_linked_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> None
     assert [source.name for source in list_inputs(str(tmp_path / "root")).inputs] == ["linked/1"]
 
 
-def test_names_that_are_no_utf_8_are_written_as_escapes(lines: Path, tmp_path: Path) -> None:
+def test_names_that_are_not_utf_8_are_escaped(lines: Path, tmp_path: Path) -> None:
     with open(os.fsencode(lines) + b"/a/\xff.txt", "wb") as file:
         file.write(b"odd")
     report = convert(lines, tmp_path / "out")
@@ -376,7 +372,7 @@ def test_units_cover_the_inputs_in_order_and_end_as_soon_as_they_are_full(sizes:
         assert sum(part_sizes) >= full > sum(part_sizes[:-1])
 
 
-def test_our_own_converter_is_found_in_a_checkout_that_is_not_installed(
+def test_built_in_converters_are_found_in_a_checkout_that_is_not_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     converters = Path(__file__).resolve().parents[2] / "converters"
@@ -389,7 +385,7 @@ def test_our_own_converter_is_found_in_a_checkout_that_is_not_installed(
     assert options_of(source) == {"frames": 8, "stride": 1, "step": 8, "size": 112, "store": "raw"}
 
 
-def test_a_checkout_that_was_installed_before_its_converters_moved_has_them_all_the_same(
+def test_built_in_converters_do_not_depend_on_the_installed_metadata(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from shardio.conversion import registry
@@ -437,11 +433,11 @@ def test_an_empty_iterable_publishes_nothing_and_without_a_schema_is_refused(
         shardio.convert([], out, schema=NUMBERS)
 
 
-def test_an_iterable_takes_no_options_of_converters(tmp_path: Path) -> None:
+def test_an_iterable_refuses_converter_options(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="frames: not for samples from an iterable"):
         shardio.convert([{"n": 1}], tmp_path / "out", frames=3)
 
 
-def test_a_value_that_no_field_fits_is_named(tmp_path: Path) -> None:
+def test_an_unsupported_value_is_named(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="'n'"):
         shardio.convert([{"n": object()}], tmp_path / "out")

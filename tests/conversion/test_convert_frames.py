@@ -183,7 +183,7 @@ def same(found: list[Any], expected: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(PANDAS))
-def test_a_column_of_pandas_becomes_the_field_of_its_type(name: str, of_pandas: Any) -> None:
+def test_a_pandas_column_becomes_a_field_of_its_type(name: str, of_pandas: Any) -> None:
     schema, values = of_pandas
     _, field, expected = PANDAS[name]
     assert schema[name] == field
@@ -191,14 +191,14 @@ def test_a_column_of_pandas_becomes_the_field_of_its_type(name: str, of_pandas: 
 
 
 @pytest.mark.parametrize("name", sorted(POLARS))
-def test_a_column_of_polars_becomes_the_field_of_its_type(name: str, of_polars: Any) -> None:
+def test_a_polars_column_becomes_a_field_of_its_type(name: str, of_polars: Any) -> None:
     schema, values = of_polars
     _, field, expected = POLARS[name]
     assert schema[name] == field
     assert same(values[name], expected)
 
 
-def test_a_struct_of_polars_becomes_a_nested_record(tmp_path: Path) -> None:
+def test_a_polars_struct_becomes_a_nested_record(tmp_path: Path) -> None:
     frame = pl.DataFrame({"camera": [{"id": "a", "at": {"x": 1}}, None, {"id": "c", "at": None}]})
     schema, values = converted(frame, tmp_path / "out")
     assert schema == {
@@ -208,7 +208,7 @@ def test_a_struct_of_polars_becomes_a_nested_record(tmp_path: Path) -> None:
     assert values["camera.id"] == ["a", None, "c"] and values["camera.at.x"] == [1, None, None]
 
 
-def test_an_index_is_stored_if_it_has_a_name(tmp_path: Path) -> None:
+def test_a_named_index_is_stored(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": [1, 2]}, index=[5, 6])
     assert list(converted(frame, tmp_path / "a")[0]) == ["x"]
     frame.index.name = "key"
@@ -220,7 +220,7 @@ def test_an_index_is_stored_if_it_has_a_name(tmp_path: Path) -> None:
     assert list(converted(both, tmp_path / "c")[0]) == ["n", "x"]
 
 
-def test_frames_without_rows_have_fields(tmp_path: Path) -> None:
+def test_empty_frames_have_fields(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": np.zeros(0, "f4"), "t": pd.Series([], dtype=object)})
     assert dict(FrameRows(frame).schema) == {"x": Array("float32"), "t": Json()}
     empty = pl.DataFrame(schema={"x": pl.List(pl.Int8), "t": pl.String})
@@ -231,12 +231,12 @@ def test_frames_without_rows_have_fields(tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
-def test_a_frame_of_many_rows_keeps_their_order(tmp_path: Path) -> None:
+def test_many_rows_keep_their_order(tmp_path: Path) -> None:
     _, values = converted(pl.DataFrame({"x": range(10_000)}), tmp_path / "out")
     assert listed(values["x"]) == list(range(10_000))
 
 
-def test_a_frame_may_be_given_a_schema_and_be_appended(tmp_path: Path) -> None:
+def test_a_frame_can_be_converted_with_a_schema_and_appended(tmp_path: Path) -> None:
     out = tmp_path / "out"
     schema = Schema({"x": Array("float32"), "t": Text(optional=True)})
     shardio.convert(
@@ -291,7 +291,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("frame", "said"), REFUSED, ids=range(len(REFUSED)))
-def test_what_no_field_takes_is_refused_with_row_and_column(
+def test_unsupported_values_are_refused_with_row_and_column(
     tmp_path: Path, frame: Any, said: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):
@@ -315,7 +315,7 @@ def test_an_object_that_cannot_be_stored_is_named_by_column_and_row(tmp_path: Pa
         assert not (tmp_path / "out").exists()
 
 
-def test_a_frame_takes_no_names_and_no_workers(tmp_path: Path) -> None:
+def test_a_frame_refuses_names_and_workers(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": [1]})
     with pytest.raises(InvalidArgument, match="names: not for data frames"):
         shardio.convert(frame, tmp_path / "out", names=("y",))

@@ -48,7 +48,7 @@ def of_shard(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(out.glob("*.shard"))}
 
 
-def test_a_function_makes_samples_of_items_in_their_order_whoever_does_it(tmp_path: Path) -> None:
+def test_samples_of_items_keep_their_order_for_any_number_of_workers(tmp_path: Path) -> None:
     lots = 3  # a closure, as of a notebook
 
     def make(n: int) -> Iterator[dict[str, Any]]:
@@ -67,7 +67,7 @@ def test_a_function_makes_samples_of_items_in_their_order_whoever_does_it(tmp_pa
         assert dataset.converter["options"]["function"].endswith("make")
 
 
-def test_a_function_may_give_one_sample_or_none(tmp_path: Path) -> None:
+def test_a_function_may_return_one_sample_or_none(tmp_path: Path) -> None:
     make = {"a": {"x": 1}, "b": None, "c": {"x": 3}}.get
     report = shardio.convert(["a"], tmp_path / "0", samples=lambda _: {"x": 0})
     assert report.n_samples == 1
@@ -91,13 +91,13 @@ def test_a_sample_may_have_bytes_text_json_and_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", [3, numbers, {"a": [1, 2]}])
-def test_what_gives_no_samples_is_refused(source: Any, tmp_path: Path) -> None:
+def test_a_source_that_is_not_iterable_is_refused(source: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="found a .*; expected a path, an iterable of"):
         shardio.convert(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_function_raises_breaks_its_item_alone_and_says_where(tmp_path: Path) -> None:
+def test_an_exception_breaks_only_its_item_and_names_the_line(tmp_path: Path) -> None:
     def make(n: int) -> Iterator[dict[str, Any]]:
         yield {"n": n}
         if n == 1:
@@ -122,7 +122,7 @@ def test_what_a_function_raises_breaks_its_item_alone_and_says_where(tmp_path: P
     assert stopped.stopped and stopped.n_samples == 1
 
 
-def test_an_item_that_ends_its_workers_costs_no_other(tmp_path: Path) -> None:
+def test_an_item_that_crashes_its_workers_breaks_no_other(tmp_path: Path) -> None:
     def make(n: int) -> dict[str, Any]:
         if n == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_an_item_that_ends_its_workers_costs_no_other(tmp_path: Path) -> None:
     assert "SIGKILL" in report.broken[0].reason
 
 
-def test_what_is_finished_is_not_made_again(tmp_path: Path) -> None:
+def test_finished_items_are_not_made_again(tmp_path: Path) -> None:
     out, made = tmp_path / "out", tmp_path / "made"
 
     def make(n: int) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_items_that_a_dataset_has_are_not_appended_again(tmp_path: Path) -> None
         shardio.convert([[4]], out, samples=len, workers=0, append=True)
 
 
-def test_items_have_names_of_their_own(tmp_path: Path) -> None:
+def test_items_have_distinct_names(tmp_path: Path) -> None:
     class Odd:
         pass
 
@@ -179,7 +179,7 @@ def test_items_have_names_of_their_own(tmp_path: Path) -> None:
     assert [one.name for one in report.inputs] == ["a", "a (2)", "a (2) (2)", "a (3)"]
 
 
-def test_fields_are_those_of_the_first_sample_or_given(tmp_path: Path) -> None:
+def test_the_schema_is_given_or_that_of_the_first_sample(tmp_path: Path) -> None:
     def make(n: int) -> dict[str, Any] | None:
         if n == 0:
             raise OSError("gone")
@@ -210,7 +210,7 @@ def test_fields_are_those_of_the_first_sample_or_given(tmp_path: Path) -> None:
         ([open], {"samples": numbers, "workers": 0}, None),
     ],
 )
-def test_what_does_not_fit_items_is_refused(
+def test_options_that_items_do_not_support_are_refused(
     tmp_path: Path, src: Any, options: dict[str, Any], said: str | None
 ) -> None:
     if said is None:
@@ -246,7 +246,7 @@ def test_a_data_set_is_converted_by_position_in_workers(tmp_path: Path) -> None:
         assert dataset.converter["options"]["names"] == ["x", "label"]
 
 
-def test_positions_of_a_large_data_set_are_taken_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_of_a_large_data_set_are_grouped_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert python_items.position_runs(3) == [0, 1, 2]
     monkeypatch.setattr(python_items, "MAX_ITEMS", 4)
     assert python_items.position_runs(4) == [0, 1, 2, 3]
@@ -259,7 +259,7 @@ def test_positions_of_a_large_data_set_are_taken_in_runs(monkeypatch: pytest.Mon
         assert [i for first, last in runs for i in range(first, last + 1)] == list(range(n))
 
 
-def test_where_no_item_gives_a_sample_nothing_is_published(tmp_path: Path) -> None:
+def test_without_samples_of_items_nothing_is_published(tmp_path: Path) -> None:
     out, schema = tmp_path / "out", Schema({"x": Array("int64")})
 
     def fail(n: int) -> dict[str, Any] | None:
@@ -276,7 +276,7 @@ def test_where_no_item_gives_a_sample_nothing_is_published(tmp_path: Path) -> No
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-def test_a_tuple_without_names_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_tuple_without_names_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"found a tuple of 2; name its parts: names=\("):
         shardio.convert(Pairs(2), tmp_path / "out", workers=0)
     with pytest.raises(SchemaError, match="expected 2 names for 2 values; found x"):
@@ -284,7 +284,7 @@ def test_a_tuple_without_names_is_refused_with_the_way_out(tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_named_tuples_have_names_and_one_name_is_of_the_value(tmp_path: Path) -> None:
+def test_named_tuples_have_names_and_a_single_name_is_for_the_value(tmp_path: Path) -> None:
     Point = collections.namedtuple("Point", "x y")
     shardio.convert(iter([Point(1, 2.5), Point(3, 4.5)]), tmp_path / "a")
     assert column(tmp_path / "a", "y") == [2.5, 4.5]
@@ -292,7 +292,7 @@ def test_named_tuples_have_names_and_one_name_is_of_the_value(tmp_path: Path) ->
     assert column(tmp_path / "b", "n") == [1, 2]
 
 
-def test_pictures_of_pillow_keep_their_pixels(tmp_path: Path) -> None:
+def test_pillow_images_keep_their_pixels(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 3), np.uint8)
     picture = PIL.fromarray(pixels)
     picture.getexif()[274] = 6  # turned: a viewer would turn it back
@@ -309,7 +309,7 @@ def test_pictures_of_pillow_keep_their_pixels(tmp_path: Path) -> None:
         shardio.convert([{"image": picture.convert("CMYK")}], tmp_path / "c")
 
 
-def test_what_says_how_to_become_an_array_does(tmp_path: Path) -> None:
+def test_objects_with_an_array_protocol_become_arrays(tmp_path: Path) -> None:
     class Lazy:  # as a tensor of tinygrad
         def numpy(self) -> Any:
             return np.arange(3, dtype=np.int16)
@@ -367,7 +367,7 @@ UNREADY = {
 @pytest.mark.parametrize("kind", UNREADY)
 @pytest.mark.parametrize("n_workers", [0, 1])
 @pytest.mark.parametrize("bad", [0, 2])
-def test_a_value_that_cannot_be_stored_costs_its_item_alone(
+def test_a_value_that_cannot_be_stored_breaks_only_its_item(
     tmp_path: Path, kind: str, n_workers: int, bad: int
 ) -> None:
     values = [UNREADY[kind][n != bad] for n in range(4)]
@@ -383,7 +383,7 @@ def test_a_value_that_cannot_be_stored_costs_its_item_alone(
         assert column(out, "n") == [n for n in range(4) if n != bad]
 
 
-def test_a_sample_that_raises_when_it_is_read_costs_its_item_alone(tmp_path: Path) -> None:
+def test_a_sample_that_raises_when_read_breaks_only_its_item(tmp_path: Path) -> None:
     class Lost(dict[str, Any]):
         def items(self) -> Any:
             raise RuntimeError("no connection")
@@ -399,7 +399,7 @@ def test_a_sample_that_raises_when_it_is_read_costs_its_item_alone(tmp_path: Pat
         assert column(tmp_path / name, "x") == [2]
 
 
-def test_where_no_value_can_be_stored_the_first_one_says_why(tmp_path: Path) -> None:
+def test_if_no_value_can_be_stored_the_first_error_is_raised(tmp_path: Path) -> None:
     calls = []
 
     def make(n: int) -> dict[str, Any]:
@@ -412,7 +412,7 @@ def test_where_no_value_can_be_stored_the_first_one_says_why(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_an_iterable_says_which_sample_and_field_cannot_be_stored(tmp_path: Path) -> None:
+def test_an_error_names_the_sample_and_field_of_an_iterable(tmp_path: Path) -> None:
     for n in (0, 2):
         samples = [{"x": Unready(KeyError("lost")) if k == n else np.ones(2)} for k in range(3)]
         expected = f"sample {n}: field 'x': .*KeyError: 'lost'"
@@ -426,7 +426,7 @@ def test_an_iterable_says_which_sample_and_field_cannot_be_stored(tmp_path: Path
             assert dataset.generation == 1
 
 
-def test_a_tensor_of_torch_that_is_no_array_costs_its_item_alone(tmp_path: Path) -> None:
+def test_a_torch_tensor_that_is_not_an_array_breaks_only_its_item(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
     odd = {
         "sparse": torch.eye(2).to_sparse(),
@@ -440,7 +440,7 @@ def test_a_tensor_of_torch_that_is_no_array_costs_its_item_alone(tmp_path: Path)
         assert "sample 0: field 'x': a torch.Tensor cannot be" in report.broken[0].reason
 
 
-def test_a_function_that_no_worker_can_have_is_refused(tmp_path: Path) -> None:
+def test_a_function_that_cannot_be_pickled_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
 
         def make(n: int) -> dict[str, Any]:
@@ -452,7 +452,7 @@ def test_a_function_that_no_worker_can_have_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_tensors_of_torch_become_arrays(tmp_path: Path) -> None:
+def test_torch_tensors_become_arrays(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is too large for the extra dev")
 
     class Clips(torch.utils.data.Dataset):  # type: ignore[misc,name-defined]
@@ -479,7 +479,7 @@ def test_tensors_of_torch_become_arrays(tmp_path: Path) -> None:
             assert bits.tolist() == [2.5, 2.5] and dataset[2]["x"].tolist() == [2.0, 2.0]
 
 
-def test_a_worker_that_dies_between_items_is_told(tmp_path: Path) -> None:
+def test_a_worker_that_crashes_between_items_is_an_error(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:
             return os._exit, (3,)

@@ -28,7 +28,7 @@ def notes(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [[], ["--frames=8"], ["--workers=2"]])
-def test_where_no_name_promises_a_kind_the_error_says_what_is_there_and_which_kinds_there_are(
+def test_if_names_suggest_no_kind_the_error_lists_the_files_and_all_kinds(
     notes: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["convert", str(notes), str(tmp_path / "out"), "--quiet", *options]) == 2
@@ -42,7 +42,7 @@ def test_where_no_name_promises_a_kind_the_error_says_what_is_there_and_which_ki
     assert not (tmp_path / "out").exists()
 
 
-def test_where_a_kind_is_given_and_nothing_is_of_it_the_error_names_the_one_that_names_promise(
+def test_if_no_file_is_of_the_given_kind_the_error_suggests_another(
     notes: Path, tmp_path: Path
 ) -> None:
     (notes / "table.csv").write_text("x\n1\n")
@@ -56,7 +56,7 @@ def test_where_a_kind_is_given_and_nothing_is_of_it_the_error_names_the_one_that
     assert not (tmp_path / "out").exists()
 
 
-def test_a_single_file_of_no_kind_and_a_name_that_promises_too_much_are_refused(
+def test_a_single_file_of_no_kind_is_refused_and_a_broken_one_is_not(
     notes: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidArgument, match=r"a\.txt: holds no file .* 1 file, \.txt \(1\);"):
@@ -65,9 +65,7 @@ def test_a_single_file_of_no_kind_and_a_name_that_promises_too_much_are_refused(
     assert shardio.convert(notes, tmp_path / "out", workers=0).counts["broken"] == 1
 
 
-def test_many_kinds_of_names_are_counted_and_converters_of_others_are_among_the_kinds(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_suffixes_are_counted_and_third_party_kinds_are_listed(lines: Path, tmp_path: Path) -> None:
     write(tmp_path / "none", {f"{n}.{n % 6}": "" for n in range(13)})
     with pytest.raises(InvalidArgument) as caught:
         convert(tmp_path / "none", tmp_path / "out")
@@ -77,9 +75,7 @@ def test_many_kinds_of_names_are_counted_and_converters_of_others_are_among_the_
     assert kinds.endswith("kinds that need --kind: lines, tokens")
 
 
-def test_an_append_needs_a_file_of_the_kind_and_none_that_is_new(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_an_append_needs_a_file_of_the_kind_but_not_a_new_one(lines: Path, tmp_path: Path) -> None:
     write(tmp_path / "none", {"readme": "hello"})
     convert(lines, tmp_path / "out")
     before = contents(tmp_path / "out")
@@ -89,7 +85,7 @@ def test_an_append_needs_a_file_of_the_kind_and_none_that_is_new(
     assert contents(tmp_path / "out") == before
 
 
-def test_a_dataset_does_not_give_way_to_nothing(lines: Path, tmp_path: Path) -> None:
+def test_without_inputs_of_the_kind_a_dataset_is_not_replaced(lines: Path, tmp_path: Path) -> None:
     write(tmp_path / "none", {"readme": "hello"})
     convert(lines, tmp_path / "out")
     before = contents(tmp_path / "out")

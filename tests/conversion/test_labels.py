@@ -55,13 +55,13 @@ def test_classes_come_from_the_file_and_not_from_folders(lines: Path, tmp_path: 
         ),
     ],
 )
-def test_csv_and_json_lines_say_the_same(
+def test_csv_and_json_lines_are_equivalent(
     lines: Path, tmp_path: Path, name: str, content: str
 ) -> None:
     assert read_labels(str(written(tmp_path, name, content))) == {"a/1.txt": "zebra"}
 
 
-def test_whole_numbers_are_sorted_as_numbers(lines: Path, tmp_path: Path) -> None:
+def test_whole_numbers_are_sorted_numerically(lines: Path, tmp_path: Path) -> None:
     content = "path,label\na/1.txt,10\nb/3.txt,9\n"
     convert(lines, tmp_path / "out", labels=written(tmp_path, "labels.csv", content))
     assert shardio.open(tmp_path / "out").classes == ("9", "10")
@@ -97,7 +97,7 @@ def test_whole_numbers_are_sorted_as_numbers(lines: Path, tmp_path: Path) -> Non
         ("l.jsonl", '{"path": 3, "label": "x"}', "line 1: expected a path, found 3"),
     ],
 )
-def test_a_file_that_breaks_a_rule_is_refused_with_the_place_before_anything_is_made(
+def test_an_invalid_label_file_is_refused_with_the_line_before_anything_is_created(
     lines: Path, tmp_path: Path, name: str, content: str | bytes, said: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):
@@ -106,7 +106,7 @@ def test_a_file_that_breaks_a_rule_is_refused_with_the_place_before_anything_is_
 
 
 @given(st.binary(max_size=200), st.sampled_from(["l.csv", "l.jsonl"]))
-def test_any_bytes_are_labels_or_refused(content: bytes, name: str) -> None:
+def test_any_bytes_are_labels_or_an_error(content: bytes, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = written(Path(folder), name, content)
         try:
@@ -117,9 +117,7 @@ def test_any_bytes_are_labels_or_refused(content: bytes, name: str) -> None:
             assert all(text.encode() for text in (*found, *found.values()))
 
 
-def test_other_labels_convert_those_units_again_whose_labels_are_others(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_units_with_other_labels_are_converted_again(lines: Path, tmp_path: Path) -> None:
     def interrupt(state: Progress) -> None:
         if state.n_inputs_done == 6:
             raise KeyboardInterrupt
@@ -133,7 +131,7 @@ def test_other_labels_convert_those_units_again_whose_labels_are_others(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_the_command_takes_labels_and_counts_by_them(
+def test_the_command_accepts_labels(
     lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     labels = str(written(tmp_path, "labels.csv", CSV))

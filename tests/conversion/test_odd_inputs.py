@@ -72,7 +72,7 @@ def odd_folder(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_oddity_is_converted_or_listed(
+def test_every_unusual_input_is_converted_or_listed(
     tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = odd_folder(tmp_path / "odd")
@@ -100,7 +100,7 @@ def test_names_are_escaped_wherever_they_are_printed(
         assert all(char.isprintable() for line in said.split("\n") for char in line)
 
 
-def test_a_folder_that_cannot_be_listed_is_an_input_that_says_so(
+def test_a_folder_that_cannot_be_listed_is_a_broken_input(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may list every folder, so the system's refusal is played."""
@@ -140,7 +140,7 @@ def test_an_input_that_cannot_be_read_is_broken_and_the_rest_is_converted(
     assert (broken.name, broken.reason) == ("b/3.txt", f"cannot be read: {os.strerror(code)}")
 
 
-def test_an_error_of_reading_that_names_no_file_is_one_of_the_input_unless_the_machine_is_short(
+def test_a_read_error_without_a_file_name_breaks_the_input_unless_the_machine_is_to_blame(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, read = errno.EIO, Path.read_text
@@ -160,7 +160,7 @@ def test_an_error_of_reading_that_names_no_file_is_one_of_the_input_unless_the_m
 
 @pytest.mark.parametrize("what", ["changed", "vanished"])
 @pytest.mark.parametrize("keep_partial", [False, True])
-def test_of_an_input_that_is_another_in_the_end_nothing_is_kept(
+def test_an_input_that_changes_while_it_is_read_gives_no_samples(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, *, keep_partial: bool
 ) -> None:
     samples = Lines.samples
@@ -178,7 +178,7 @@ def test_of_an_input_that_is_another_in_the_end_nothing_is_kept(
     assert texts(tmp_path / "out") == "one two four five six seven".split()
 
 
-def test_an_input_that_is_gone_when_its_turn_comes_is_broken(
+def test_an_input_that_has_vanished_is_broken(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def removing(*_: object) -> None:
@@ -210,7 +210,7 @@ def test_many_tiny_inputs_are_many_units(tmp_path: Path) -> None:
     assert [source for part in units for source in part.inputs] == inputs
 
 
-def test_what_a_report_of_progress_costs_does_not_grow_with_the_inputs() -> None:
+def test_the_cost_of_progress_does_not_grow_with_the_inputs() -> None:
     sums = []
 
     class Counted(Listing):
@@ -275,7 +275,7 @@ def test_nothing_outside_out_is_opened_for_writing(tmp_path: Path) -> None:
     assert int(n_paths) > 10 and outside == "[]"
 
 
-def test_the_walk_goes_round_a_circle_of_links_once(tmp_path: Path) -> None:
+def test_a_circle_of_links_is_walked_once(tmp_path: Path) -> None:
     write(tmp_path / "root", {"a/1.txt": "x"})
     (tmp_path / "root" / "a" / "up").symlink_to("../..")
     (tmp_path / "root" / "b").symlink_to("a")

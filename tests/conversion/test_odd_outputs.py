@@ -38,7 +38,7 @@ def make_out(lines: Path, out: Path, options: dict[str, bool]) -> Path:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_folder_that_has_the_name_of_the_work_is_not_emptied(
+def test_a_foreign_folder_with_the_name_of_the_work_folder_is_not_emptied(
     lines: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
     place = make_out(lines, tmp_path / "out", options)
@@ -50,7 +50,7 @@ def test_a_folder_that_has_the_name_of_the_work_is_not_emptied(
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_link_that_has_the_name_of_the_work_is_not_followed(
+def test_a_link_with_the_name_of_the_work_folder_is_not_followed(
     lines: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
     place = make_out(lines, tmp_path / "out", options)
@@ -61,7 +61,7 @@ def test_a_link_that_has_the_name_of_the_work_is_not_followed(
     assert {*contents(tmp_path / "elsewhere").values()} == {b"mine"}
 
 
-def test_overwrite_replaces_a_dataset_beside_which_a_writer_was_killed(
+def test_overwrite_replaces_a_dataset_with_leftovers_of_a_killed_writer(
     lines: Path, tmp_path: Path
 ) -> None:
     convert(lines, tmp_path / "out")
@@ -80,7 +80,7 @@ def test_overwrite_replaces_a_dataset_beside_which_a_writer_was_killed(
     ],
     ids=["conversion", "append"],
 )
-def test_a_plan_of_another_version_is_told_with_a_way_out_that_loses_nothing(
+def test_a_plan_of_another_version_is_an_error_with_a_hint_that_loses_nothing(
     lines: Path, tmp_path: Path, options: dict[str, bool], hint: str
 ) -> None:
     place = make_out(lines, tmp_path / "out", options)
@@ -127,7 +127,7 @@ def damage(out: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"append": True}, {"overwrite": True}], ids=str)
-def test_of_a_damaged_list_of_moves_the_way_out_is_told(
+def test_a_damaged_rename_log_is_an_error_with_a_hint(
     lines: Path, killed_append: Path, options: dict[str, bool]
 ) -> None:
     damage(killed_append)
@@ -140,7 +140,7 @@ def test_of_a_damaged_list_of_moves_the_way_out_is_told(
     assert texts(killed_append) == [*OLD, "eight"]
 
 
-def test_of_a_damaged_list_of_what_was_replaced_the_way_back_is_told(
+def test_a_damaged_rename_log_of_a_replacement_is_an_error_with_a_hint(
     lines: Path, killed_replacement: Path
 ) -> None:
     damage(killed_replacement)
@@ -171,7 +171,7 @@ def test_of_a_damaged_list_of_what_was_replaced_the_way_back_is_told(
     ],
     ids=str,
 )
-def test_a_list_of_moves_moves_nothing_that_lies_elsewhere(
+def test_a_rename_log_moves_nothing_from_elsewhere(
     lines: Path, killed_append: Path, move: list[object]
 ) -> None:
     content = {"lineage": "x", "generation": 9, "moves": [move]}
@@ -183,7 +183,7 @@ def test_a_list_of_moves_moves_nothing_that_lies_elsewhere(
     assert contents(killed_append.parent) == before
 
 
-def test_while_a_dataset_is_being_replaced_nothing_is_appended(
+def test_an_append_to_a_dataset_being_replaced_is_refused(
     lines: Path, killed_replacement: Path
 ) -> None:
     with pytest.raises(DatasetNotFound, match=r"resume it \(--resume\) before appending"):
@@ -192,7 +192,7 @@ def test_while_a_dataset_is_being_replaced_nothing_is_appended(
     assert texts(killed_replacement) == OLD
 
 
-def test_an_append_that_cannot_go_on_since_a_column_was_added_says_what_is_left(
+def test_an_append_that_cannot_resume_after_a_column_was_added_names_the_leftovers(
     lines: Path, killed_append: Path
 ) -> None:
     add_column(killed_append, "extra", Array("int32"), range(7))
@@ -213,7 +213,7 @@ def test_a_dataset_is_not_its_own_source(
     assert contents(tmp_path / "out") == before
 
 
-def test_where_no_folder_can_be_made_it_is_told(
+def test_an_out_that_cannot_be_created_is_an_error(
     lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.conversion.staging.LOCK_PATIENCE_S", 0)
@@ -223,7 +223,7 @@ def test_where_no_folder_can_be_made_it_is_told(
 
 @pytest.mark.parametrize("source", ["files", "samples"])
 @pytest.mark.parametrize("out", ["", "a\0b", "a\ud800b"])
-def test_an_out_that_no_folder_can_be_called_is_refused(
+def test_an_invalid_folder_name_is_refused(
     lines: Path, monkeypatch: pytest.MonkeyPatch, source: str, out: str
 ) -> None:
     (lines / "cwd").mkdir()
@@ -244,7 +244,7 @@ def test_the_command_refuses_an_empty_out(
 
 
 @pytest.mark.parametrize("how", ["reshard", "merge", "export", "write"])
-def test_in_no_way_is_an_empty_name_the_current_folder(
+def test_an_empty_name_is_never_the_current_folder(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     made = tmp_path / "made"

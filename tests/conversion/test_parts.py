@@ -72,7 +72,7 @@ def test_parts_are_listed_and_give_no_samples(
     assert "4 part of another" in capsys.readouterr().out
 
 
-def test_a_folder_of_parts_is_no_class(lines: Path, tmp_path: Path) -> None:
+def test_a_folder_of_parts_is_not_a_class(lines: Path, tmp_path: Path) -> None:
     (lines / "empty").mkdir()
     report = convert(lines, tmp_path / "out")
     assert report.classes == ("a", "b", "c", "cats", "d", "dogs", "empty")
@@ -87,7 +87,7 @@ def test_an_input_that_could_have_parts_stands_for_its_folder(lines: Path, tmp_p
     assert [sample["label"] for sample in shardio.open(tmp_path / "out")] == [0, -1]
 
 
-def test_a_part_that_changes_or_goes_while_it_is_read_breaks_its_input(
+def test_a_part_that_changes_or_vanishes_while_it_is_read_breaks_its_input(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def act(source: Input) -> None:
@@ -104,7 +104,7 @@ def test_a_part_that_changes_or_goes_while_it_is_read_breaks_its_input(
     }
 
 
-def test_a_part_that_is_no_file_breaks_its_input_and_is_not_opened(
+def test_a_part_that_is_not_a_file_breaks_its_input_and_is_not_opened(
     lines: Path, tmp_path: Path
 ) -> None:
     os.mkfifo(lines / "cats" / "1.many" / "pipe")
@@ -116,7 +116,7 @@ def test_a_part_that_is_no_file_breaks_its_input_and_is_not_opened(
     }
 
 
-def test_an_append_tells_a_changed_part(lines: Path, tmp_path: Path) -> None:
+def test_an_append_reports_a_modified_part(lines: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(lines, out)
     assert convert(lines, out, append=True).generation == 1
@@ -129,7 +129,7 @@ def test_an_append_tells_a_changed_part(lines: Path, tmp_path: Path) -> None:
     assert "bytes, 14 when it was converted" in report.modified[1].reason
 
 
-def test_what_is_resumed_has_the_parts_as_they_are(
+def test_a_resumed_conversion_has_the_current_parts(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(state: Any) -> None:
@@ -148,12 +148,14 @@ def test_what_is_resumed_has_the_parts_as_they_are(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_an_estimate_takes_inputs_with_their_parts(lines: Path) -> None:
+def test_an_estimate_samples_inputs_with_their_parts(lines: Path) -> None:
     found = estimate(lines / "cats", n_inputs=1, kind="lines", workers=0, keep_partial=True)
     assert found.sample.counts == {"converted": 1, "part": 2} and found.n_inputs == 3
 
 
-def test_parts_count_where_they_are_read(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_count_towards_the_unit_that_reads_them(
+    lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(lines, {"dogs/2.many/1.txt": "x" * 100})
     joined = join_parts(list_inputs(str(lines)), Lines())
     monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 100)

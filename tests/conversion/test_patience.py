@@ -23,7 +23,7 @@ def samples(n: int) -> Generator[dict[str, Any], None, str]:
     return "done"
 
 
-def test_samples_and_what_is_returned_stay_as_they_are_and_time_is_given_to_each_step() -> None:
+def test_samples_and_outcome_are_unchanged_and_each_step_has_its_own_limit() -> None:
     made = limit_cpu(samples(3), 2000)
     found = []
     while True:
@@ -38,7 +38,7 @@ def test_samples_and_what_is_returned_stay_as_they_are_and_time_is_given_to_each
 
 
 @pytest.mark.parametrize("n_steps", [0, 1])
-def test_nothing_ends_a_process_that_is_done_with_the_samples(n_steps: int) -> None:
+def test_the_limit_ends_with_the_samples(n_steps: int) -> None:
     made = limit_cpu(samples(2), 2000)
     for _ in range(n_steps):
         next(made)
@@ -46,6 +46,6 @@ def test_nothing_ends_a_process_that_is_done_with_the_samples(n_steps: int) -> N
     assert left_s() == 0
 
 
-def test_large_inputs_have_more_time() -> None:
+def test_large_inputs_have_a_higher_limit() -> None:
     part = Input("b", "b", 3 << 20, -1)
     assert cpu_limit_s(60, Input("a", "a", 5 << 20, -1, parts=(part,))) == 68

@@ -68,13 +68,11 @@ def names(source: Path | str) -> list[str]:
         (".//c*/./1.txt", "cat/1.txt"),
     ],
 )
-def test_a_pattern_stands_for_the_files_and_folders_that_match(
-    tree: Path, pattern: str, matched: str
-) -> None:
+def test_a_pattern_lists_matching_files_and_folders(tree: Path, pattern: str, matched: str) -> None:
     assert names(f"{tree}/{pattern}") == matched.split()
 
 
-def test_what_comes_before_the_pattern_is_the_folder_that_paths_and_classes_are_below(
+def test_paths_and_classes_are_relative_to_the_part_before_the_pattern(
     tree: Path,
 ) -> None:
     assert names(tree / "cat" / "*.tar") == ["1.tar"]
@@ -95,7 +93,7 @@ def test_a_pattern_may_begin_in_the_current_folder(
     assert names("**/2.tar") == ["deep/2.tar"]
 
 
-def test_a_path_that_is_there_is_that_path_whatever_is_in_its_name(tmp_path: Path) -> None:
+def test_an_existing_path_is_never_a_pattern(tmp_path: Path) -> None:
     write(tmp_path, {"clip [1].mp4": "", "clip 1.mp4": "", "old [x]/1.mp4": "", "old x/2.mp4": ""})
     assert names(tmp_path / "clip [1].mp4") == ["clip [1].mp4"]
     assert names(tmp_path / "clip [[]1].mp4") == ["clip [1].mp4"]
@@ -103,7 +101,7 @@ def test_a_path_that_is_there_is_that_path_whatever_is_in_its_name(tmp_path: Pat
     assert names(tmp_path / "ol[d] [x]" / "*.mp4") == ["old x/2.mp4"]
 
 
-def test_only_folders_that_may_hold_a_match_are_looked_into(
+def test_only_folders_that_may_hold_a_match_are_listed(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked, scandir = list[str](), os.scandir
@@ -126,7 +124,7 @@ def test_only_folders_that_may_hold_a_match_are_looked_into(
         ("notes/*", "matches no file: the folder {root}/notes does not exist"),
     ],
 )
-def test_a_pattern_that_nothing_matches_is_refused_with_where_it_was_looked_for(
+def test_a_pattern_without_matches_is_refused_with_the_folder_searched(
     tree: Path, tmp_path: Path, pattern: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["convert", f"{tree}/{pattern}", str(tmp_path / "out")]) == cli.USAGE
@@ -134,7 +132,7 @@ def test_a_pattern_that_nothing_matches_is_refused_with_where_it_was_looked_for(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_matches_becomes_the_same_dataset_as_a_folder_with_nothing_else(
+def test_a_pattern_gives_the_same_dataset_as_a_folder_of_its_matches(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = note_reads(monkeypatch)
@@ -153,7 +151,7 @@ def test_what_matches_becomes_the_same_dataset_as_a_folder_with_nothing_else(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_a_dataset_grows_by_what_another_pattern_matches(lines: Path, tmp_path: Path) -> None:
+def test_the_matches_of_another_pattern_can_be_appended(lines: Path, tmp_path: Path) -> None:
     out = lines / "out"  # which matches, too, and is left out
     convert(lines / "[a]" / "*.txt", out)
     report = convert(lines / "*", out, append=True)
@@ -175,7 +173,7 @@ def test_a_conversion_of_a_pattern_is_resumed_and_replaced(lines: Path, tmp_path
     assert texts(out) == ["one", "two"]
 
 
-def test_labels_from_a_file_are_for_what_matches(lines: Path, tmp_path: Path) -> None:
+def test_labels_from_a_file_apply_to_matches(lines: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("path,label\na/1.txt,x\nc/4.txt,y\n")
     convert(lines / "[abc]" / "*.txt", tmp_path / "out", labels=tmp_path / "labels.csv")
     with shardio.open(tmp_path / "out") as dataset:
@@ -183,7 +181,7 @@ def test_labels_from_a_file_are_for_what_matches(lines: Path, tmp_path: Path) ->
         assert [int(sample["label"]) for sample in dataset] == [0, 0, -1, 1, 1, 1]
 
 
-def test_the_command_takes_a_pattern_tells_its_kind_and_measures_what_it_made(
+def test_the_command_accepts_a_pattern_guesses_its_kind_and_estimates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, {"in/1.csv": "x\n1\n2\n", "in/2.csv": "x\n3\n", "in/3.mp4": ""})

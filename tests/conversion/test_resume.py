@@ -62,7 +62,7 @@ def test_resumed_after_any_input_the_result_is_that_of_an_uninterrupted_conversi
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_what_is_finished_is_neither_read_again_nor_missing_in_the_report(
+def test_finished_inputs_are_not_read_again_and_are_in_the_report(
     lines: Path, tmp_path: Path, read: list[str]
 ) -> None:
     whole = convert(lines, tmp_path / "whole")
@@ -77,7 +77,7 @@ def test_what_is_finished_is_neither_read_again_nor_missing_in_the_report(
     assert [step.n_inputs_done for step in told] == list(range(N_INPUTS + 1))
 
 
-def test_an_interrupted_conversion_says_how_to_go_on_and_keeps_its_work_hidden(
+def test_an_interrupted_conversion_has_a_hint_and_hides_its_work(
     lines: Path, tmp_path: Path
 ) -> None:
     (note,) = interrupted(lines, tmp_path / "out").__notes__
@@ -90,7 +90,7 @@ def test_an_interrupted_conversion_says_how_to_go_on_and_keeps_its_work_hidden(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_full_disk_is_told_as_it_is_and_what_is_finished_is_kept(
+def test_a_full_disk_raises_its_error_and_keeps_finished_units(
     lines: Path, tmp_path: Path, workers: int
 ) -> None:
     (lines / "top.txt").write_text("full")
@@ -103,13 +103,13 @@ def test_a_full_disk_is_told_as_it_is_and_what_is_finished_is_kept(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_where_nothing_is_finished_nothing_is_left(lines: Path, tmp_path: Path) -> None:
+def test_without_finished_units_nothing_is_left(lines: Path, tmp_path: Path) -> None:
     assert not hasattr(interrupted(lines, tmp_path / "out", 1), "__notes__")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("folder", ["new", "dataset"])
-def test_resumed_where_no_input_gives_a_sample_nothing_is_published_or_left(
+def test_resuming_without_samples_publishes_and_leaves_nothing(
     tmp_path: Path, lines: Path, folder: str
 ) -> None:
     source, out, replaces = tmp_path / "none", tmp_path / "out", folder == "dataset"
@@ -128,7 +128,7 @@ def test_resumed_where_no_input_gives_a_sample_nothing_is_published_or_left(
     assert texts(out) == ["one"]
 
 
-def test_a_failure_to_publish_takes_the_shards_back_and_keeps_them(
+def test_a_failure_to_publish_moves_the_shards_back_and_keeps_them(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -156,7 +156,7 @@ def test_a_conversion_may_be_interrupted_again_and_again(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_one_that_stopped_at_a_broken_input_stops_there_again(lines: Path, tmp_path: Path) -> None:
+def test_a_resumed_conversion_stops_at_the_same_broken_input(lines: Path, tmp_path: Path) -> None:
     (lines / "b" / "3.txt").write_text("three !")
     whole = convert(lines, tmp_path / "whole", on_error="stop")
     interrupted(lines, tmp_path / "out", 3, on_error="stop")
@@ -178,7 +178,7 @@ def test_one_that_stopped_at_a_broken_input_stops_there_again(lines: Path, tmp_p
         pytest.param({"0/0.txt": "zero is new"}, "0/0.txt", id="appeared with a class"),
     ],
 )
-def test_the_result_is_that_of_the_source_as_it_is_now(
+def test_resuming_converts_the_current_source(
     lines: Path, tmp_path: Path, read: list[str], change: dict[str, str | None], must_read: str
 ) -> None:
     interrupted(lines, tmp_path / "out", 6)
@@ -194,7 +194,7 @@ def test_the_result_is_that_of_the_source_as_it_is_now(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_only_units_of_which_an_input_has_changed_are_converted_again(
+def test_only_units_with_modified_inputs_are_converted_again(
     lines: Path, tmp_path: Path, read: list[str]
 ) -> None:
     interrupted(lines, tmp_path / "out", 6)
@@ -204,9 +204,7 @@ def test_only_units_of_which_an_input_has_changed_are_converted_again(
     assert "a/1.txt" in read and "c/4.txt" not in read and "top.txt" in read
 
 
-def test_a_change_that_keeps_size_and_time_of_modification_is_noticed(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_a_change_that_keeps_size_and_mtime_is_noticed(lines: Path, tmp_path: Path) -> None:
     interrupted(lines, tmp_path / "out", 6)
     place = lines / "a" / "1.txt"
     status = place.stat()
@@ -242,7 +240,7 @@ def test_a_finished_unit_that_was_damaged_is_converted_again(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_a_damaged_plan_is_told_and_may_be_overwritten(lines: Path, tmp_path: Path) -> None:
+def test_a_damaged_plan_is_an_error_and_can_be_overwritten(lines: Path, tmp_path: Path) -> None:
     interrupted(lines, tmp_path / "out")
     flip(tmp_path / "out" / ".conversion" / "plan.json", 30)
     with pytest.raises(DatasetCorrupt, match=r"plan\.json"):
@@ -263,7 +261,7 @@ def test_a_damaged_plan_is_told_and_may_be_overwritten(lines: Path, tmp_path: Pa
         ({"shard_bytes": 999}, "shard_bytes was 268435456, is 999"),
     ],
 )
-def test_it_goes_on_with_the_same_options_only(
+def test_resuming_needs_the_same_options(
     lines: Path, tmp_path: Path, options: dict[str, Any], named: str
 ) -> None:
     interrupted(lines, tmp_path / "out")
@@ -282,7 +280,7 @@ def test_it_goes_on_with_the_same_options_only(
         (platform, "machine", lambda: "vax", "machine was '.*', is 'vax'"),
     ],
 )
-def test_it_goes_on_with_the_same_versions_only(
+def test_resuming_needs_the_same_versions(
     lines: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -297,14 +295,14 @@ def test_it_goes_on_with_the_same_versions_only(
         convert(lines, tmp_path / "out", resume=True)
 
 
-def test_resume_where_there_is_nothing_begins(lines: Path, tmp_path: Path) -> None:
+def test_resume_without_an_interrupted_conversion_starts_one(lines: Path, tmp_path: Path) -> None:
     convert(lines, tmp_path / "out", resume=True)
     assert len(texts(tmp_path / "out")) == 7
     with pytest.raises(DatasetExists, match="already holds a dataset"):
         convert(lines, tmp_path / "out", resume=True)
 
 
-def test_resume_and_overwrite_exclude_each_other_and_are_for_files(
+def test_resume_and_overwrite_are_mutually_exclusive_and_for_files(
     lines: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidArgument, match="are mutually exclusive"):
@@ -316,7 +314,7 @@ def test_resume_and_overwrite_exclude_each_other_and_are_for_files(
 # Overwriting.
 
 
-def test_overwrite_begins_again_with_any_options(
+def test_overwrite_starts_again_with_any_options(
     lines: Path, tmp_path: Path, read: list[str]
 ) -> None:
     interrupted(lines, tmp_path / "out")
@@ -326,7 +324,9 @@ def test_overwrite_begins_again_with_any_options(
     assert len(texts(tmp_path / "out")) == 14
 
 
-def test_overwrite_replaces_a_dataset_when_the_new_one_is_done(lines: Path, tmp_path: Path) -> None:
+def test_overwrite_replaces_a_dataset_once_the_new_one_is_complete(
+    lines: Path, tmp_path: Path
+) -> None:
     convert(lines, tmp_path / "out", repeat=2, shard_bytes=5000)
     old = contents(tmp_path / "out")
     with shardio.open(tmp_path / "out") as opened:
@@ -340,7 +340,7 @@ def test_overwrite_replaces_a_dataset_when_the_new_one_is_done(lines: Path, tmp_
 
 
 @pytest.mark.parametrize("is_same", [False, True])
-def test_a_dataset_that_could_not_be_replaced_is_there_as_before(
+def test_a_dataset_that_could_not_be_replaced_is_unchanged(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_same: bool
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -356,7 +356,7 @@ def test_a_dataset_that_could_not_be_replaced_is_there_as_before(
     assert {name: now[name] for name in old} == old
 
 
-def test_overwrite_replaces_nothing_but_datasets(lines: Path, tmp_path: Path) -> None:
+def test_overwrite_replaces_only_datasets(lines: Path, tmp_path: Path) -> None:
     write(tmp_path / "other", {"thesis.tex": "a year of work"})
     with pytest.raises(DatasetExists, match=r"thesis\.tex"):
         convert(lines, tmp_path / "other", overwrite=True)
@@ -369,7 +369,7 @@ def test_overwrite_replaces_nothing_but_datasets(lines: Path, tmp_path: Path) ->
         assert (out / name).exists() and len(texts(out)) == 7
 
 
-def test_overwrite_replaces_no_dataset_whose_parts_it_cannot_know(
+def test_overwrite_does_not_replace_a_dataset_with_unreadable_generations(
     lines: Path, tmp_path: Path
 ) -> None:
     convert(lines, tmp_path / "out")
@@ -380,7 +380,7 @@ def test_overwrite_replaces_no_dataset_whose_parts_it_cannot_know(
     assert contents(tmp_path / "out") == before
 
 
-def test_what_is_written_is_never_read_as_a_source(lines: Path, tmp_path: Path) -> None:
+def test_the_output_is_never_read_as_a_source(lines: Path, tmp_path: Path) -> None:
     report = convert(lines, tmp_path / "whole")
     interrupted(lines, lines / "out")
     assert convert(lines, lines / "out", resume=True).inputs == report.inputs
@@ -391,7 +391,7 @@ def test_what_is_written_is_never_read_as_a_source(lines: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_input_that_ends_every_process_that_reads_it_costs_itself_only(
+def test_an_input_that_crashes_every_worker_breaks_no_other(
     lines: Path, tmp_path: Path, workers: int
 ) -> None:
     (lines / "c" / "4.txt").write_text("four !")
@@ -406,14 +406,14 @@ def test_an_input_that_ends_every_process_that_reads_it_costs_itself_only(
     assert shards.items() <= contents(tmp_path / "broken").items()
 
 
-def test_two_such_inputs_in_one_unit_cost_no_more(lines: Path, tmp_path: Path) -> None:
+def test_two_such_inputs_in_one_unit_break_no_other(lines: Path, tmp_path: Path) -> None:
     write(lines, {"a/1.txt": "kill", "a/2.txt": "kill"})
     report = convert(lines, tmp_path / "out", workers=1)
     assert [source.name for source in report.broken] == ["a/1.txt", "a/2.txt"]
     assert texts(tmp_path / "out") == "three four five six seven".split()
 
 
-def test_a_process_that_ends_once_costs_nothing(lines: Path, tmp_path: Path) -> None:
+def test_a_worker_that_crashes_once_breaks_nothing(lines: Path, tmp_path: Path) -> None:
     (lines / "c" / "4.txt").write_text(f"four once:{tmp_path}/ended six")
     report = convert(lines, tmp_path / "out", workers=2)
     assert (tmp_path / "ended").exists() and not report.broken
@@ -421,7 +421,7 @@ def test_a_process_that_ends_once_costs_nothing(lines: Path, tmp_path: Path) -> 
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_on_error_stop_ends_at_an_input_that_ends_processes(lines: Path, tmp_path: Path) -> None:
+def test_on_error_stop_ends_at_an_input_that_crashes_workers(lines: Path, tmp_path: Path) -> None:
     (lines / "b" / "3.txt").write_text("kill")
     report = convert(lines, tmp_path / "out", workers=2, on_error="stop")
     assert report.stopped and texts(tmp_path / "out") == ["one", "two"]
@@ -432,7 +432,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("what", ["made", "replaced"])
-def test_one_that_is_killed_while_it_tidies_up_can_be_resumed_until_nothing_is_left(
+def test_a_conversion_killed_during_its_clean_up_can_be_resumed(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     out, work = tmp_path / "out", tmp_path / "out" / ".conversion"

@@ -41,7 +41,7 @@ def told(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_in_a_file_are_what_they_were(
+def test_spilled_values_are_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     given = [{"x": KINDS[kind](i), "text": f"{i}"} for i in range(300)]
@@ -56,7 +56,7 @@ def test_values_in_a_file_are_what_they_were(
     ]
 
 
-def test_samples_of_different_fields_may_wait_together(
+def test_samples_with_different_fields_can_be_buffered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = [{"x": i} if i % 3 else {"y": i, "x": 1} if i % 2 else {} for i in range(300)]
@@ -76,7 +76,7 @@ def test_samples_of_different_fields_may_wait_together(
     ],
     ids=["numbers", "nested", "arrays"],
 )
-def test_what_waits_in_memory_counts_as_what_it_takes_there(
+def test_buffered_values_count_with_their_size_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(worker, "BUFFER_BYTES", 1 << 17)

@@ -69,11 +69,11 @@ def test_the_parts_of_a_split_are_found(
         ["train", "cat"],
     ],
 )
-def test_other_folders_are_none(folders: list[str]) -> None:
+def test_other_folders_are_not_a_split(folders: list[str]) -> None:
     assert find_split(folders) is None
 
 
-def test_pictures_of_train_and_val_are_warned_of_and_the_commands_keep_them_apart(
+def test_folders_train_and_val_give_a_warning_with_working_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -100,7 +100,7 @@ def run_commands(text: str) -> None:
         assert name == "shardio" and cli.main([*arguments, "--workers=0", "--quiet"]) == 0
 
 
-def test_classes_that_a_part_lacks_are_named_and_an_empty_folder_mends_it(tmp_path: Path) -> None:
+def test_missing_classes_of_a_part_are_named_and_fixed_by_an_empty_folder(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "train/dog", "test/dog", "unlabelled")
     text = warned(source, tmp_path / "out")
     assert text.endswith(
@@ -123,7 +123,7 @@ def test_classes_that_a_part_lacks_are_named_and_an_empty_folder_mends_it(tmp_pa
         ("i*", ["in/train", "in/val"]),
     ],
 )
-def test_of_a_pattern_the_commands_have_the_rest_of_it(
+def test_the_commands_keep_the_rest_of_a_pattern(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, commands: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -135,7 +135,7 @@ def test_of_a_pattern_the_commands_have_the_rest_of_it(
     run_commands(text)
 
 
-def test_videos_and_other_kinds_are_warned_of_as_well(
+def test_videos_and_other_kinds_give_a_warning_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("train", "test"):
@@ -152,7 +152,7 @@ def test_videos_and_other_kinds_are_warned_of_as_well(
     assert "eval" in warned(lines, tmp_path / "of-lines", kind="lines")
 
 
-def test_tables_with_labels_of_their_own_are_warned_of_without_a_word_of_classes(
+def test_the_warning_for_tables_with_labels_does_not_mention_classes(
     tmp_path: Path,
 ) -> None:
     write(tmp_path / "in", {"train/a.csv": "label,x\n1,2\n", "test/b.csv": "label,x\n0,3\n"})
@@ -160,20 +160,20 @@ def test_tables_with_labels_of_their_own_are_warned_of_without_a_word_of_classes
     assert "go into one dataset. To create" in text and "classes" not in text
 
 
-def test_with_a_file_of_labels_folders_are_no_classes_and_nothing_is_said(tmp_path: Path) -> None:
+def test_with_a_label_file_there_is_no_warning(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
     write(tmp_path, {"labels.csv": "path,label\ntrain/cat/0.jpg,cat\nval/cat/1.jpg,cat\n"})
     shardio.convert(source, tmp_path / "out", workers=0, labels=tmp_path / "labels.csv")
 
 
-def test_a_warning_that_is_an_error_leaves_nothing(tmp_path: Path) -> None:
+def test_a_warning_raised_as_an_error_leaves_nothing(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
     with pytest.raises(UserWarning, match="parts of a split"):
         shardio.convert(source, tmp_path / "out", workers=0)
     assert not (tmp_path / "out").exists()
 
 
-def test_an_estimate_says_nothing_of_its_temporary_folder(tmp_path: Path) -> None:
+def test_an_estimate_does_not_mention_its_temporary_folder(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
     assert estimate(source, workers=0).n_inputs == 2
 

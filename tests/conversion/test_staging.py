@@ -101,7 +101,7 @@ def killed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_shards_that_a_killed_conversion_moved_out_are_taken_back(
+def test_shards_moved_out_by_a_killed_conversion_are_moved_back(
     source: Path, tmp_path: Path
 ) -> None:
     abandoned(source, tmp_path / "out")
@@ -133,9 +133,7 @@ def test_a_generation_of_a_killed_conversion_is_withdrawn_and_anothers_is_not(
     assert kept.read_bytes() == anothers
 
 
-def test_a_conversion_killed_when_it_had_published_only_tidies_up(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_conversion_killed_after_publishing_only_cleans_up(source: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "model")
     abandoned(source, tmp_path / "out", publish=True)
     with pytest.raises(DatasetExists, match="already holds a dataset"):
@@ -146,7 +144,7 @@ def test_a_conversion_killed_when_it_had_published_only_tidies_up(
     assert again.inputs[0].detail == report.inputs[0].detail
 
 
-def test_a_dataset_of_a_killed_conversion_is_not_passed_off_as_one_of_inputs_that_are_others_now(
+def test_a_published_dataset_is_not_reported_for_modified_inputs(
     source: Path, tmp_path: Path
 ) -> None:
     abandoned(source, tmp_path / "out", publish=True)
@@ -161,7 +159,7 @@ def test_a_dataset_of_a_killed_conversion_is_not_passed_off_as_one_of_inputs_tha
 
 
 @pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
-def test_a_dataset_deleted_before_its_conversion_had_tidied_up_can_be_made_anew(
+def test_a_dataset_deleted_before_the_clean_up_can_be_converted_again(
     source: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
     out = tmp_path / "out"
@@ -176,7 +174,7 @@ def test_a_dataset_deleted_before_its_conversion_had_tidied_up_can_be_made_anew(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_what_happens_after_publishing_does_not_take_the_shards_back(
+def test_an_error_after_publishing_does_not_move_the_shards_back(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     def publish(*given: Any, **named: Any) -> None:
@@ -192,9 +190,7 @@ def test_what_happens_after_publishing_does_not_take_the_shards_back(
         convert(source, tmp_path / "out", resume=True)
 
 
-def test_a_shard_that_another_writer_has_put_there_is_never_replaced(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_shard_created_by_another_writer_is_never_replaced(source: Path, tmp_path: Path) -> None:
     writer = DatasetWriter(tmp_path / "out", NUMBERS)
 
     def meanwhile(state: Progress) -> None:
@@ -207,7 +203,7 @@ def test_a_shard_that_another_writer_has_put_there_is_never_replaced(
     assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [7]
 
 
-def test_a_lock_on_a_folder_that_has_been_removed_meanwhile_is_not_taken_for_one(
+def test_a_lock_on_a_removed_folder_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, n_locks = fcntl.flock, 0
@@ -225,7 +221,7 @@ def test_a_lock_on_a_folder_that_has_been_removed_meanwhile_is_not_taken_for_one
         assert made.folder.is_dir()
 
 
-def test_the_folder_of_a_conversion_that_ends_just_now_is_not_taken_for_anothers(
+def test_the_folder_of_a_conversion_that_is_just_ending_is_not_foreign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "out" / ".conversion"
@@ -249,7 +245,7 @@ def test_an_out_that_is_a_device_is_refused_as_a_file(source: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_converter_may_say_anything_of_any_length(
+def test_a_converter_may_return_a_reason_of_any_length(
     source: Path, tmp_path: Path, workers: int
 ) -> None:
     (found,) = convert(source, tmp_path / "out", workers=workers).inputs
@@ -261,7 +257,7 @@ def test_a_converter_may_say_anything_of_any_length(
 
 
 @pytest.mark.parametrize(("keep_partial", "n_kept"), [(False, 0), (True, 1)])
-def test_of_an_input_that_a_converter_calls_broken_nothing_is_kept(
+def test_an_input_that_a_converter_returns_as_broken_gives_no_samples(
     source: Path, tmp_path: Path, *, keep_partial: bool, n_kept: int
 ) -> None:
     (source / "1").write_text("broken")
@@ -273,7 +269,7 @@ def test_of_an_input_that_a_converter_calls_broken_nothing_is_kept(
 @pytest.mark.parametrize(
     ("content", "error"), [("nothing", InvalidArgument), ("misfit", SchemaError)]
 )
-def test_a_converters_mistake_is_the_same_error_with_any_number_of_workers(
+def test_a_bug_in_a_converter_is_the_same_error_with_any_number_of_workers(
     source: Path, tmp_path: Path, workers: int, content: str, error: type[Exception]
 ) -> None:
     (source / "1").write_text(content)
@@ -397,7 +393,7 @@ def test_a_dataset_may_have_more_shards_than_a_process_may_open_files(tmp_path: 
 @pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("reuse", [False, True])
-def test_close_lets_go_of_all_memory_and_descriptors(
+def test_close_releases_all_memory_and_descriptors(
     tmp_path: Path, num_workers: int, *, reuse: bool
 ) -> None:
     with DatasetWriter(tmp_path / "set", NUMBERS) as writer:

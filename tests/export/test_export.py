@@ -54,7 +54,7 @@ def left(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_damaged_sample_ends_an_export_of_which_nothing_is_left(
+def test_a_damaged_sample_ends_an_export_and_leaves_nothing(
     format: str, dataset: Path, tmp_path: Path
 ) -> None:
     damage(dataset)
@@ -65,7 +65,7 @@ def test_a_damaged_sample_ends_an_export_of_which_nothing_is_left(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_disk_is_waited_for_once_all_samples_are_written(
+def test_progress_reports_the_final_sync(
     format: str, dataset: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     states: list[api.ExportProgress] = []
@@ -86,9 +86,7 @@ def test_damaged_samples_can_be_left_out_and_are_listed(
     assert json.loads((tmp_path / "out" / "_export.json").read_text())["skipped"] == [4]
 
 
-def test_rows_of_arrays_are_as_many_as_samples_that_are_sound(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_arrays_have_one_row_per_undamaged_sample(dataset: Path, tmp_path: Path) -> None:
     damage(dataset)
     export(dataset, tmp_path / "out", "npy", on_error="skip")
     assert np.load(tmp_path / "out" / "source.npy").tolist() == [
@@ -121,7 +119,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("format", "field", "why"), REFUSED)
-def test_fields_that_a_format_cannot_hold_are_refused_with_a_way_out(
+def test_fields_that_a_format_cannot_hold_are_refused_with_a_hint(
     format: str, field: Any, why: str, tmp_path: Path
 ) -> None:
     with shardio.DatasetWriter(tmp_path / "d", Schema({"odd": field, "n": Array("int64")})):
@@ -140,7 +138,7 @@ def test_fields_that_a_format_cannot_hold_are_refused_with_a_way_out(
         ([{"t": "a" * 1025}], "1,025 characters"),
     ],
 )
-def test_text_that_no_array_holds_is_refused(
+def test_text_that_an_array_cannot_hold_is_refused(
     samples: list[dict[str, str]], why: str, tmp_path: Path
 ) -> None:
     with shardio.DatasetWriter(tmp_path / "d", Schema({"t": Text(optional=True)})) as writer:
@@ -150,7 +148,7 @@ def test_text_that_no_array_holds_is_refused(
         export(tmp_path / "d", tmp_path / "out", "npy")
 
 
-def test_a_sample_without_any_member_is_no_sample_of_a_tar(tmp_path: Path) -> None:
+def test_a_sample_without_members_is_refused_for_a_tar(tmp_path: Path) -> None:
     with shardio.DatasetWriter(tmp_path / "d", Schema({"t": Text(optional=True)})) as writer:
         writer.append({})
     with pytest.raises(InvalidArgument, match="sample 0 has none of the fields"):
@@ -159,7 +157,7 @@ def test_a_sample_without_any_member_is_no_sample_of_a_tar(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("names", [("A", "a"), ("x", "X.y"), ("a/b", "c")])
-def test_names_that_a_tar_would_mix_up_are_refused(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_ambiguous_member_names_are_refused(names: tuple[str, ...], tmp_path: Path) -> None:
     schema = Schema({name: Bytes() for name in names})
     with shardio.DatasetWriter(tmp_path / "d", schema):
         pass
@@ -184,9 +182,7 @@ def test_options_are_checked(options: dict[str, Any], dataset: Path, tmp_path: P
     assert left(tmp_path) == ["d"]
 
 
-def test_what_is_there_is_kept_unless_it_is_an_export_that_gives_way(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     export(dataset, out, "npy")
@@ -203,7 +199,7 @@ def test_what_is_there_is_kept_unless_it_is_an_export_that_gives_way(
     assert left(tmp_path) == ["d", "mine", "out"]
 
 
-def test_an_export_that_is_killed_leaves_nothing_under_its_name(
+def test_a_killed_export_leaves_nothing_under_its_name(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = os.fork()
@@ -219,7 +215,7 @@ def test_an_export_that_is_killed_leaves_nothing_under_its_name(
 
 @pytest.mark.parametrize("way", ["swapped", "renamed"])
 @pytest.mark.parametrize("then", ["goes on", "is gone"])
-def test_an_export_that_is_replaced_is_there_whenever_the_disk_fails(
+def test_an_export_being_replaced_exists_whenever_the_disk_fails(
     way: str, then: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "renamed":
@@ -270,7 +266,7 @@ def test_subsets_and_selections_are_exported_in_their_order(dataset: Path, tmp_p
     assert np.load(tmp_path / "some" / "source.npy").tolist() == ["clip 7", "clip 0", "clip 7"]
 
 
-def test_files_never_lead_out_of_their_folder_and_doubles_are_told_apart(tmp_path: Path) -> None:
+def test_files_stay_in_their_folder_and_have_distinct_names(tmp_path: Path) -> None:
     odd = [
         "../../etc/a.txt",
         "/etc/a.txt",
@@ -306,7 +302,7 @@ def test_names_are_made_safe() -> None:
     assert distinct_names(["A", "a", "t"], "t") == {"A": "A", "a": "a-2", "t": "t-2"}
 
 
-def test_the_command_says_what_it_wrote_and_what_it_left_out(
+def test_the_command_reports_written_and_skipped_samples(
     dataset: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = str(tmp_path / "out")

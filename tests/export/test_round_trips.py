@@ -46,7 +46,7 @@ def back(source: Path, **options: Any) -> shardio.ShardDataset:
     return shardio.open(out)
 
 
-def test_parquet_comes_back_with_every_type_of_field(
+def test_parquet_round_trips_every_field_type(
     dataset: shardio.ShardDataset, tmp_path: Path
 ) -> None:
     report = export(dataset, tmp_path / "p", "parquet", shard_bytes=30_000)
@@ -60,7 +60,7 @@ def test_parquet_comes_back_with_every_type_of_field(
         assert found.classes == CLASSES
 
 
-def test_parquet_is_what_pyarrow_reads(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
+def test_pyarrow_reads_exported_parquet(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     names = ["x", "moved", "packed", "pair", "label", "brain", "text", "note", "raw", "camera"]
     export(dataset, tmp_path / "p", "parquet", fields=[*names, "lines", "picture", "said"])
@@ -81,7 +81,9 @@ def test_parquet_is_what_pyarrow_reads(dataset: shardio.ShardDataset, tmp_path: 
         assert json.loads(row["said"]) == sample["said"]
 
 
-def test_tars_come_back_with_all_but_lists(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
+def test_tars_round_trip_everything_but_lists(
+    dataset: shardio.ShardDataset, tmp_path: Path
+) -> None:
     report = export(
         dataset, tmp_path / "t", "webdataset", fields=without_lists(dataset), shard_bytes=30_000
     )
@@ -115,7 +117,7 @@ JSON: list[Any] = [
 @pytest.mark.parametrize(
     ("format", "kind"), [("webdataset", "webdataset"), ("files", "tables"), ("parquet", "arrow")]
 )
-def test_json_of_every_kind_comes_back(
+def test_json_of_every_kind_round_trips(
     format: str, kind: str, tmp_path: Path, *, optional: bool
 ) -> None:
     schema = {"said": Json(optional=optional), "in.side": Json("zstd", optional=optional)}
@@ -134,7 +136,7 @@ def test_json_of_every_kind_comes_back(
 
 
 @pytest.mark.parametrize("value", [7, True, None, "a", [1], {"a": [1]}])
-def test_json_of_one_kind_comes_back_from_every_format(value: Any, tmp_path: Path) -> None:
+def test_json_round_trips_in_every_format(value: Any, tmp_path: Path) -> None:
     with shardio.DatasetWriter(tmp_path / "d", Schema({"said": Json(), "n": Text()})) as writer:
         writer.append({"said": value, "n": "x"})
     for format, kind in (("webdataset", "webdataset"), ("files", "tables"), ("parquet", "arrow")):
@@ -144,7 +146,7 @@ def test_json_of_one_kind_comes_back_from_every_format(value: Any, tmp_path: Pat
             assert repr(sample.get("said", sample.get("said.json"))) == repr(value)
 
 
-def test_tars_are_what_tarfile_reads(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
+def test_tarfile_reads_exported_tars(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
     export(dataset, tmp_path / "t", "webdataset", fields=["x", "text", "label"])
     with tarfile.open(tmp_path / "t" / "000000.tar") as tar:
         names = tar.getnames()
@@ -159,7 +161,7 @@ def test_tars_are_what_tarfile_reads(dataset: shardio.ShardDataset, tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # it leaves its files to the collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_tars_are_what_webdataset_reads(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
+def test_webdataset_reads_exported_tars(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
     library = pytest.importorskip("webdataset", reason="webdataset is not installed")
     export(dataset, tmp_path / "t", "webdataset", fields=["x", "text", "label", "said", "raw"])
     found = list(
@@ -173,7 +175,7 @@ def test_tars_are_what_webdataset_reads(dataset: shardio.ShardDataset, tmp_path:
         assert sample["said"] is None or again["said.json"] == sample["said"]
 
 
-def test_a_tars_names_stay_those_of_the_dataset_that_it_was(tmp_path: Path) -> None:
+def test_field_names_survive_a_round_trip_through_tars(tmp_path: Path) -> None:
     fields = {"key": shardio.Text(), "cls": shardio.Array("int64"), "b.txt": shardio.Text()}
     schema = shardio.Schema({**fields, "json.gz": shardio.Bytes()})
     with shardio.DatasetWriter(tmp_path / "d", schema) as writer:
@@ -200,7 +202,7 @@ def test_texts_that_cannot_be_keys_become_members(key: str, tmp_path: Path) -> N
         assert member is not None and member.read().decode() == key
 
 
-def test_arrays_are_what_numpy_reads_and_come_back(
+def test_numpy_reads_exported_arrays_and_they_round_trip(
     dataset: shardio.ShardDataset, tmp_path: Path
 ) -> None:
     names = ["x", "packed", "label", "brain", "text", "camera.id", "source"]
@@ -217,7 +219,9 @@ def test_arrays_are_what_numpy_reads_and_come_back(
                 assert same(dataset.schema[name], sample[name], again["array"])
 
 
-def test_files_come_back_by_their_table(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
+def test_files_round_trip_through_their_table(
+    dataset: shardio.ShardDataset, tmp_path: Path
+) -> None:
     export(dataset, tmp_path / "f", "files", fields=without_lists(dataset))
     with back(tmp_path / "f", kind="tables") as found:
         for sample, again in zip(dataset, found, strict=True):
@@ -226,7 +230,7 @@ def test_files_come_back_by_their_table(dataset: shardio.ShardDataset, tmp_path:
                 assert same(dataset.schema[name], sample[name], value), name
 
 
-def test_pictures_come_back_with_their_classes(
+def test_images_round_trip_with_their_classes(
     dataset: shardio.ShardDataset, tmp_path: Path
 ) -> None:
     labelled = dataset.select(where=lambda c: c["label"] >= 0, fields=["label"])
