@@ -1,6 +1,6 @@
-"""Small JSON files that hold a digest of themselves: written whole or not at all, read checked.
+"""Small JSON files with a digest of themselves: written atomically, checked when read.
 
-Used by `manifest`, for `dataset.json` and generations.
+The manifest stores `dataset.json` and generations in this form.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from shardio.storage.fs import create, link, rename, sync, sync_folder, unlink
 
 _NO_DIGEST: Final = "0" * 16
 _TOO_DEEP: Final = b"\n" + b" " * (MAX_JSON_DEPTH + 1)
-"""What the line of a value begins with that lies inside of too many lists and objects."""
+"""The start of a line whose value is nested too deep."""
 
 
 def _dumps(content: Mapping[str, Any]) -> bytes:
-    """The one form these files have: sorted keys, one space of indent, a digest of the rest."""
+    """Serialize in canonical form: sorted keys, an indent of one space."""
     text = json.dumps(content, ensure_ascii=False, sort_keys=True, indent=1, allow_nan=False)
     return text.encode("utf-8") + b"\n"
 
 
 def _digest(text: bytes) -> str:
-    """The digest of what `_dumps` gives of a content, but for the line of its digest."""
+    """Return the digest of a serialized file without its digest line."""
     # Only a key of the outermost level is behind a line's end and a single space.
     before, start, rest = text.partition(b'\n "digest": ')
     if start:
@@ -44,11 +44,11 @@ def _digest(text: bytes) -> str:
 
 
 def read_checksummed_json(path: Path) -> dict[str, Any]:
-    """Read what `sealed` made, without the digest.
+    """Read a file written by `to_checksummed_json` and return its content without the digest.
 
     Raises:
-        DatasetCorrupt: it is no such file, or changed since it was written.
-        OSError: the system refuses to read it.
+        DatasetCorrupt: the file is not of this form, or changed since it was written.
+        OSError: the system cannot read it.
     """
     raw = read_file(path)
     try:
@@ -68,11 +68,11 @@ def read_checksummed_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a regular file; anything else is refused and not waited for, as a pipe would be.
+    """Read a regular file; a pipe, socket or device is refused without waiting for it.
 
     Raises:
-        DatasetCorrupt: it is no regular file.
-        OSError: the system refuses to read it.
+        DatasetCorrupt: it is not a regular file.
+        OSError: the system cannot read it.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -88,10 +88,10 @@ def read_file(path: Path) -> bytes:
 
 
 def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
-    """The bytes of a file that holds `content` and its digest.
+    """Serialize `content` together with its digest.
 
     Raises:
-        SchemaError: JSON cannot say it.
+        SchemaError: a value cannot be represented in JSON.
     """
     try:
         # Keys become strings before they are sorted. (Without indents, json is in C.)
@@ -106,7 +106,7 @@ def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
 
 
 def write_atomic(path: Path, content: bytes, *, exclusive: bool) -> None:
-    """Write a file that appears whole or not at all; exclusive: only if there is none yet."""
+    """Write a file that appears whole or not at all; with `exclusive`, never replace one."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with create(temporary) as file:

@@ -1,8 +1,6 @@
-"""The bytes of a whole file, as readers see them: a map's memoryview, or a `PreadFile`.
+"""The content of a file, mapped (a memoryview) or read by offset (a PreadFile), and its columns.
 
-Both give slices, as read-only memoryviews, and have `nbytes`.
-
-One column of one shard as arrays: views of its map, or copies of what is read.
+Slices of either are read-only memoryviews, and both have `nbytes`.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ def take_items(
     section: str,
     field: str | None,
 ) -> npt.NDArray[Any]:
-    """Copy items, by number, of the array of `count` items of dtype that lies at `offset`.
+    """Copy items, by number, of an array of `count` items at `offset`.
 
     Raises:
-        ShardChanged: naming section and field: the file has become shorter, and is not mapped.
+        ShardChanged: naming section and field: the file, which is not mapped, got shorter.
     """
     if isinstance(content, memoryview):
         return np.frombuffer(content, dtype, count, offset)[numbers]
@@ -51,11 +49,11 @@ def take_items(
 
 
 def open_content(path: str, access: Access) -> tuple[Content, FileState]:
-    """A whole file for reading: mapped, or read by offset where `access` says or chooses so.
+    """Open a whole file: mapped or read by offset, as `access` says or the file system suggests.
 
     Raises:
         InvalidArgument: `access` is not one of ACCESS.
-        ShardNotFound, ShardIncomplete, UnsupportedEnvironment, OSError: as `map_known_file`.
+        ShardNotFound, ShardIncomplete, UnsupportedEnvironment, OSError: as `map_with_state`.
     """
     if choose_access(path, access) == "mmap":
         return map_with_state(path)
@@ -64,9 +62,9 @@ def open_content(path: str, access: Access) -> tuple[Content, FileState]:
 
 
 class StoredColumn(NamedTuple):
-    """`n_rows` rows of `shape` and dtype that lie `stride` bytes apart from `offset` on.
+    """A column of one shard: `n_rows` rows of `shape` and `dtype`, `stride` bytes apart.
 
-    Its methods raise ShardChanged, with the name and the row, where what is not mapped is gone.
+    Its methods raise ShardChanged, with name and row, if the file is not mapped and got shorter.
     """
 
     name: str
@@ -78,7 +76,7 @@ class StoredColumn(NamedTuple):
     shape: tuple[int, ...]
 
     def whole(self) -> npt.NDArray[Any]:
-        """All rows, read-only: a view of the map, or read into memory."""
+        """Return all rows, read-only: a view of the map, or a copy."""
         if not isinstance(self.content, memoryview):
             return _locked(self.rows(np.arange(self.n_rows)))
         strides = (self.stride, *np.empty(self.shape, self.dtype).strides)
@@ -86,7 +84,7 @@ class StoredColumn(NamedTuple):
         return np.ndarray((self.n_rows, *self.shape), self.dtype, self.content, offset, strides)
 
     def rows(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Some rows, copied."""
+        """Copy some rows."""
         if isinstance(self.content, memoryview):
             found: npt.NDArray[Any] = self.whole()[numbers]
             return found
@@ -100,7 +98,7 @@ class StoredColumn(NamedTuple):
         return out.reshape(-1).view(self.dtype).reshape(len(numbers), *self.shape)
 
     def row(self, number: int) -> Any:
-        """One row, read-only; a NumPy scalar where the shape is ()."""
+        """Return one row, read-only; a NumPy scalar if the shape is ()."""
         if isinstance(self.content, memoryview):
             return self.whole()[number]
         return _locked(self.rows(np.array([number])))[0]

@@ -1,7 +1,4 @@
-"""Open a shard's file, and know it again later.
-
-Where mapping is unsafe: file systems whose files others change behind this kernel's back.
-"""
+"""Opening shard files: the access method that is safe for them, and detection of replaced files."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _NO_FILE: Final = {errno.ELOOP: "is a link that leads to itself", errno.ENXIO: "
 
 
 class FileState(NamedTuple):
-    """What a file was when it was opened: which one, how long, and when last written to."""
+    """The identity, size and modification time of a file when it was opened."""
 
     device: int
     inode: int
@@ -26,16 +23,16 @@ class FileState(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileState:
-        """From what the system says of it."""
+        """Return the state of a file from its `stat` result."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def check(self, now: FileState, path: str) -> None:
-        """Compare with what is found at the same path now.
+        """Compare with the state of the file now at the same path.
 
-        When it was written to is left out: what was written is for hashes to say, with its place.
+        The modification time is ignored: changed content is detected by hashes, which locate it.
 
         Raises:
-            ShardChanged: another file, or the same one with another size.
+            ShardChanged: it is another file, or has another size.
         """
         if self[:2] != now[:2]:
             raise ShardChanged(
@@ -50,7 +47,7 @@ class FileState(NamedTuple):
 
 
 def resized_error(path: str, expected: int, found: int) -> ShardChanged:
-    """Make the error for a file that does not have the size it was opened with."""
+    """Return the error for a file whose size changed after it was opened."""
     how = "cut short" if found < expected else "made longer"
     return ShardChanged(
         f"the file was {how} while it was in use",
@@ -62,12 +59,12 @@ def resized_error(path: str, expected: int, found: int) -> ShardChanged:
 
 
 def check_length(path: str, opened: FileState) -> None:
-    """Make sure that a mapped file has not become shorter: touching what is gone would kill.
+    """Check that a mapped file is not shorter now: touching a missing page would kill us.
 
-    A file that was deleted or replaced by another is no concern: the map holds the one opened.
+    A file that was deleted or replaced is fine: the map keeps the one that was opened.
 
     Raises:
-        ShardChanged: it has.
+        ShardChanged: the file is shorter.
     """
     try:
         now = os.stat(path)
@@ -78,10 +75,10 @@ def check_length(path: str, opened: FileState) -> None:
 
 
 def open_shard(path: str, name: str = "") -> int:
-    """Open a file for reading; the descriptor is the caller's. `name` is what messages call it.
+    """Open a file for reading; the caller owns the descriptor. Messages call the file `name`.
 
     Raises:
-        ShardNotFound: there is none, or it is no file.
+        ShardNotFound: it does not exist, or is not a file.
         OSError: the system refuses for another reason.
     """
     name = name or path
@@ -127,14 +124,16 @@ UNSAFE_FILE_SYSTEMS: Final[dict[int, str]] = {
     0xBACBACBC: "VMware shared folders",
     0x7C7C6673: "Parallels shared folders",
 }
-"""`f_type` of statfs(2) to a name. There a server, or another client, can cut a file short without
-this kernel knowing, and an interrupted connection makes a mapped page a SIGBUS."""
+"""Names of file systems, by `f_type` of statfs(2), on which mapping is unsafe. There a server, or
+another client, can truncate a file without this kernel knowing, and a lost connection turns access
+to a mapped page into a SIGBUS.
+"""
 
 _STATFS_BYTES: Final = 256  # more than any layout of struct statfs, which begins with f_type
 
 
 def file_system_type(path: str) -> int | None:
-    """The `f_type` of the file system that `path` lies on; None where that cannot be known."""
+    """Return the `f_type` of the file system of `path`; None if it is unknown."""
     statfs = getattr(_LIBC, "statfs", None)
     if os.uname().sysname != "Linux" or statfs is None:
         return None
@@ -148,10 +147,10 @@ _LIBC: Final = ctypes.CDLL(None)
 
 
 def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
-    """What "auto" means for a file or folder: "pread" on the file systems of REMOTE.
+    """Resolve "auto" for a file or folder: "pread" on UNSAFE_FILE_SYSTEMS, else "mmap".
 
     Raises:
-        InvalidArgument: `access` is none of the three.
+        InvalidArgument: `access` is not one of ACCESS.
     """
     given: object = access  # a user's: an array would be compared item by item
     if not isinstance(given, str) or given not in ACCESS:

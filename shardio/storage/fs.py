@@ -1,11 +1,9 @@
-"""The one door through which shardio changes a file system: every write, fsync, rename and removal.
+"""All changes to the file system: every write, fsync, rename and removal goes through `perform`.
 
-`perform` sees each of these calls by name, with the file that it is about. An error of the system
-leaves it with that file's name, which the system does not say of a write, and with RLIMIT_FSIZE
-where that is what it met. Tests and the tools that prove what a conversion survives replace
-`perform`: to count the calls, to let one of them fail, or to end the process there.
-
-Links that lead out of a folder: what is read of a dataset lies in it.
+`perform` gets the name of each system call and the file that it changes. It adds to an OSError the
+name of the file, which the system omits for a write, and the limit if RLIMIT_FSIZE was hit. Tests
+and the tools that prove crash safety replace `perform` to count the calls, to make one of them
+fail, or to end the process there.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 BUFFER_BYTES = 64 << 10
 _TRIES = 3
-"""How often a folder is emptied that another process still fills."""
+"""Attempts to empty a folder into which another process is still writing."""
 
 _RENAME: Final = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
@@ -37,10 +35,10 @@ R = TypeVar("R")
 
 
 def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
-    """Make one call of the system that changes the file or folder at `path`.
+    """Make a system call that changes the file or folder at `path`.
 
     Raises:
-        OSError: the system refuses; it names `path` if the system named nothing.
+        OSError: the system refuses; it names `path` unless the system named another file.
     """
     try:
         return function(*given, **named)
@@ -52,20 +50,21 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
 
 
 def max_file_bytes() -> int | None:
-    """Return how large this process may make a file (RLIMIT_FSIZE), in memory as well; None: any.
+    """Return the largest size of a file of this process (RLIMIT_FSIZE); None if unlimited.
 
-    Python ignores SIGXFSZ, so that a write beyond it fails with EFBIG, and nothing is killed.
+    The limit also applies to files in memory. Python ignores SIGXFSZ, so a write beyond it fails
+    with EFBIG and does not kill the process.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
-    """Add the limit, the size needed and the way out to an EFBIG error; leave others unchanged.
+    """Add the limit, the size needed and the remedy to an EFBIG error; leave others unchanged.
 
     Args:
-        error: raised by a call of the system.
-        n_bytes: how large the file has to be, if that is known.
+        error: raised by a system call.
+        n_bytes: the size that the file needs, if known.
     """
     most = max_file_bytes()
     if error.errno != errno.EFBIG or most is None:
@@ -79,7 +78,7 @@ def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
 
 
 class _File(io.FileIO):
-    """A file whose writes come by `perform`."""
+    """A file whose writes go through `perform`."""
 
     def __init__(self, path: str, file: str | int, mode: str) -> None:
         self._path = path
@@ -94,10 +93,10 @@ class _File(io.FileIO):
 
 
 def create(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Make a file that is not there yet, for writing; the caller owns it.
+    """Create a file for writing; the caller owns it.
 
     Raises:
-        FileExistsError: there is something of this name.
+        FileExistsError: the name is taken.
         OSError: the system refuses, now or at a write.
     """
     place = os.fspath(path)
@@ -105,7 +104,7 @@ def create(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def create_unnamed(folder: str) -> IO[bytes]:
-    """Make a file in `folder` that has no name and goes with its last descriptor."""
+    """Create a file in `folder` without a name; it is deleted with its last descriptor."""
     with perform("create", folder, _open_unnamed, folder) as file:
         return io.BufferedRandom(_File(folder, os.dup(file.fileno()), "r+b"), BUFFER_BYTES)
 
@@ -115,35 +114,35 @@ def _open_unnamed(folder: str) -> Any:
 
 
 def sync(file: IO[bytes], path: str | os.PathLike[str]) -> None:
-    """Write out what the file's buffer holds and wait until all of it is on the disk."""
+    """Flush the file's buffer and wait until all data is on the disk."""
     file.flush()
     perform("fsync", os.fspath(path), os.fsync, file.fileno())
 
 
 def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Give a file another name, which replaces what has it."""
+    """Rename a file; an existing target is replaced."""
     perform("rename", os.fspath(target), os.rename, source, target)
 
 
 def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Give a file a second name; a FileExistsError if that is taken."""
+    """Add a second name to a file; FileExistsError if that is taken."""
     perform("link", os.fspath(target), os.link, source, target)
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder, and those above it that are missing; it may be there."""
+    """Create a folder and its missing parents; it may exist."""
     if not os.path.isdir(path):
         perform("mkdir", os.fspath(path), Path(path).mkdir, parents=True, exist_ok=True)
 
 
 def unlink(path: str | os.PathLike[str]) -> None:
-    """Remove a file; it may be gone already."""
+    """Remove a file; it may be missing."""
     with contextlib.suppress(FileNotFoundError):
         perform("unlink", os.fspath(path), os.unlink, path)
 
 
 def remove_folder(path: str | os.PathLike[str]) -> None:
-    """Remove a folder if it is empty; it may be gone already."""
+    """Remove a folder if it is empty; it may be missing."""
     try:
         perform("rmdir", os.fspath(path), os.rmdir, path)
     except OSError as error:
@@ -152,9 +151,9 @@ def remove_folder(path: str | os.PathLike[str]) -> None:
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
-    """Remove a folder and all that is in it; it may be gone already. Links are not followed.
+    """Remove a folder with its content; it may be missing. Links are not followed.
 
-    What another process still puts there is removed as well, unless it comes to no end.
+    Files that another process adds meanwhile are removed as well, for a limited number of attempts.
     """
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -179,7 +178,7 @@ def _remove_once(path: str | os.PathLike[str]) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Make a rename in `folder` durable."""
+    """Make earlier renames in `folder` durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         perform("fsync", folder, os.fsync, fd)
@@ -188,7 +187,7 @@ def sync_folder(folder: str) -> None:
 
 
 def rename_exclusive(source: str, target: str) -> None:
-    """Rename a file to a name that nobody has taken: at no moment is another file replaced.
+    """Rename a file atomically without ever replacing another one.
 
     Raises:
         FileExistsError: the name is taken; the source stays.
@@ -197,9 +196,9 @@ def rename_exclusive(source: str, target: str) -> None:
 
 
 def exchange(one: str, other: str) -> bool:
-    """Swap what has two names, in one step: at no moment is either of them missing.
+    """Swap two names atomically: at no moment is either of them missing.
 
-    False where the kernel or the file system cannot; nothing has changed then.
+    Returns False if the kernel or the file system cannot; nothing has changed then.
 
     Raises:
         OSError: the system refuses for another reason.
@@ -233,12 +232,12 @@ def _rename_exclusive(source: str, target: str) -> None:
 
 
 def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
-    """Make sure that nothing of the dataset in `root` is a link to somewhere outside of it.
+    """Check that none of `paths`, files of the dataset in `root`, is a link that leads out of it.
 
-    A dataset is one folder: what is copied, verified or deleted with it is what is read.
+    A dataset is one folder: copying, verifying or deleting the folder covers all that is read.
 
     Raises:
-        DatasetCorrupt: naming the link and where it leads.
+        DatasetCorrupt: naming the link and its target.
     """
     for path in paths:
         if not os.path.islink(path):

@@ -1,13 +1,7 @@
-"""Where bytes come from and go to: files of this machine, maps of them, and spools.
+"""Memory maps of files, reserved address ranges, and read-ahead through the page cache.
 
-Used by `reader` (one file, one map), `column_range` (one column of many files, in one reserved
-address range) and `writer` (sections that wait for their place). Nothing above these opens or maps
-a shard; `access/` does where it is not mapped.
-
-What of a file lies in memory already, and what the kernel is to read before it is needed.
-
-All of it is about files, not about maps: a page that a file has in memory is there for every
-process, whether it maps the file or reads it.
+Python's `mmap` keeps a descriptor per map, and can neither reserve addresses nor map at a fixed
+one, so this calls mmap(2). The page cache is shared by all processes, whether they map or read.
 """
 
 from __future__ import annotations
@@ -33,26 +27,26 @@ _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _DEFAULT_MAX_MAPS: Final = 65530
-"""What Linux has by default."""
+"""The default of Linux."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
 def map_file(path: str) -> memoryview:
-    """Map a whole file for reading; see `map_known_file`."""
+    """Map a whole file for reading; see `map_with_state`."""
     return map_with_state(path)[0]
 
 
 def map_with_state(path: str) -> tuple[memoryview, FileState]:
     """Map a whole file for reading. The map lives until the last view of it is gone.
 
-    Not by Python's `mmap`, which keeps a descriptor for every map: datasets have more shards than
-    a process may have open files.
+    Python's `mmap` would keep a descriptor for every map; datasets have more shards than a process
+    may have open files.
 
     Raises:
         ShardNotFound: there is no such file.
         ShardIncomplete: the file is empty.
         UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
-        InsufficientMemory: the addresses of this process do not suffice.
+        InsufficientMemory: the address space of this process is exhausted.
         OSError: the system refuses for another reason.
     """
     fd = open_shard(path)
@@ -72,7 +66,7 @@ def map_with_state(path: str) -> tuple[memoryview, FileState]:
 
 @functools.cache
 def max_maps() -> int:
-    """How many maps the kernel lets a process have."""
+    """Return how many maps the kernel allows a process."""
     try:
         with open("/proc/sys/vm/max_map_count", "rb") as figure:
             return int(figure.read())
@@ -81,11 +75,11 @@ def max_maps() -> int:
 
 
 def map_over(address: int, n_bytes: int, fd: int) -> None:
-    """Map the start of a file, to be read and written, in the place of what is mapped already.
+    """Map the start of a file, for reading and writing, over an existing map.
 
     Raises:
-        InsufficientMemory: the kernel has none for the map.
-        OSError: it refuses for another reason.
+        InsufficientMemory: the kernel has no memory for the map.
+        OSError: the system refuses for another reason.
     """
     flags = mmap.MAP_SHARED | _MAP_FIXED
     _mmap(address, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0, "")
@@ -98,27 +92,27 @@ def drop_pages(view: memoryview) -> None:
 
 
 def disable_readahead(view: memoryview) -> None:
-    """Have the kernel read no more of a mapped file than the pages that are touched."""
+    """Disable read-ahead for a mapped file (MADV_RANDOM)."""
     if isinstance(view.obj, ctypes.Array):
         disable_readahead_at(ctypes.addressof(view.obj), view.nbytes)
 
 
 def reserve(n_bytes: int) -> int:
-    """An address from which on n_bytes are this process's, and hold nothing yet.
+    """Reserve `n_bytes` of address space without memory; returns the address.
 
     Raises:
-        InsufficientMemory: the addresses of this process do not suffice.
+        InsufficientMemory: the address space of this process is exhausted.
     """
     return _mmap(None, n_bytes, _PROT_NONE, _anonymous(), -1, 0, "")
 
 
 def clear_reserved(address: int, n_bytes: int) -> None:
-    """Have reserved addresses hold nothing again, whatever was mapped there."""
+    """Unmap files from reserved addresses, which stay reserved."""
     _mmap(address, n_bytes, _PROT_NONE, _anonymous() | _MAP_FIXED, -1, 0, "")
 
 
 def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
-    """Map a part of a file, for reading, at addresses that are reserved.
+    """Map a part of a file for reading at reserved addresses.
 
     Raises:
         UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
@@ -128,18 +122,18 @@ def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> No
 
 
 def unmap(address: int, n_bytes: int) -> None:
-    """Unmap addresses and whatever is there."""
+    """Unmap an address range and free the addresses."""
     _LIBC.munmap(address, n_bytes)
 
 
 def disable_readahead_at(address: int, n_bytes: int) -> None:
-    """Have the kernel read no more of what is mapped there than the pages that are touched."""
+    """Disable read-ahead for an address range (MADV_RANDOM)."""
     if hasattr(mmap, "MADV_RANDOM"):
         _LIBC.madvise(address, n_bytes, mmap.MADV_RANDOM)
 
 
 def lazy_zeros(n_bytes: int) -> npt.NDArray[np.uint8]:
-    """So many bytes, which take memory where they are written to alone."""
+    """Return `n_bytes` of zeros; pages take memory once they are written to."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return np.frombuffer(mmap.mmap(-1, max(1, n_bytes), flags=flags), np.uint8)[:n_bytes]
 
@@ -192,7 +186,7 @@ def _mmap(
 
 
 def _mapped_bytes() -> int:
-    """How many bytes of addresses this process has, as RLIMIT_AS counts them; 0 if unknown."""
+    """Return the size of this process's address space, as RLIMIT_AS counts it; 0 if unknown."""
     try:
         with open("/proc/self/statm", "rb") as figures:
             return int(figures.read().split()[0]) * mmap.PAGESIZE
@@ -203,17 +197,17 @@ def _mapped_bytes() -> int:
 PAGE_BYTES: Final = 4096
 
 END_BYTES: Final = 32 << 10
-"""Of the end of a shard: its last sections are small, and say where all others are."""
+"""The part of a shard's end to prefetch: its last sections are small and locate all others."""
 _N_PROBED: Final = 4
 
 ADVICE_BYTES: Final = 128 << 10
-"""Of one advice, Linux takes no more than it reads ahead at a time; this is its default."""
+"""The default read-ahead of Linux, and the most it reads for one advice."""
 
 
 def is_cached(fd: int, offset: int) -> bool | None:
-    """Whether the page at an offset lies in memory; None where the system does not tell.
+    """Return True if the page at an offset is in memory; None if the system cannot tell.
 
-    Unlike mincore(2) this works for files of others. Where the file has no such byte it is True:
+    Unlike mincore(2), this works for files of other users. Past the end of the file it is True:
     there is nothing to wait for.
     """
     try:
@@ -226,7 +220,7 @@ def is_cached(fd: int, offset: int) -> bool | None:
 
 
 def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
-    """Have the kernel begin to read a part of a file; it is not waited for.
+    """Start reading a part of a file into the page cache, without waiting.
 
     Raises:
         OSError: the system refuses.
@@ -239,11 +233,11 @@ def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
 
 
 def prefetch_ends(paths: Sequence[str]) -> None:
-    """Have the kernel begin to read where shards begin and end, if they are not in memory.
+    """Start reading the beginnings and ends of shards, unless they are in memory.
 
-    One after another they cost a wait each, or several. Never an error: what is wrong with a file,
-    opening it will say. Links are left alone: where they may lead has not been checked, and to
-    open a device may do something.
+    Opening shards one by one would wait for each. Errors are ignored, as opening the file reports
+    them. Links are skipped: their targets are unchecked, and opening a device may have side
+    effects.
     """
     step = max(1, len(paths) // _N_PROBED)
     if not all(_ends_are_cached(path, is_asked=False) for path in paths[::step]):
@@ -252,7 +246,7 @@ def prefetch_ends(paths: Sequence[str]) -> None:
 
 
 def _ends_are_cached(path: str, *, is_asked: bool) -> bool:
-    """Whether both ends of a file lie in memory, as far as is known; or ask for them."""
+    """Return True if both ends of a file are in memory or unknown; or prefetch them."""
     with contextlib.suppress(OSError, ShardioError):
         if os.path.islink(path):
             return True

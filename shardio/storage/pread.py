@@ -1,8 +1,8 @@
-"""A file that is read by offset into buffers, and never mapped.
+"""Files that are read by offset into buffers and never mapped.
 
-What a map answers with a signal is an exception here: a file that has become shorter is a short
-read. Datasets have more shards than a process may have open files, so descriptors are kept for as
-many as a share of the limit allows; a file that is opened again must still be the same shard.
+A truncated file is a short read here, and an exception; for a map it would be a signal. Datasets
+have more shards than a process may have open files, so descriptors are kept up to a share of that
+limit. A file that is reopened must still be the same shard.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from shardio.storage.file_access import FileState, open_shard, resized_error
 Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
-"""The fields of a shard's header: its size, its table's hash, and an id of all its content."""
+"""The fields of a shard's header: its size, the hash of its table, and the id of its content."""
 
 _GAP_BYTES: Final = 8 << 10
-"""A call costs as much as copying this: rows that lie nearer are read together."""
+"""A system call costs as much as copying this; rows nearer to each other are read together."""
 _SPAN_BYTES: Final = 256 << 10
-"""The most that is read together, so that what lies in the gaps stays in the cache."""
+"""The most that is read together, so that the bytes in the gaps stay in the CPU cache."""
 _SMALL_ROW_BYTES: Final = 2 << 10
 _MIN_ROWS_IN_SPAN: Final = 4
-"""Picking from a buffer costs as much as some calls; fewer rows are read one by one."""
+"""Picking rows from a buffer costs as much as a few calls; fewer rows are read one by one."""
 _MAX_BUFFERS: Final = os.sysconf("SC_IOV_MAX")
 
 _MAX_OPEN: Final = 4096
@@ -40,7 +40,7 @@ _MIN_OPEN: Final = 4
 
 
 class _Descriptor:
-    """Owns an open file until nothing refers to it: a read may outlast its place among the kept."""
+    """Owns an open file until nothing refers to it: a read may outlast its eviction."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -48,21 +48,21 @@ class _Descriptor:
 
 
 class PreadFile:
-    """Reads one file. Its descriptor goes when the object does, or others need its place.
+    """Reads one file. Its descriptor is closed with the object, or evicted for another file.
 
-    Used from several threads at a time.
+    Thread-safe.
 
     Raises:
         ShardNotFound: there is no such file.
         ShardIncomplete: the file is empty.
         OSError: (also from every read) the system refuses.
-        ShardChanged: (from every read) the file is shorter now, or another shard.
+        ShardChanged: (from every read) the file got shorter, or is another shard.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._place = os.path.abspath(path)  # opened again later, whatever chdir did meanwhile
-        self._kept: _Descriptor | None = None
+        self._descriptor: _Descriptor | None = None
         descriptor = _Descriptor(_open(self._place, path))
         self.state = FileState.of(os.fstat(descriptor.fd))
         self.nbytes = self.state.n_bytes
@@ -72,14 +72,14 @@ class PreadFile:
         self._keep(descriptor)
 
     def __getitem__(self, part: slice) -> memoryview:
-        """Read a part of the file; its memory is nobody else's."""
+        """Read a part of the file into memory that the caller owns."""
         start, stop, _ = part.indices(self.nbytes)
         n_bytes = max(0, stop - start)
-        descriptor = self._kept or self._open_again()
+        descriptor = self._descriptor or self._open_again()
         try:
             found = os.pread(descriptor.fd, n_bytes, start)
         except OSError as error:
-            self._withstand(error)
+            self._allow_reopen(error)
             found = b""
         if len(found) == n_bytes:
             return memoryview(found)
@@ -91,9 +91,9 @@ class PreadFile:
         """Copy rows that lie `stride` bytes apart, the first at `offset`, into the lines of `out`.
 
         Args:
-            offset, stride: of the file.
-            rows: their numbers, in any order.
-            out: C-contiguous; as many bytes of each row as it has columns.
+            offset, stride: position of row 0 in the file, and distance between rows.
+            rows: row numbers, in any order.
+            out: C-contiguous; its width is the number of bytes to read of each row.
         """
         if len(rows):
             lines = np.argsort(rows, kind="stable")
@@ -102,10 +102,10 @@ class PreadFile:
     def read_ascending(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Do as `read_rows` does, for one or more rows in ascending order, into the given lines.
+        """Do the same as `read_rows` for one or more ascending rows, into the given lines.
 
-        Large rows are read straight into their lines, rows in sequence by one call; small ones that
-        lie close together pass through a buffer.
+        Large rows are read directly into their lines, consecutive ones by one call; small rows that
+        lie close together are read together and copied.
         """
         n_bytes = out.shape[1]
         try:
@@ -125,7 +125,7 @@ class PreadFile:
     def _read_small(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Small rows: read what lies near with what lies between, then pick."""
+        """Read small rows together with the gaps between them, then pick the rows."""
         span = int(rows[-1] - rows[0]) * stride
         if span <= _SPAN_BYTES and span <= _GAP_BYTES * len(rows):
             self._read_span(offset, stride, rows, out, lines)
@@ -152,7 +152,7 @@ class PreadFile:
         out[lines] = (span if stride == size else span[:, :size])[rows - first]
 
     def _read_each(self, offsets: Rows, out: npt.NDArray[np.uint8], lines: Rows) -> None:
-        """Rows that do not follow one another: a call for each, straight into its line."""
+        """Read scattered rows by one call each, directly into their lines."""
         size, flat = out.shape[1], out.reshape(-1).data
         for start, offset in zip((lines * size).tolist(), offsets.tolist(), strict=True):
             self._read_all([flat[start : start + size]], size, offset)
@@ -160,7 +160,7 @@ class PreadFile:
     def _read_sequences(
         self, offset: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Rows without padding, some of which follow one another: a call for each sequence."""
+        """Read rows without padding by one call for each run of consecutive rows."""
         size, flat = out.shape[1], out.reshape(-1).data
         for part in _split_where(rows[1:] - rows[:-1] != 1):
             place, numbers = offset + int(rows[part.start]) * size, lines[part].tolist()
@@ -174,12 +174,12 @@ class PreadFile:
                 self._read_all(some, len(some) * size, place + i * size)
 
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
-        """Fill buffers, of n_bytes together, with what follows from `offset` on."""
-        descriptor = self._kept or self._open_again()
+        """Fill buffers, `n_bytes` in total, from `offset` on."""
+        descriptor = self._descriptor or self._open_again()
         try:
             n_read = os.preadv(descriptor.fd, views, offset)
         except OSError as error:
-            self._withstand(error)
+            self._allow_reopen(error)
             n_read = 0
         if n_read == n_bytes:
             return
@@ -190,15 +190,15 @@ class PreadFile:
             offset += view.nbytes
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill a buffer from `offset` on, by as many calls as it takes."""
+        """Fill a buffer from `offset` on, with as many calls as needed."""
         done, n_failures = 0, 0
         while done < view.nbytes:
-            descriptor = self._kept or self._open_again()
+            descriptor = self._descriptor or self._open_again()
             try:
                 rest = view[done:] if done else view
                 n_read = os.preadv(descriptor.fd, [rest], offset + done)
             except OSError as error:
-                self._withstand(error, n_failures)
+                self._allow_reopen(error, n_failures)
                 n_failures += 1
                 continue
             if n_read == 0:
@@ -216,11 +216,11 @@ class PreadFile:
             )
         return error.at(offset=offset)
 
-    def _withstand(self, error: OSError, n_failures: int = 0) -> None:
-        """Let a file be opened again that the server has forgotten; any other failure is one."""
+    def _allow_reopen(self, error: OSError, n_failures: int = 0) -> None:
+        """Allow a file to be reopened after ESTALE; raise any other error with the path."""
         if error.errno != errno.ESTALE or n_failures:
             raise OSError(error.errno, os.strerror(error.errno or 0), self.path) from error
-        self._kept = None
+        self._descriptor = None
 
     def _open_again(self) -> _Descriptor:
         descriptor = _Descriptor(_open(self._place, self.path))
@@ -241,8 +241,8 @@ class PreadFile:
         return descriptor
 
     def _keep(self, descriptor: _Descriptor) -> None:
-        """Keep a descriptor for the next reads; the one kept longest makes room for it."""
-        self._kept = descriptor
+        """Keep a descriptor for further reads; evict the oldest if there are too many."""
+        self._descriptor = descriptor
         _files_with_descriptor.append(weakref.ref(self))
         most = _max_open()
         while len(_files_with_descriptor) > most:
@@ -254,7 +254,7 @@ _files_with_descriptor: Final[deque[weakref.ref[Any]]] = deque()
 
 
 def _split_where(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
-    """The parts of a sequence that is cut behind some of its items but the last."""
+    """Yield the slices of a sequence that is cut after each marked item."""
     start = 0
     for end in (np.flatnonzero(is_cut) + 1).tolist():
         yield slice(start, end)
@@ -263,25 +263,25 @@ def _split_where(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
 
 
 def _max_open() -> int:
-    """A quarter of what this process may have open, which can change."""
+    """Return a quarter of the current limit on open files of this process, within bounds."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     share = _MAX_OPEN if soft == resource.RLIM_INFINITY else soft // 4
     return max(_MIN_OPEN, min(share, _MAX_OPEN))
 
 
 def _evict_descriptor() -> bool:
-    """Forget the descriptor kept longest; returns whether there was any."""
+    """Drop the oldest kept descriptor; returns False if there was none."""
     try:
         file = _files_with_descriptor.popleft()()
     except IndexError:
         return False
     if file is not None:
-        file._kept = None
+        file._descriptor = None
     return True
 
 
 def _open(place: str, path: str) -> int:
-    """Open a file, if need be in the place of those that are kept."""
+    """Open a file, evicting kept descriptors if the limit on open files is reached."""
     while True:
         try:
             return open_shard(place, path)

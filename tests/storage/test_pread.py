@@ -391,7 +391,7 @@ def test_where_no_descriptor_is_left_one_that_is_kept_is_given_up(
 
 def test_a_descriptor_goes_with_its_file_and_not_during_a_read(path: Path) -> None:
     file = PreadFile(str(path))
-    reading = file._kept
+    reading = file._descriptor
     assert reading is not None
     assert pread._evict_descriptor()
     assert os.pread(reading.fd, 3, 0) == CONTENT[:3].tobytes()

@@ -1,1 +1,1 @@
-"""Datasets in object stores: objects, a cache of whole shards, and reads of parts of them."""
+"""Datasets in object stores: a client, a cache of whole shards, and reads of byte ranges."""

@@ -1,22 +1,20 @@
-"""What came over a network is what was written: every hash of a shard, once, before it is used.
-
-Everything is bound to the id that the generation names: it is the hash of the section table, which
-has the hashes of the tables of hashes, which have those of all bytes that anything is read from.
-
-A folder of this machine with whole shards of datasets in stores, for all its processes.
+"""A local cache of whole, verified shards, shared by all processes of a machine.
 
     FOLDER/README.txt
-    FOLDER/used                     bytes of all shards, about: counted anew when there is no room
+    FOLDER/used                     approximate bytes of all shards; recounted when space runs out
     FOLDER/DATASET/origin           the URL
-    FOLDER/DATASET/locks            a byte for each shard, locked while it is used, or being changed
-    FOLDER/DATASET/NAME.ID.shard    whole and verified, if the line beside it says so
+    FOLDER/DATASET/locks            one byte per shard, locked while it is used or changed
+    FOLDER/DATASET/NAME.ID.shard    whole and verified if the .ok file beside it says so
     FOLDER/DATASET/NAME.ID.shard.ok
-    FOLDER/DATASET/.NAME.ID.shard.BYTES.part    what came of one that is being downloaded
+    FOLDER/DATASET/.NAME.ID.shard.BYTES.part    a partial download
 
-A lock that is shared keeps a shard where it is; who downloads one, or removes it, has the exclusive
-one. Both end with their process, so nothing is to be tidied up behind one that was killed: the next
-to want the shard goes on with what came. Nothing is synced to the disk. Instead the line is good
-only until the machine starts anew: then the shard is verified once more.
+A shared lock pins a shard; downloading or removing one takes the exclusive lock. The kernel
+releases both when their process ends, so a killed process leaves nothing to clean up: the next one
+to need the shard resumes the partial download. Nothing is synced to disk. Instead, an .ok file is
+valid only until the machine restarts; then the shard is verified again.
+
+A shard is verified against the id that its generation names. The id is the hash of the section
+table, which holds the hashes of the hash tables, which hold those of all bytes that are ever read.
 """
 
 from __future__ import annotations
@@ -57,10 +55,10 @@ _ROWS_AT_ONCE: Final = 1 << 14
 
 
 def verify_download(path: str, shard: ShardSummary) -> None:
-    """Make sure that a file is the shard that a generation names, whole and as it was written.
+    """Check all hashes of a file, which must be the shard that a generation names.
 
     Raises:
-        ShardCorrupt, ShardIncomplete, ShardUnsupported: it is not.
+        ShardCorrupt, ShardIncomplete, ShardUnsupported: the file is not that shard.
     """
     with ShardReader(path, verify="first", access="mmap") as reader:
         found = (reader.id, len(reader), reader.header.file_size)
@@ -88,7 +86,7 @@ def verify_download(path: str, shard: ShardSummary) -> None:
 
 
 def _check_records(reader: ShardReader, name: str, k: int, rows: Rows) -> None:
-    """Check all that is stored of a record field, without decoding it."""
+    """Check all stored bytes of a record field, without decoding them."""
     records, units = reader.records, reader.units
     entries = records.entries(name, rows)
     records.shapes(name, rows)
@@ -113,29 +111,27 @@ Shards that shardio has downloaded from object stores. All of it may be deleted 
 it: what is needed is downloaded again.
 """
 _MAX_DOWNLOADS: Final = 3
-"""So often a shard is downloaded of which the bytes that come are not those that were written."""
+"""Downloads of a shard before its object counts as damaged."""
 _POLL_S: Final = 0.02
 _MAX_WAIT_S: Final = 10.0
-"""A shard that others only use is here; if it is not for so long, somebody removed it."""
+"""A shard that others have pinned is in the cache; missing for longer, it was removed by hand."""
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAMAGED_ERRORS: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
-"""What a shard raises of which any byte may have changed: also those that say its version."""
+"""The errors of a shard in which any byte may have changed, the version included."""
 
 T = TypeVar("T")
 
 
 class ShardCache:
-    """The shards of one dataset in the cache. Owns the locks of those it holds, until `close`.
-
-    For several threads at a time.
+    """The cached shards of one dataset; owns the locks of pinned ones until `close`. Thread-safe.
 
     Args:
-        folder: the cache; made if it is missing, for this user alone.
-        most_bytes: how much may lie in it, of all datasets; None for nine tenths of what is free.
+        folder: the cache; created for this user alone if it is missing.
+        max_bytes: limit of the cache, over all datasets; None for nine tenths of the free space.
         objects: the dataset in its store.
 
     Raises:
-        UnsupportedEnvironment: nothing can be written there.
+        UnsupportedEnvironment: the folder is not writable.
     """
 
     def __init__(self, folder: str, max_bytes: int | None, objects: ObjectStore) -> None:
@@ -153,7 +149,7 @@ class ShardCache:
         self._evictor = CacheEvictor(folder, max_bytes)
 
     def _prepare(self) -> None:
-        """Make the folders, and the files in them that say what they are."""
+        """Create the folders and the files that describe them."""
         for folder in (self.folder, self.root):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         for path, text in (
@@ -168,15 +164,15 @@ class ShardCache:
 
     @property
     def max_bytes(self) -> int:
-        """How much may lie in the cache, of all datasets."""
+        """Limit of the cache in bytes, over all datasets."""
         return self._evictor.max_bytes
 
     def path_of(self, shard: ShardSummary) -> str:
-        """Where a shard is, or will be."""
+        """Return the path of a shard in the cache, whether or not it is there."""
         return os.path.join(self.root, _file_name(shard))
 
     def pin_if_cached(self, shard: ShardSummary) -> str | None:
-        """The path of a shard if it is here and verified, held until `unpin`; else None."""
+        """Pin a shard until `unpin` and return its path; None if it is not here and verified."""
         byte = lock_byte(_file_name(shard))
         try:
             if not self._locks.acquire_shared(byte):
@@ -192,20 +188,21 @@ class ShardCache:
         return None
 
     def pin(self, shard: ShardSummary, check: Callable[[], None] = no_cancel) -> str:
-        """The path of a shard, downloaded and verified if need be, held until `unpin`.
+        """Pin a shard until `unpin` and return its path; download and verify it first if needed.
 
-        Where another process or thread is downloading it, that is waited for.
+        If another process or thread is downloading the shard, wait for it.
 
         Args:
-            shard: which.
-            check: called while it is downloaded or waited for; what it raises ends that.
+            shard: the shard.
+            check: called while downloading or waiting; an exception that it raises cancels the
+                call.
 
         Raises:
-            ShardCorrupt: what comes from the store is not what was written, three times.
-            CacheFull: the disk is, with shards that are in use.
+            ShardCorrupt: the store returned damaged data three times.
+            CacheFull: the disk is full of pinned shards.
             StoreUnavailable, StoreAccessDenied, ShardNotFound, ShardChanged: from the store.
-            ShardUnsupported: a newer shardio wrote it.
-            UnsupportedEnvironment: the file is gone, though somebody uses it, or the cache is.
+            ShardUnsupported: a newer shardio wrote the shard.
+            UnsupportedEnvironment: the cache, or a pinned file in it, was removed.
         """
         try:
             return self._pin(shard, check)
@@ -240,18 +237,18 @@ class ShardCache:
             time.sleep(_POLL_S * random.uniform(0.5, 1.5))
 
     def unpin(self, shard: ShardSummary) -> None:
-        """Undo one `pin`; the shard counts as used until now."""
+        """Undo one `pin` and mark the shard as just used."""
         with contextlib.suppress(OSError):
             os.utime(f"{self.path_of(shard)}.ok")
         self._locks.release(lock_byte(_file_name(shard)))
 
     def close(self) -> None:
-        """Let go of all that is held, and of what is too much. Idempotent."""
+        """Release all locks and shrink the cache to its limit. Idempotent."""
         self._locks.close()
         self._evictor.trim()
 
     def _fetch(self, shard: ShardSummary, check: Callable[[], None]) -> None:
-        """Download and verify a shard that nobody else has anything to do with now."""
+        """Download and verify a shard; the caller holds its exclusive lock."""
         path = self.path_of(shard)
         if os.path.exists(path):  # since before the machine started anew, or damaged on its disk
             with contextlib.suppress(*_DAMAGED_ERRORS):
@@ -288,7 +285,7 @@ class ShardCache:
                 raise
 
     def _retry_when_full(self, shard: ShardSummary, call: Callable[[], T]) -> T:
-        """Make a call that writes, again where the disk is full and others can make room."""
+        """Make a call that writes; while the disk is full, evict unpinned shards and try again."""
         while True:
             try:
                 return call()
@@ -325,7 +322,7 @@ class ShardCache:
 
 
 class _PerformedFile:
-    """A file of which every write goes by `disk.perform`."""
+    """A file whose writes go through `fs.perform`."""
 
     def __init__(self, file: IO[bytes], path: str) -> None:
         self._file, self._path = file, path
@@ -336,7 +333,7 @@ class _PerformedFile:
 
 
 def _file_name(shard: ShardSummary) -> str:
-    """Return the name of a shard's file in the cache; NAME is cut to fit into 255 bytes with it."""
+    """Return the name of a shard's file in the cache, truncated to 255 bytes in the NAME part."""
     stem = shard.name.removesuffix(".shard").encode()[:180]
     return f"{stem.decode(errors='ignore')}.{shard.id}.shard"
 
@@ -352,7 +349,7 @@ def _verified_line(path: str, shard: ShardSummary) -> str:
 
 
 def _is_verified(path: str, shard: ShardSummary) -> bool:
-    """Whether a shard is there, and was verified since the machine started."""
+    """Return True if a shard is cached and was verified since the machine started."""
     try:
         with open(f"{path}.ok", encoding="ascii") as file:
             return (
@@ -364,7 +361,7 @@ def _is_verified(path: str, shard: ShardSummary) -> bool:
 
 
 def _record_verified(path: str, shard: ShardSummary) -> None:
-    """Note that a shard was verified."""
+    """Record in the .ok file that a shard was verified."""
     place = f"{path}.ok"
     fs.unlink(place)
     with fs.create(place) as file:

@@ -1,7 +1,6 @@
-"""How many bytes lie in a cache, of all datasets, and what goes where there are too many.
+"""The size of a cache over all its datasets, and the eviction of shards beyond its limit.
 
-What was used least recently goes first, never what any process uses, nor what one is downloading:
-whoever does has a lock of it. Called by `cache` alone, which says what lies where.
+The least recently used shard goes first; pinned shards and running downloads hold locks and stay.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from shardio.storage import fs
 from shardio.storage.remote.locks import folder_lock, holds_folder_lock, try_exclusive
 
 _MANY_FILES: Final = 1000
-"""Where so many files are there, more is removed at a time: looking at all of them takes long."""
+"""With more files than this, evict 5% beyond the need at a time: listing them all is slow."""
 _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
-"""NAME.ID.shard: other files are not of the cache."""
+"""NAME.ID.shard; files with other names do not belong to the cache."""
 
 
 class CachedFile(NamedTuple):
-    """A file in the cache that may be removed if nobody uses it."""
+    """A file in the cache that may be removed unless a process uses it."""
 
     used_s: float
     path: str
@@ -35,30 +34,30 @@ class CachedFile(NamedTuple):
 
 
 class CacheEvictor:
-    """What may lie in a cache, for several threads and processes at a time.
+    """Keeps a cache within its limit. Safe for several threads and processes.
 
     Args:
-        folder: the cache, which exists.
-        most_bytes: how much may lie in it; None for nine tenths of what is free.
+        folder: the cache; it exists.
+        max_bytes: limit in bytes; None for nine tenths of the free space.
     """
 
     def __init__(self, folder: str, max_bytes: int | None) -> None:
         self._folder, self._place = folder, os.path.join(folder, "used")
         self._warned = False
         self._may_evict = max_bytes is not None
-        """Whether somebody said how much may lie there, or had something brought."""
+        """True if the limit was given by the caller, or something was downloaded."""
         if max_bytes is None:
             max_bytes = (shutil.disk_usage(folder).free + self.used_bytes()) * 9 // 10
         self.max_bytes = max_bytes
 
     def used_bytes(self) -> int:
-        """The bytes of all that lies there."""
+        """Return the bytes of all files in the cache."""
         return sum(each.n_bytes for each in self._files())
 
     def reserve(self, partial: str, n_bytes: int) -> None:
-        """Make room for a download, and have it counted; it may be counted already.
+        """Make room for a download and count its bytes, unless they are counted already.
 
-        Where all is in use there is none: a warning says so, and there will be more than may be.
+        If everything is pinned, warn and let the cache exceed its limit.
         """
         self._may_evict = True
         with folder_lock(self._folder):
@@ -82,21 +81,21 @@ class CacheEvictor:
             fs.perform("create", partial, _make_empty, partial)
 
     def finish(self, partial: str, path: str) -> None:
-        """Rename what has come whole; not while somebody counts, who could miss it under both."""
+        """Rename a complete download, locked so that a count cannot miss it under both names."""
         with folder_lock(self._folder):
             fs.rename(partial, path)
 
     def evict(self, n_bytes: int) -> bool:
-        """Remove as much as a download is short of, as the disk is full; False if nothing went."""
+        """Evict `n_bytes` of shards as the disk is full; returns False if none could go."""
         with folder_lock(self._folder):
             return self._evict_unused(n_bytes) > 0
 
     def trim(self) -> None:
-        """Remove what is too much, as more was in use than may lie there, and no longer is.
+        """Evict what exceeds the limit because it was pinned before and no longer is.
 
-        May be called by a finalizer: where that runs in the middle of this module, nothing is done.
-        What cannot be removed now makes room for what is downloaded next. Who only had a look, and
-        said nothing of how much may lie there, removes nothing.
+        May be called by a finalizer: if that runs inside this module, nothing is done, and the next
+        download makes room instead. Nothing is evicted either if the limit is a default and nothing
+        was downloaded.
         """
         if holds_folder_lock() or not self._may_evict:
             return
@@ -108,7 +107,7 @@ class CacheEvictor:
                 _write_count(self._place, used)
 
     def _evict_unused(self, n_bytes: int) -> int:
-        """Remove what nobody uses until it is as much; returns how many bytes went."""
+        """Remove unpinned files until `n_bytes` are free; returns the number of bytes removed."""
         freed = 0
         for each in sorted(self._files()):
             if freed >= n_bytes:
@@ -124,7 +123,7 @@ class CacheEvictor:
         return freed
 
     def _files(self) -> Iterator[CachedFile]:
-        """All shards in the cache, and what came of them, of all datasets."""
+        """Iterate over the cached shards and partial downloads of all datasets."""
         with os.scandir(self._folder) as datasets:
             folders = [each.path for each in datasets if each.is_dir(follow_symlinks=False)]
         for folder in folders:
@@ -136,17 +135,17 @@ class CacheEvictor:
 
 
 def lock_byte(file_name: str) -> int:
-    """Return the byte that is locked for a shard, by the name of its file in the cache.
+    """Return the byte that is locked for a shard, given the name of its file in the cache.
 
-    A hash of 60 bits, so that the end of the byte is an offset of a file as well: of a million
-    shards two have the same with a probability of 4e-7. Shards of equal content have equal ids, but
-    other names, and so each has its own.
+    It is a hash of 60 bits, so that its end is a valid file offset as well; two of a million shards
+    collide with a probability of 4e-7. Shards of equal content have equal ids but different names,
+    so each has its own byte.
     """
     return hash_bytes(os.fsencode(file_name)) >> 4
 
 
 def remove_cached(path: str) -> None:
-    """Remove a shard from the cache, first of all the line that says that it is whole."""
+    """Remove a shard from the cache, its .ok file first."""
     fs.unlink(f"{path}.ok")
     fs.unlink(path)
 

@@ -1,8 +1,8 @@
-"""Locks of single bytes of a file, among threads and processes; they end with whoever has them.
+"""Locks on single bytes of a file, between threads and processes, which end with their process.
 
-Those of an open file description (fcntl(2), F_OFD_SETLK), of Linux: a lock goes when its descriptor
-is closed, at the latest by the kernel when the process dies. Of a byte there are any number of
-shared locks, or one exclusive.
+They are open file description locks of Linux (fcntl(2), F_OFD_SETLK): a lock is released when its
+descriptor is closed, at the latest when the process ends. A byte has any number of shared locks or
+one exclusive lock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Final
 
 _FLOCK: Final = struct.Struct("@hhqqi4x")
-"""l_type, l_whence, l_start, l_len, l_pid, which must be 0."""
+"""l_type, l_whence, l_start, l_len and l_pid, which must be 0."""
 
 
 class _HeldByThread(threading.local):
@@ -29,12 +29,12 @@ _held: Final = _HeldByThread()
 
 
 class ByteLocks:
-    """The shared locks of one file, which it owns. They are counted, and end with this process.
+    """Owns the shared locks of this process on the bytes of one file, and counts them. Thread-safe.
 
-    For several threads at a time; a fork of the process begins with none.
+    A forked child starts with none.
 
     Args:
-        path: made if it is missing.
+        path: the file; created if it is missing.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,7 +45,7 @@ class ByteLocks:
         self._released: deque[int] = deque()
 
     def acquire_shared(self, byte: int) -> bool:
-        """Take a shared lock, or take it once more; False where somebody has an exclusive one."""
+        """Acquire a shared lock, or count it once more; False if another has the exclusive lock."""
         self._reset_after_fork()
         try:
             with self._mutex:
@@ -65,12 +65,12 @@ class ByteLocks:
         self._release_pending()
 
     def close(self) -> None:
-        """Keep nothing open but for what is still held. Idempotent."""
+        """Close the file once no lock is held. Idempotent."""
         self._is_closed = True
         self._release_pending()
 
     def _release_pending(self) -> None:
-        """Do what was asked for by `release`; if somebody is at it, he does it all."""
+        """Release the locks queued by `release`, unless another thread is doing that."""
         self._reset_after_fork()
         is_asked = True
         while is_asked and self._mutex.acquire(blocking=False):
@@ -92,7 +92,7 @@ class ByteLocks:
             _lock(self._fd, fcntl.F_UNLCK, byte)
 
     def _reset_after_fork(self) -> None:
-        """What was locked before a fork is the parent's: undoing it here would undo it there."""
+        """Forget the parent's locks after a fork: releasing them here would release them there."""
         if self._pid != os.getpid():
             if self._fd >= 0:
                 os.close(self._fd)
@@ -102,9 +102,10 @@ class ByteLocks:
 
 @contextlib.contextmanager
 def try_exclusive(path: str, byte: int) -> Iterator[bool]:
-    """Whether nobody has a byte of a file, here or elsewhere; if so, nobody gets it meanwhile.
+    """Hold the exclusive lock on a byte of a file; yields False if it is taken.
 
-    A process that is forked meanwhile gets the same lock, which closing leaves it: so it is undone.
+    The lock is released explicitly: a child forked meanwhile shares it, and closing alone would
+    leave it with the child.
     """
     fd, pid = _open(path), os.getpid()
     try:
@@ -117,7 +118,7 @@ def try_exclusive(path: str, byte: int) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def folder_lock(folder: str) -> Iterator[None]:
-    """Wait until nobody else is inside of the same `with`; the kernel lets go of who dies."""
+    """Hold the lock of a folder for the `with` block, waiting for it; it ends with the process."""
     fd, pid = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), os.getpid()
     _held.is_held = True
     try:
@@ -131,7 +132,7 @@ def folder_lock(folder: str) -> Iterator[None]:
 
 
 def holds_folder_lock() -> bool:
-    """Whether this thread is inside of `alone_in`, and would wait for itself."""
+    """Return True if this thread holds a `folder_lock`, and would deadlock with itself."""
     return _held.is_held
 
 

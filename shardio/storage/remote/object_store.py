@@ -1,14 +1,12 @@
-"""Calls that may hang in a network are made in other threads, so that Ctrl-C ends the wait for it.
+"""A client of one URL in an object store: reads, resumable downloads and writes with deadlines.
 
-Python runs the handler of a signal in the main thread, and only once a request there has come back,
-which takes up to `stores.REQUEST_S`. A call that is no longer waited for goes on to its own end, or
-that of the process.
+Transient failures, such as server errors, lost connections, and bodies that are late or short, are
+retried after a pause, from the byte that was reached. Permanent ones raise at once: no such object,
+no permission, an object replaced while it was read.
 
-Objects below one URL: read, downloaded in pieces, and written, each within a deadline.
-
-What may pass, as a server's error, a connection that is cut, a body that comes too slowly or is too
-short, is tried again after a pause, from the byte that was reached. What will not pass is an error
-at once: nothing there, no permission, another object in the place of the one begun.
+Requests run in threads of their own, so that Ctrl-C ends the wait for them: Python runs a signal
+handler in the main thread, where it would wait for a request of up to `REQUEST_TIMEOUT_S`. A
+request that nobody waits for any more runs to its end, or that of the process.
 """
 
 from __future__ import annotations
@@ -46,11 +44,11 @@ Item = TypeVar("Item")
 R = TypeVar("R")
 
 _SIGNAL_POLL_S: Final = 0.25
-"""A signal that comes just before the wait begins does not end it: it is heeded so much later."""
+"""A signal that arrives just before a wait starts does not interrupt it; this bounds the delay."""
 
 
 def interruptible(call: Callable[[], R]) -> R:
-    """Make a call; where it is made in the main thread, signals are heeded meanwhile."""
+    """Make a call and return its result; in the main thread, signals can interrupt the wait."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     running = [future := _start_thread(call)]
@@ -60,9 +58,9 @@ def interruptible(call: Callable[[], R]) -> R:
 
 
 def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
-    """Make a call for each of some items; after an error begin none, and raise the first.
+    """Call a function for each item; after an error start no more, and raise the first one.
 
-    What is under way at an error is waited for, but not at Ctrl-C.
+    Running calls are waited for after an error, but not after Ctrl-C.
     """
     left, mutex = list(reversed(list(items))), threading.Lock()
 
@@ -89,10 +87,10 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
 
 
 def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -> Iterator[R]:
-    """What a call gives for each of some items, in their order; so many are made at a time.
+    """Yield the results of a function for each item, in order, with `n_threads` calls at a time.
 
-    What it raises is raised in its turn. What is under way then, or when no more is wanted, is not
-    waited for.
+    An exception is raised in its turn. Calls still running then, or when the iterator is dropped,
+    are not waited for.
     """
     left, coming = iter(items), deque[Future[R]]()
     while True:
@@ -107,13 +105,13 @@ def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]
 
 
 def _wait_some(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R]]]:
-    """Wait until all have ended, one has failed, or a while is over; those left, those failed."""
+    """Wait until all are done, one failed, or a poll interval passed; returns (running, failed)."""
     done, left = wait(running, _SIGNAL_POLL_S, FIRST_EXCEPTION)
     return list(left), [each for each in done if each.exception() is not None]
 
 
 def _start_thread(call: Callable[[], R]) -> Future[R]:
-    """What a call in a thread of its own will come to."""
+    """Start a call in a thread of its own and return its future."""
     future: Future[R] = Future()
 
     def run() -> None:
@@ -129,11 +127,11 @@ def _start_thread(call: Callable[[], R]) -> Future[R]:
 T = TypeVar("T")
 
 DEADLINE_S: Final = 120.0
-"""How long a call goes on without a byte of progress."""
+"""Time that a call may go without receiving a byte."""
 PIECE_BYTES: Final = 8 << 20
-"""What one request of a download asks for."""
+"""Size of the range that one request of a download asks for."""
 _CONCURRENT_PIECES: Final = 4
-"""One connection to a store brings less than the network does, and each request waits before."""
+"""One connection to a store is slower than the network, and each request has a latency."""
 _MIN_PIECE_BYTES: Final = 256 << 10
 _FIRST_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 5.0
@@ -142,7 +140,7 @@ _CONCURRENT_PARTS: Final = 4
 
 
 class ObjectPart(NamedTuple):
-    """Bytes of an object, how many the whole has, and what tells that it is the same later."""
+    """A part of an object, the size of the whole object, and the tag of its version."""
 
     data: memoryview
     n_bytes: int
@@ -150,22 +148,22 @@ class ObjectPart(NamedTuple):
 
 
 def no_cancel() -> None:
-    """What a call that nobody cancels asks between two requests."""
+    """Never cancel: the default `check` of a download."""
 
 
 class ObjectStore:
-    """The objects below a URL; owns a store of obstore, made when it is first asked.
+    """The objects below a URL; owns an obstore store, opened by the first request. Thread-safe.
 
-    For several threads at a time. Pickled, it is made anew where it arrives.
+    Unpickled, it opens a store of its own.
 
     Args:
-        url: what the names are below.
-        options: see `Remote`.
+        url: the prefix of all names.
+        options: see RemoteOptions.
 
     Raises:
         InvalidArgument: the URL or an option is not acceptable.
-        StoreUnavailable: (from every call) the deadline passed; it says what failed last.
-        StoreAccessDenied: (from every call) the store does not let us.
+        StoreUnavailable: (from every call) the deadline passed; names the last failure.
+        StoreAccessDenied: (from every call) the store denies access.
         ShardNotFound: (from reading) there is no such object.
     """
 
@@ -184,24 +182,24 @@ class ObjectStore:
 
     @property
     def _is_azure(self) -> bool:
-        """Whether the store gives no range that is counted from the end."""
+        """True if the store cannot read a range counted from the end."""
         return self.url.partition("://")[0].lower() in AZURE
 
     @property
     def endpoint(self) -> str:
-        """Which server is asked, where that is not the one of the URL's scheme."""
+        """The server, if it is not that of the URL's scheme; else empty."""
         return endpoint_of(self._options)
 
     def read(self, name: str, *, deadline_s: float | None = None) -> bytes:
-        """The whole of a small object."""
+        """Return the content of a small object."""
         found = self._get(name, None, deadline_s=deadline_s)
         return bytes(found.data)
 
     def read_range(self, name: str, start: int, n_bytes: int, tag: str | None = None) -> memoryview:
-        """n_bytes of an object from `start` on.
+        """Return `n_bytes` of an object from `start` on.
 
         Raises:
-            ShardChanged: it is another object than the one of `tag`.
+            ShardChanged: the object is not the version of `tag`, or ends before the range.
         """
         found = self._get(name, (start, start + n_bytes), tag=tag)
         if len(found.data) != n_bytes:
@@ -209,7 +207,7 @@ class ObjectStore:
         return found.data
 
     def read_tail(self, name: str, n_bytes: int) -> ObjectPart:
-        """The last n_bytes of an object, or all it has; by one request, but two of Azure."""
+        """Return the last `n_bytes` of an object, or all of it; one request, two on Azure."""
         if not self._is_azure:
             return self._get(name, {"suffix": n_bytes})
         found = self._retry(name, lambda: load_obstore().head(self._opened(), name))
@@ -224,18 +222,18 @@ class ObjectStore:
         *,
         check: Callable[[], None] = no_cancel,
     ) -> None:
-        """Append to `file` what it lacks of an object of n_bytes.
+        """Append the missing end of an object to `file`.
 
-        After each failure less is asked for at a time, as the network may be slow.
+        After each failure the requests get smaller and fewer, as the network may be slow.
 
         Args:
-            name: of the object.
-            file: unbuffered, at its end; it may have the beginning already.
-            n_bytes: how many there should be.
-            check: called between two requests; what it raises ends the download.
+            name: the object.
+            file: unbuffered and at its end; it may contain the beginning of the object.
+            n_bytes: the size of the object.
+            check: called between requests; an exception that it raises cancels the download.
 
         Raises:
-            ShardChanged: the object has another size, or is replaced meanwhile.
+            ShardChanged: the object has another size, or was replaced during the download.
         """
         done, tag = file.tell(), None
         size, n_at_once = PIECE_BYTES, _CONCURRENT_PIECES
@@ -261,10 +259,10 @@ class ObjectStore:
                 self._back_off(name, failure, began, n_tries, None, check)
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
-        """Write a small object; exclusive: only if there is none of this name.
+        """Write a small object; with `exclusive`, only if no object has this name.
 
         Raises:
-            DatasetConflict: there is one, with other bytes.
+            DatasetConflict: another object with other content has the name.
         """
         mode = "create" if exclusive else "overwrite"
 
@@ -282,15 +280,15 @@ class ObjectStore:
                 ) from None
 
     def upload(self, name: str, path: str, *, check: Callable[[], None] = no_cancel) -> None:
-        """Write a file as an object, in parts where it is large; it appears whole or not at all.
+        """Write a file as an object, large ones in parts; it appears completely or not at all.
 
         Args:
-            name: of the object.
-            path: of the file.
-            check: called before it is tried again; what it raises ends that.
+            name: the object.
+            path: the file.
+            check: called before each retry; an exception that it raises cancels the upload.
 
         Raises:
-            StoreUnavailable: also where the store has another number of bytes afterwards.
+            StoreUnavailable: also if the object has another size afterwards.
         """
         n_bytes = os.stat(path).st_size
 
@@ -309,7 +307,7 @@ class ObjectStore:
         self._retry(name, write, check=check)
 
     def exists(self, name: str) -> bool:
-        """Whether there is an object of this name."""
+        """Return True if there is an object of this name."""
         try:
             self._retry(name, lambda: load_obstore().head(self._opened(), name))
         except ShardNotFound:
@@ -317,7 +315,7 @@ class ObjectStore:
         return True
 
     def list_names(self, limit: int | None = None) -> list[str]:
-        """The names of all objects below the URL; or of the first, at most so many."""
+        """Return the names of the objects below the URL, at most `limit` of them."""
 
         def read() -> list[str]:
             pages = load_obstore().list(self._opened())
@@ -329,7 +327,7 @@ class ObjectStore:
         return self._retry("", read)
 
     def remove(self, name: str) -> None:
-        """Remove an object; it may be gone already."""
+        """Remove an object; it may be missing."""
         try:
             self._retry(name, lambda: load_obstore().delete(self._opened(), name))
         except ShardNotFound:
@@ -346,7 +344,7 @@ class ObjectStore:
         return self._retry(name, lambda: self._get_once(name, part, tag), deadline_s)
 
     def _get_once(self, name: str, part: Any, tag: str | None) -> ObjectPart:
-        """One request: what it brings is as long as it says."""
+        """Make one request; the body must have the length that the response declares."""
         options = {"range": part} if part is not None else {}
         is_weak = tag is not None and tag.startswith("W/")  # matches nothing: RFC 9110, 13.1.1
         if tag is not None and not is_weak:
@@ -373,7 +371,7 @@ class ObjectStore:
         *,
         check: Callable[[], None] = no_cancel,
     ) -> T:
-        """Try until it succeeds, fails for good, or the deadline has passed."""
+        """Repeat a call until it succeeds, fails permanently, or the deadline passes."""
         began, n_tries = time.monotonic(), 0
         while True:
             try:
@@ -392,7 +390,7 @@ class ObjectStore:
         deadline_s: float | None,
         check: Callable[[], None],
     ) -> None:
-        """Wait before the next try, the longer the more there were, a little more or less."""
+        """Sleep before the next attempt, longer each time, with jitter; raise past the deadline."""
         most_s = self.deadline_s if deadline_s is None else deadline_s
         pause_s = min(_FIRST_BACKOFF_S * 2 ** min(n_tries - 1, 10), _MAX_BACKOFF_S)
         pause_s *= random.uniform(0.5, 1)

@@ -1,6 +1,7 @@
-"""What errors of obstore are to us: which may pass, in few words and without secrets.
+"""Stores of obstore, made from a URL and options, and its exceptions mapped to those of shardio.
 
-obstore, which is loaded late: stores made of a URL and options.
+Exceptions are classified as transient or permanent, and credentials are redacted. obstore is
+imported late.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ _RANGE_BEYOND_END: Final = re.compile(r"^InvalidRange\b|status code: 416\b")
 
 
 class TransientError(Exception):
-    """Something that the next try need not meet."""
+    """A failure that may not happen again at the next attempt."""
 
 
 class map_obstore_errors:
-    """Errors of obstore over an object leave it as ours.
+    """A context manager that raises obstore's exceptions about an object as shardio's.
 
     Args:
-        url, name: of the object.
-        options: of the store, whose secrets no error shows.
+        url, name: the object.
+        options: options of the store; their secrets are redacted from messages.
 
     Raises:
-        Passing: another try may succeed.
+        TransientError: another attempt may succeed.
         ShardNotFound, ShardChanged, StoreAccessDenied, InvalidArgument, FileExistsError: none will.
     """
 
@@ -63,7 +64,7 @@ class map_obstore_errors:
 
 
 def replaced_error(url: str, name: str) -> ShardChanged:
-    """The error of an object that is another one than was begun."""
+    """Return the error for an object that was replaced while it was read."""
     return ShardChanged(
         "another object has taken the place of the one that was being read",
         code="replaced",
@@ -109,7 +110,7 @@ def _to_shardio_error(
 
 
 def short_message(error: BaseException, options: Mapping[str, Any]) -> str:
-    """What an error of obstore says, in one line, without anything that may be secret."""
+    """Return the message of an obstore exception in one line, with secrets redacted."""
     text = str(error)
     code, message = (re.search(f"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message"))
     if code is not None:
@@ -123,7 +124,7 @@ def short_message(error: BaseException, options: Mapping[str, Any]) -> str:
 
 
 def _is_denied(error: BaseException) -> bool:
-    """Whether a store has refused what it was shown, or was not shown: trying again is no use."""
+    """Return True if a store rejected the credentials, or their absence: no retry can help."""
     if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
         return True
     text = str(error)
@@ -134,7 +135,7 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _secret_values(options: Mapping[str, Any]) -> list[str]:
-    """The values of options that may be secret, also of options within options."""
+    """Return the values of options that may be secret, nested ones included."""
     found = []
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -145,21 +146,21 @@ def _secret_values(options: Mapping[str, Any]) -> list[str]:
 
 
 REQUEST_TIMEOUT_S: Final = 30
-"""A request, of at most a piece, that takes longer is made again: 280 kB/s of a piece of 8 MiB."""
+"""A request that takes longer is retried: 280 kB/s for a piece of 8 MiB."""
 _ENDPOINTS: Final = (
     *("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
     *("azure_storage_endpoint", "azure_endpoint"),
 )
 
 _first_user: Final[dict[str, int]] = {}
-"""The first process that used obstore: its runtime does not survive a fork, which then hangs."""
+"""The first process that used obstore, whose runtime hangs after a fork."""
 
 
 def load_obstore() -> ModuleType:
-    """Load obstore.
+    """Import and return obstore.
 
     Raises:
-        UnsupportedEnvironment: it is not installed.
+        UnsupportedEnvironment: obstore is not installed.
     """
     try:
         import obstore
@@ -173,11 +174,11 @@ def load_obstore() -> ModuleType:
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> Any:
-    """A store of obstore for what lies below a URL; every request is tried once.
+    """Return an obstore store for the objects below a URL; it does not retry requests.
 
     Raises:
         UnsupportedEnvironment: obstore is not installed, or a parent of this process has used it.
-        InvalidArgument: it takes no such option; the message has names of options alone.
+        InvalidArgument: an option is not accepted; the message names options but not their values.
     """
     if _first_user.setdefault("first", os.getpid()) != os.getpid():
         raise UnsupportedEnvironment(
@@ -211,19 +212,19 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
 
 
 def endpoint_of(options: Mapping[str, Any]) -> str:
-    """Which server is asked, where that is not the one of the URL's scheme."""
+    """Return the server, if it is not that of the URL's scheme; else an empty string."""
     named = [str(value) for key, value in options.items() if key.lower() in _ENDPOINTS]
     named += [os.environ.get(name.upper(), "") for name in _ENDPOINTS if name.startswith("aws_")]
     return next(filter(None, named), "")
 
 
 def _allows_http(url: str, options: Mapping[str, Any]) -> bool:
-    """Whether the user has named a server by http://, where nothing is encrypted."""
+    """Return True if the user named a server by http://, without encryption."""
     return url.startswith("http://") or endpoint_of(options).startswith("http://")
 
 
 def _profile_credentials(url: str, options: Mapping[str, Any]) -> Any:
-    """What gives credentials of a profile of AWS, by boto3, where nothing else says any."""
+    """Return a boto3 provider for the credentials of AWS_PROFILE, or None if others are given."""
     is_aws = url.partition("://")[0].lower() in ("s3", "s3a")
     names = {name.lower().removeprefix("aws_") for name in options}
     if not is_aws or names & {"access_key_id", "secret_access_key", "skip_signature", "token"}:

@@ -1,7 +1,6 @@
-"""Where a dataset lies, where its shards are cached, and what the store is told: options of users.
+"""URLs of datasets, and the options for reading them from an object store.
 
-Nothing here shows a secret: options are passed on to obstore, and never written, printed or put
-into a message.
+Options may hold secrets: they are passed on to obstore, and never written, printed or quoted.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ CACHE_VARIABLE: Final = "SHARDIO_CACHE"
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """How a dataset in an object store is read. Immutable; its repr has no option of the store.
+    """Options for reading a dataset from an object store. Immutable; its repr omits `options`.
 
     Args:
-        cache: the folder that shards are downloaded to; None for that of this user.
-        cache_bytes: how much may lie there; None for nine tenths of what is free.
+        cache: the folder that shards are downloaded to; None for the user's default.
+        cache_bytes: limit of the cache in bytes; None for nine tenths of the free space.
         options: for `obstore.store.from_url`, and `deadline_s`.
-        whole: whether shards are downloaded whole before anything is read of them.
-        n_readers: how many processes or threads read it at once.
-        access: how workers read what was downloaded.
+        whole: True to download whole shards before reading from them.
+        n_readers: the number of processes or threads that read the dataset at once.
+        access: the access method of workers for downloaded shards.
     """
 
     cache: str | None = None
@@ -54,10 +53,10 @@ class RemoteOptions:
         n_readers: int = 1,
         access: Access = "auto",
     ) -> RemoteOptions:
-        """What a user asked for.
+        """Validate the options that a user gave.
 
         Raises:
-            InvalidArgument: naming the option, what is acceptable, and what was found.
+            InvalidArgument: naming the option, what is accepted, and what was found.
         """
         if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 1):
             raise InvalidArgument(f"cache_bytes must be an int from 1 up; found {cache_bytes!r}")
@@ -75,21 +74,21 @@ class RemoteOptions:
 
     @property
     def is_set(self) -> bool:
-        """Whether the user said anything of it."""
+        """True if the user set any of the options."""
         return self.cache is not None or self.cache_bytes is not None or bool(self.options)
 
     def with_usage_of(self, other: RemoteOptions) -> RemoteOptions:
-        """The same cache and store, for what `other` is for."""
+        """Return the same cache and store with the usage of `other`: whole, n_readers, access."""
         return replace(self, whole=other.whole, n_readers=other.n_readers, access=other.access)
 
     @property
     def for_workers(self) -> RemoteOptions:
-        """The same for those who read all of it: they have shards downloaded whole."""
+        """The same options for workers, which download whole shards."""
         return replace(self, whole=True)
 
     @property
     def cache_folder(self) -> str:
-        """The folder of the cache, asked for or not."""
+        """The absolute path of the cache: `cache`, or the default."""
         if self.cache is not None:
             return self.cache
         if named := os.environ.get(CACHE_VARIABLE):
@@ -99,13 +98,13 @@ class RemoteOptions:
 
 
 def is_url(place: str) -> bool:
-    """Whether it is the URL of something in a store, and not a path; `file://` is a path's."""
+    """Return True if it is the URL of an object store; a path or a `file://` URL is not."""
     found = _SCHEME.match(place)
     return found is not None and found[1].lower() != "file"
 
 
 def local_path(place: str) -> str:
-    """The path that a `file://` URL names; anything else as it is."""
+    """Return the path that a `file://` URL names; anything else unchanged."""
     if not place.lower().startswith("file://"):
         return place
     parts = urlsplit(place)
@@ -117,11 +116,11 @@ def local_path(place: str) -> str:
 
 
 def validate_url(url: str) -> str:
-    """A URL of a folder in a store, without a slash at its end.
+    """Return the URL of a folder in an object store without trailing slashes.
 
     Raises:
-        InvalidArgument: the scheme is none that is known, there is no bucket, or it has a user, a
-            password or a query, which may be secrets.
+        InvalidArgument: the scheme is unknown, the bucket is missing, or the URL has a user, a
+            password, a query or a fragment, which may be secret.
     """
     parts = urlsplit(url)
     shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"

@@ -1,8 +1,8 @@
-"""Shards are downloaded before they are needed, in the order in which they will be.
+"""Downloads shards ahead of the training loop, in the order in which it needs them.
 
-By threads of the process that has the loop, while workers fill batches. Who needs a shard that is
-not here yet waits for it, or downloads it himself: nothing depends on these threads, and an error
-of theirs is no error. He will meet it, and raise it.
+Threads of the main process download while workers fill batches. Nothing depends on them: a worker
+that needs a shard earlier waits for the download or makes it itself, and their errors are ignored,
+as the worker meets and raises the same ones.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from shardio.storage.remote.storage import RemoteStorage
 N_THREADS: Final = 4
 _POLL_S: Final = 0.05
 _JOIN_TIMEOUT_S: Final = 1.0
-"""How long the end waits for requests that are under way."""
+"""Time that `close` waits for running requests."""
 
 
 class PrefetchRequest(NamedTuple):
-    """A file that the pass needs from one step on."""
+    """A file that the epoch needs from one step on."""
 
     step: int
     storage: RemoteStorage
@@ -33,7 +33,7 @@ class PrefetchRequest(NamedTuple):
 
 
 class _Prefetched:
-    """A file that is being downloaded, or here and kept until the loop comes to it."""
+    """A file that is being downloaded, or stays pinned until the loop reaches it."""
 
     def __init__(self, file: PrefetchRequest) -> None:
         self.file = file
@@ -41,7 +41,7 @@ class _Prefetched:
         self._is_pinned = self._is_reached = False
 
     def keep_pinned(self) -> None:
-        """Keep the downloaded file pinned, or release it if the loop has already reached it."""
+        """Keep the downloaded file pinned, or unpin it if the loop has already reached it."""
         with self._mutex:
             self._is_pinned = not self._is_reached
         if not self._is_pinned:
@@ -56,21 +56,21 @@ class _Prefetched:
 
 
 class _Cancelled(Exception):
-    """The pass is over: what is being downloaded stays as far as it came."""
+    """The epoch is over; partial downloads stay and can be resumed."""
 
 
 class Prefetcher:
-    """Owns the threads that download for one pass, until `close`.
+    """Owns the threads that download for one epoch, until `close`.
 
-    A downloaded file stays pinned in the cache until the loop reaches its step, or the pass has no
+    A downloaded file stays pinned in the cache until the loop reaches its step, or the epoch has no
     more files to download. Unpinned, it would be the least recently used file, and the next
     download could evict it before it was read.
 
     Args:
-        wanted: files in the order in which they are needed; asked for as it goes on, in a thread.
-        reached: the step that the loop has come to; None when it is over.
-        most_bytes: how much may be here that is not needed yet.
-        here: the paths of those that have come are added to it.
+        requests: files in the order in which they are needed; consumed lazily, in a thread.
+        current_step: returns the step that the loop has reached; None when it is over.
+        max_bytes: limit of downloaded bytes that are not needed yet.
+        downloaded: the set to which the paths of downloaded files are added.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Prefetcher:
         self._downloaded = downloaded
         self._mutex = threading.Lock()
         self._pending: deque[_Prefetched] = deque()
-        """Files whose download has begun and whose step the loop has not reached, in order."""
+        """Files whose download has started and whose step the loop has not reached, in order."""
         self._is_cancelled = False
         self._threads = [
             threading.Thread(target=self._run, name="shardio-ahead", daemon=True)
@@ -94,11 +94,11 @@ class Prefetcher:
             thread.start()
 
     def cancel(self) -> None:
-        """Have the threads end, which is not waited for."""
+        """Tell the threads to end, without waiting for them."""
         self._is_cancelled = True
 
     def close(self) -> None:
-        """End the threads; one that waits for a server may be left behind. Idempotent."""
+        """End the threads; one that waits for a server may outlive the call. Idempotent."""
         self.cancel()
         end_s = time.monotonic() + _JOIN_TIMEOUT_S
         for thread in self._threads:
@@ -111,7 +111,7 @@ class Prefetcher:
             while (prefetched := self._next()) is not None:
                 with contextlib.suppress(ShardioError, OSError):
                     storage, summary = prefetched.file.storage, prefetched.file.summary
-                    storage.pin_for(summary, self._check)
+                    storage.pin_with_check(summary, self._check)
                     kept.append(prefetched)
                     prefetched.keep_pinned()
                     self._downloaded.add(storage.path_of(summary))
@@ -122,7 +122,7 @@ class Prefetcher:
                 prefetched.unpin()
 
     def _next(self) -> _Prefetched | None:
-        """The next file, once there is room for it; None at the end."""
+        """Return the next file once there is room for it; None at the end."""
         with self._mutex:
             file = next(self._requests, None)
             while file is not None:

@@ -1,15 +1,7 @@
-"""What a dataset in a store says of itself, in a folder of this machine: `dataset.json` and states.
+"""The files of a dataset in an object store: its manifest, shards in the cache, or byte ranges.
 
-What is published is never changed, so only `dataset.json` is asked for again. Where the store
-cannot be reached, what it said last is gone by.
-
-A shard that stays in its store, and is read by ranges: for a look at it, or single samples.
-
-Its end is read first, in one request, and kept: there lie the header page again, section table and
-schema, which is all that opening an ordinary shard needs. The first page is taken to be like the
-last: whoever downloads the shard compares them.
-
-The files of a dataset in an object store, as `shards.places` has them for a folder.
+Whole shards are downloaded for loading. To inspect a dataset, or for single samples, a RangeFile
+reads parts of a shard where it is.
 """
 
 from __future__ import annotations
@@ -49,16 +41,19 @@ ListFiles = Callable[[Mapping[str, Any]], Collection[str]]
 POINTER: Final = "dataset.json"
 GENERATIONS: Final = "generations"
 _REFRESH_DEADLINE_S: Final = 5.0
-"""How long a store is tried that need not be asked."""
+"""Deadline of a refresh, when a cached copy can be used instead."""
 _DAMAGED_ERRORS: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
-"""What `dataset.json` raises that is not one: whoever reads it says what is wrong."""
+"""The errors of parsing a damaged `dataset.json`; the manifest reader explains the damage."""
 
 
 class ManifestCache:
-    """Copies of the small files of a dataset; those of all processes, in the same folder.
+    """Local copies of the manifest files of a dataset, in one folder for all processes.
+
+    Published generations never change, so only `dataset.json` is requested again. If the store is
+    unreachable, the last copy is used.
 
     Args:
-        folder: of this machine, which exists.
+        folder: a local folder that exists.
         objects: the dataset in its store.
         list_files: the function that returns the names of the files a generation's JSON refers to.
     """
@@ -67,13 +62,14 @@ class ManifestCache:
         self.folder, self._objects, self._list_files = folder, objects, list_files
 
     def download(self, number: int | None) -> None:
-        """Have `dataset.json`, and a state of the dataset by its number, else the published one.
+        """Download `dataset.json` and a generation, by default the published one.
 
-        Nothing is asked for that is here, but `dataset.json` if there is no number.
+        Only missing files are requested, and `dataset.json` if no number is given.
 
         Raises:
-            DatasetNotFound: there is none at the URL.
-            StoreAccessDenied, StoreUnavailable: as `Objects` says; the latter not if all is here.
+            DatasetNotFound: there is no dataset at the URL.
+            StoreAccessDenied: the store denies access.
+            StoreUnavailable: the store is unreachable, and a file has no local copy.
         """
         if number is None or not os.path.exists(self._path(POINTER)):
             self._download_pointer()
@@ -92,7 +88,7 @@ class ManifestCache:
                 self.write(name, self._objects.read(name))
 
     def invalidate(self) -> None:
-        """Remove all states: what came is not what was written, or another dataset's."""
+        """Remove all cached generations: they are damaged, or belong to another dataset."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._path(GENERATIONS)):
                 if not name.endswith(".tmp"):  # which another process is about to rename
@@ -126,13 +122,13 @@ class ManifestCache:
                 self.write(POINTER, new)
 
     def _pointer(self) -> bytes | None:
-        """Return the content of `dataset.json` as it was brought last; None before that."""
+        """Return the content of the cached `dataset.json`; None if there is none."""
         with contextlib.suppress(FileNotFoundError):
             return Path(self._path(POINTER)).read_bytes()
         return None
 
     def write(self, name: str, remote_file: bytes) -> None:
-        """Write a file that appears whole or not at all."""
+        """Write a file that appears completely or not at all."""
         path = self._path(name)
         fs.make_folder(os.path.dirname(path))
         temporary = f"{path}.{secrets.token_hex(6)}.tmp"
@@ -165,22 +161,24 @@ def _lineage(pointer: bytes) -> Any:
 
 TAIL_BYTES: Final = 64 << 10
 BLOCK_BYTES: Final = 64 << 10
-"""What is asked for around a small read; a larger one is asked for as it is."""
+"""The size of the aligned block that a small read fetches; larger reads fetch their own range."""
 _BLOCKS_KEPT: Final = 64
 
 
 class RangeFile(PreadFile):
-    """Reads one object by ranges; keeps its end, and some blocks that were read last.
+    """Reads one object by byte ranges; caches its end and some recent blocks. Thread-safe.
 
-    Used from several threads at a time.
+    The end is fetched first, in one request. It holds the header copy, section table and schema,
+    which suffice to open most shards. The first page is assumed to equal the last; a download
+    compares them.
 
     Args:
-        objects: what the name is of.
-        name: of the object.
+        objects: the store.
+        name: the object.
 
     Raises:
-        ShardNotFound, StoreAccessDenied, StoreUnavailable: as `Objects` says, also from every read.
-        ShardChanged: (from every read) another object is in its place.
+        ShardNotFound, StoreAccessDenied, StoreUnavailable: as of ObjectStore; also from every read.
+        ShardChanged: (from every read) the object was replaced.
     """
 
     def __init__(self, objects: ObjectStore, name: str) -> None:
@@ -196,7 +194,7 @@ class RangeFile(PreadFile):
         self._mutex = threading.Lock()
 
     def __getitem__(self, part: slice) -> memoryview:
-        """Read a part of the object."""
+        """Return a part of the object."""
         start, stop, _ = part.indices(self.nbytes)
         if stop <= start:
             return memoryview(b"")
@@ -241,14 +239,15 @@ class RangeFile(PreadFile):
 
 
 class RemoteStorage:
-    """Whole shards are brought into a cache and mapped there; or parts of them are read by ranges.
+    """The shards of a dataset in an object store; see ShardStorage.
 
-    Which of both `remote.whole` says. For any thread, in any process but a fork.
+    With `remote.whole`, shards are downloaded to the cache and mapped there; otherwise they are
+    read by ranges. Thread-safe, but not usable after a fork.
 
     Args:
-        url: of the dataset.
-        remote: how it is read.
-        list_files: see `Mirror`.
+        url: the dataset.
+        remote: the options for reading it.
+        list_files: see ManifestCache.
     """
 
     def __init__(self, url: str, remote: RemoteOptions, list_files: ListFiles) -> None:
@@ -258,7 +257,7 @@ class RemoteStorage:
         self._manifests = ManifestCache(self._cache.root, self._objects, list_files)
 
     def resolve_access(self, asked: Access) -> Access:
-        """How its files are read: by offset where they are not brought whole."""
+        """Return the access method of its files: "pread" unless whole shards are downloaded."""
         if not self._remote.whole:
             if asked == "mmap":
                 raise InvalidArgument(
@@ -270,24 +269,24 @@ class RemoteStorage:
 
     @property
     def worker_access(self) -> Access:
-        """How those read its files who have them brought whole."""
+        """The access method of workers, which download whole shards."""
         return choose_access(self._cache.root, self._remote.access)
 
     def manifest_folder(self, generation: int | None) -> str:
-        """The folder that `dataset.json` and a state of the dataset lie in, brought if need be."""
+        """Return the local folder of the manifest, after downloading it if needed."""
         self._manifests.download(generation)
         return self._cache.root
 
     def invalidate(self) -> bool:
-        """Have the states brought anew: what came is damaged."""
+        """Drop the cached generations, so that they are downloaded again; returns True."""
         self._manifests.invalidate()
         return True
 
     def max_pinned(self, sizes: Rows) -> int:
-        """How many files may be held at a time, of which these are the bytes.
+        """Return how many files of these sizes may be pinned at a time.
 
-        All, if they fit; else such a part of the cache as leaves every reader its own, and as much
-        for what is brought ahead.
+        All of them if they fit; otherwise an equal share for each reader of half the cache. The
+        other half is for downloads ahead.
         """
         if not self._remote.whole or self.fits(sizes):
             return max(1, len(sizes))
@@ -295,53 +294,53 @@ class RemoteStorage:
         return max(1, share // int(sizes.max(initial=1)))
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Where a file is, or will be once it is held."""
+        """Return the path that a file has once it is pinned."""
         return self._cache.path_of(summary)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Have a file here, and keep it until as many calls of `unpin`; returns its path.
+        """Pin a file in the cache, downloading it if needed, and return its path.
 
-        Where it is read by ranges, and not here, this is its URL.
+        If files are read by ranges and this one is not cached, return its URL.
 
         Raises:
             ShardCorrupt, CacheFull, StoreUnavailable, StoreAccessDenied, ShardNotFound,
-                ShardChanged: as `ShardCache.hold` says.
+                ShardChanged: as from `ShardCache.pin`.
         """
         return self._cache.pin(summary) if self._remote.whole else self.pin_if_cached(summary)
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
-        """The same for a look at a file: where it is not here, this is its URL."""
+        """Pin a file if it is cached and return its path; otherwise return its URL."""
         return self._cache.pin_if_cached(summary) or f"{self.root}/{summary.name}"
 
     @property
     def max_bytes(self) -> int:
-        """How much the cache may hold."""
+        """The limit of the cache in bytes."""
         return self._cache.max_bytes
 
     def fits(self, sizes: Rows) -> bool:
-        """Whether files of these bytes all fit into the cache, and stay where they are."""
+        """Return True if files of these sizes fit into the cache together, without evictions."""
         n_bytes: int = sum(sizes.tolist())
         return n_bytes <= self._cache.max_bytes
 
     def download(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
-        """Have a file here for whoever holds it next; `check` as in `ShardCache.hold`."""
-        self.pin_for(summary, check)
+        """Download a file to the cache without pinning it; `check` as in `ShardCache.pin`."""
+        self.pin_with_check(summary, check)
         self._cache.unpin(summary)
 
-    def pin_for(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
-        """Bring a file, and keep it until `unpin`; `check` as in `ShardCache.hold`."""
+    def pin_with_check(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
+        """Pin a file until `unpin`, downloading it if needed; `check` as in `ShardCache.pin`."""
         self._cache.pin(summary, check)
 
     def remote_file(self, summary: ShardSummary, path: str) -> PreadFile | None:
-        """What reads a file by the path that it was held by, if it is not here; else None."""
+        """Return a reader for the URL that `pin` returned; None if it returned a local path."""
         if os.path.isabs(path):
             return None
         return RangeFile(self._objects, summary.name)
 
     def unpin(self, summary: ShardSummary) -> None:
-        """No longer keep a file. In any thread, in the middle of anything, also once closed."""
+        """Unpin a file. Safe in any thread at any point, also after `close`."""
         self._cache.unpin(summary)
 
     def close(self) -> None:
-        """Bring no more files. Those that are held stay until they are released. Idempotent."""
+        """Stop downloading. Pinned files stay until they are unpinned. Idempotent."""
         self._cache.close()

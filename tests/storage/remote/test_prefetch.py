@@ -22,7 +22,7 @@ class Bucket:
         self.changed = threading.Condition()
         self.arrive = {name: threading.Event() for name in late}
 
-    def pin_for(self, summary: ShardSummary, check: Callable[[], None]) -> None:
+    def pin_with_check(self, summary: ShardSummary, check: Callable[[], None]) -> None:
         while summary.name in self.arrive and not self.arrive[summary.name].wait(0.01):
             check()
         self._count(summary, 1)
