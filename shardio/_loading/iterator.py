@@ -177,7 +177,7 @@ class Handover:
             return arrays
         wrap = self._maker.wrap
         slots = layout.fixed + layout.whole
-        return {slot.name: wrap(arrays[slot.name], block, slot.special) for slot in slots}
+        return {slot.name: wrap(arrays[slot.name], block, slot.logical_dtype) for slot in slots}
 
     def _lane(
         self, layout: BlockLayout, number: int, n_rows: int, block: npt.NDArray[np.uint8]
@@ -190,7 +190,7 @@ class Handover:
             kept = lanes.get((_EVERY_BLOCK, n_rows))
             if kept is None or kept[0] != shapes:
                 slots = layout.fixed + layout.whole
-                made = {s.name: maker.fixed(arrays[s.name], s.special) for s in slots}
+                made = {s.name: maker.fixed(arrays[s.name], s.logical_dtype) for s in slots}
                 kept = lanes[_EVERY_BLOCK, n_rows] = shapes, made
             return {name: kept[1][name](array) for name, array in arrays.items()}
         heads = layout.heads(block) if layout.whole else None

@@ -148,7 +148,8 @@ class Batch(Mapping[str, Any]):
         made, layout = copy(self), self._layout
         slots: tuple[FixedSlot | WholeSlot, ...] = (*layout.fixed, *layout.whole)
         made._values = {
-            slot.name: wrap(self._values[slot.name], self._block, slot.special) for slot in slots
+            slot.name: wrap(self._values[slot.name], self._block, slot.logical_dtype)
+            for slot in slots
         }
         return made
 

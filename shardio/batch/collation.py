@@ -49,7 +49,7 @@ class JoinedField(NamedTuple):
     name: str
     rule: CollateRule
     field: Array
-    beside: str | None
+    companion: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Collation:
     named: Mapping[str, CollateRule] = field(default_factory=dict)
     function: Callable[[list[Mapping[str, Any]]], Any] | None = None
 
-    def loosen(self, schema: Schema) -> Schema:
+    def relax_shapes(self, schema: Schema) -> Schema:
         """The schema of all samples that a transform makes, by that of the first."""
         return Schema({name: self._loosen(name, each) for name, each in schema.items()})
 
@@ -94,14 +94,14 @@ class Collation:
             n_dims = len(join.field.shape)
             whole = (None,) * (n_dims + (join.rule.kind != "ragged"))
             fields[name] = replace(join.field, shape=whole, codec="raw")
-            if join.beside is not None:
-                if join.beside in schema:
+            if join.companion is not None:
+                if join.companion in schema:
                     raise InvalidArgument(
-                        f"collate={join.rule.kind!r} of {name!r} adds {join.beside!r}, which is a "
-                        "field already: leave one of them out with `fields`, or ask for another"
+                        f"collate={join.rule.kind!r} of {name!r} adds {join.companion!r}, which is "
+                        "a field already: leave one of them out with `fields`, or ask for another"
                     )
                 _, dtype, has_dims = _BESIDE[join.rule.kind]
-                fields[join.beside] = Array(dtype, (None,) * (1 + has_dims * n_dims))
+                fields[join.companion] = Array(dtype, (None,) * (1 + has_dims * n_dims))
         return (Schema(fields) if joins else schema), tuple(joins)
 
     def _join(self, name: str, found: Field) -> JoinedField | None:

@@ -56,7 +56,7 @@ class FixedSlot:
     shape: tuple[int, ...]
     full_shape: tuple[int, ...]
     row_bytes: int
-    special: str | None
+    logical_dtype: str | None
     """The name of a dtype that NumPy does not have (bfloat16, held as uint16)."""
 
 
@@ -93,7 +93,7 @@ class WholeSlot:
     offset: int
     dtype: np.dtype[Any]
     n_dims: int
-    special: str | None
+    logical_dtype: str | None
     """As that of a FixedSlot."""
 
 
@@ -102,7 +102,7 @@ class JoinSlot(NamedTuple):
 
     join: JoinedField
     values: WholeSlot
-    beside: WholeSlot | None
+    companion: WholeSlot | None
 
 
 class BlockViews(NamedTuple):
@@ -232,7 +232,7 @@ def layout_for_samples(
     """
     _check_no_streams(schema)
     batch, joins = collation.expand(schema)
-    names = [name for join in joins for name in (join.name, join.beside) if name is not None]
+    names = [name for join in joins for name in (join.name, join.companion) if name is not None]
     return _place_fields(batch, n_rows, frozenset(names), joins, schema)
 
 
@@ -292,7 +292,7 @@ def _place_fields(
             place = _align(place + n_rows * row_bytes)
     heap = -(-place // PAGE) * PAGE
     slots = tuple(
-        JoinSlot(join, heads[join.name], None if join.beside is None else heads[join.beside])
+        JoinSlot(join, heads[join.name], None if join.companion is None else heads[join.companion])
         for join in joins
     )
     parts = tuple(fixed), tuple(varying), tuple(presence), tuple(heads.values()), slots

@@ -47,7 +47,7 @@ _TAPS = 64  # samples on either side that the resampler looks at, and some
 class _OpenAudio:
     stream: EncodedStream
     codec: AudioCodecContext
-    heard: SampleIndex
+    sample_index: SampleIndex
     offsets: npt.NDArray[np.uint64]
     sizes: npt.NDArray[np.int64]
 
@@ -102,7 +102,7 @@ class AudioDecoder(Closing):
             )
         first = nearest_sample(stream, begin_of(stream), rate)
         end = -(-stream.n_frames * rate // sample_rate(stream))
-        found = self._cut(self._open(stream), first + start, first + stop, rate, channels)
+        found = self._decode_range(self._open(stream), first + start, first + stop, rate, channels)
         found[max(0, end - start) :] = 0
         return found
 
@@ -136,16 +136,18 @@ class AudioDecoder(Closing):
                 f"{_MOST_SAMPLES}, a rate from {MIN_RATE} to {MAX_RATE}, 1 or 2 channels"
             )
         opened, first = self._open(stream), nearest_sample(stream, begin, rate)
-        found = self._cut(opened, first, first + n_samples, rate, channels)
-        low, high = (-(-n * rate // sample_rate(stream)) - first for n in opened.heard.extent)
+        found = self._decode_range(opened, first, first + n_samples, rate, channels)
+        low, high = (
+            -(-n * rate // sample_rate(stream)) - first for n in opened.sample_index.extent
+        )
         low, high = min(max(0, low), n_samples), min(max(0, high), n_samples)
         return found, ((low, high) if low < high else (0, 0))
 
-    def _cut(
+    def _decode_range(
         self, opened: _OpenAudio, start: int, stop: int, rate: int, channels: int | None
     ) -> Samples:
         """Samples of a rate, by their numbers in the whole sound, which may lie outside of it."""
-        source_rate, n_all = sample_rate(opened.stream), opened.heard.extent[1]
+        source_rate, n_all = sample_rate(opened.stream), opened.sample_index.extent[1]
         layout = {None: opened.codec.layout.name, 1: "mono", 2: "stereo"}[channels]
         n_channels = channels or len(opened.codec.layout.channels)
         out = np.zeros((stop - start, n_channels), np.float32)
@@ -188,8 +190,8 @@ def _is_valid(rate: int, channels: int | None) -> bool:
 
 def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None:
     """Decode samples `start` to `stop`, with silence in gaps; None where no packet has any."""
-    heard = opened.heard
-    wanted = heard.packets(start, stop)
+    sample_index = opened.sample_index
+    wanted = sample_index.packets(start, stop)
     stream = opened.stream
     exact = str(stream.parameters["codec"]).startswith(_EXACT_CODECS)
     lead = 0 if exact else min(wanted.start, LEAD_PACKETS)
@@ -200,10 +202,10 @@ def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None
     # Others remember more than a flush makes them forget: AAC draws noise from a generator.
     codec = opened.codec if exact else open_audio_decoder(stream.parameters, stream.extradata)
     for number, frame in decode_frames(codec, parts, lead):
-        if number < wanted.start or not heard.counts[number]:
+        if number < wanted.start or not sample_index.counts[number]:
             continue
         if number != latest:
-            latest, at = number, int(heard.starts[number])
+            latest, at = number, int(sample_index.starts[number])
         begin, end = max(at, position), min(at + frame.samples, stop)
         if begin < end:
             like = like or frame

@@ -321,7 +321,7 @@ def _read_packets(
                 raise MediaError(f"packet {len(cut.parts)} is marked corrupt")
             if not packet.size:
                 continue
-            cut.take(packet)
+            cut.add(packet)
             if packet.pts is not None:
                 end = max(end, packet.pts + (packet.duration or 0))
         check_complete(source, container, stream, end)
@@ -341,11 +341,11 @@ class _AudioPackets:
     extradata: bytes
     parts: list[bytes] = field(default_factory=list)
     times: list[int | None] = field(default_factory=list)
-    are_left_out: list[bool] = field(default_factory=list)
+    discarded: list[bool] = field(default_factory=list)
     n_before: int = 0
     n_after: int = 0
 
-    def take(self, packet: Packet[AudioStream]) -> None:
+    def add(self, packet: Packet[AudioStream]) -> None:
         """Take a packet in."""
         if packet.has_sidedata("skip_samples"):
             before, after = _SKIP.unpack(bytes(packet.get_sidedata("skip_samples"))[:8])
@@ -353,7 +353,7 @@ class _AudioPackets:
             self.n_after += after
         self.parts.append(bytes(packet))
         self.times.append(packet.pts)
-        self.are_left_out.append(packet.is_discard)
+        self.discarded.append(packet.is_discard)
 
     def stream(self) -> EncodedStream:
         """Count the samples of each packet by decoding it, and find their times.
@@ -370,7 +370,7 @@ class _AudioPackets:
                 raise MediaError(f"its rate or channels change at packet {number}; re-encode it")
         # What is left out at the beginning is decoded for what follows; behind it, an edit list
         # takes packets out of the middle.
-        are_out = np.array(self.are_left_out, bool)
+        are_out = np.array(self.discarded, bool)
         n_lead = int(np.argmin(are_out)) if len(are_out) and not are_out.all() else 0
         n_before = max(self.n_before, int(counts[:n_lead].sum()))
         are_out[:n_lead] = False

@@ -125,7 +125,7 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
         return lambda _: False
     known = parameter_sets(codec, extradata)
 
-    def brings(packet: memoryview) -> bool:
+    def changes(packet: memoryview) -> bool:
         if size and len(packet) > size and packet[size] & mask < behind:
             return False  # most packets begin with a picture, and are many
         head = bytes(packet[:_MOST_HEAD])
@@ -136,7 +136,7 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
                 return False
         return len(packet) > len(head)  # nobody looks behind what is that long
 
-    return brings
+    return changes
 
 
 def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:

@@ -87,7 +87,7 @@ def verify_by_decoding(
     Raises:
         MediaError: a packet is damaged, or the clock of the stream starts anew in its midst.
     """
-    shown = _DigestDecoder(stream).whole()
+    shown = _DigestDecoder(stream).decode_all()
     flags = packet_flags(stream.packets)
     out = np.fromiter(shown, np.int64, len(shown))
     order = out[(flags[out] & PacketFlag.HIDDEN) == 0]  # an edit list may hide what comes out
@@ -135,7 +135,7 @@ def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> En
     for key, stop in zip(keys[1:], [*keys[2:], len(flags)], strict=False):
         numbers = [n for n in range(key, stop) if pts[n] >= pts[key]]
         try:
-            alone = decoding.group(numbers)
+            alone = decoding.decode_group(numbers)
             proven = all(alone.get(n) == shown[n] for n in numbers if visible[n])
         except MediaError:
             proven = False
@@ -158,11 +158,11 @@ class _DigestDecoder:
         self._is_key = ((packet_flags(stream.packets) & PacketFlag.KEY) != 0).tolist()
         self._known: dict[str, list[int]] = {}
 
-    def whole(self) -> dict[int, int]:
+    def decode_all(self) -> dict[int, int]:
         """Decode everything: the digest of each packet's frame, in the order of presentation."""
-        return self.group(range(len(self._sizes)))
+        return self.decode_group(range(len(self._sizes)))
 
-    def group(self, numbers: Sequence[int]) -> dict[int, int]:
+    def decode_group(self, numbers: Sequence[int]) -> dict[int, int]:
         """Decode these packets on their own."""
         import av
 
@@ -175,13 +175,13 @@ class _DigestDecoder:
                 part = self._data[begin : begin + self._sizes[number]]
                 lead = self._lead_in if number == numbers[0] else b""
                 packet = numbered_packet(number, part, lead, is_key=self._is_key[number])
-                self._take(codec, packet, shown)
-            self._take(codec, None, shown)
+                self._collect(codec, packet, shown)
+            self._collect(codec, None, shown)
         except av.FFmpegError as error:
             raise MediaError(f"breaks at packet {number}: {error.strerror}") from error
         return shown
 
-    def _take(self, codec: VideoCodecContext, packet: Any, shown: dict[int, int]) -> None:
+    def _collect(self, codec: VideoCodecContext, packet: Any, shown: dict[int, int]) -> None:
         for frame in codec.decode(packet):
             if frame.is_corrupt:
                 raise MediaError(f"packet {frame.pts} does not decode without concealment")

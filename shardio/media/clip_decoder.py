@@ -86,7 +86,7 @@ class _OpenStream:
     aspect: Fraction
     display: bytes | None
     lead_in: bytes
-    brings_parameters: Callable[[memoryview], bool]
+    changes_parameters: Callable[[memoryview], bool]
 
 
 @dataclass(slots=True)
@@ -95,10 +95,10 @@ class _OpenDecoder:
     converter: FrameConverter
     is_changed: bool = False
     """Whether a packet has brought parameters, which it keeps until it is told others."""
-    wish: object = None
+    writer_options: object = None
     writer: FrameWriter | None = None
 
-    def writing(
+    def writer_for(
         self,
         size: tuple[int, int],
         aspect: Fraction,
@@ -108,9 +108,12 @@ class _OpenDecoder:
         color_range: str,
     ) -> FrameWriter:
         """The writer for these arguments of it; that of the clip before, if they are the same."""
-        wish = (size, aspect, crop, pixels, matrix, color_range)
-        if self.writer is None or self.wish != wish:
-            self.wish, self.writer = wish, FrameWriter(*wish, self.converter)
+        writer_options = (size, aspect, crop, pixels, matrix, color_range)
+        if self.writer is None or self.writer_options != writer_options:
+            self.writer_options, self.writer = (
+                writer_options,
+                FrameWriter(*writer_options, self.converter),
+            )
         return self.writer
 
 
@@ -195,7 +198,7 @@ class ClipDecoder(Closing):
         if len(crops) != len(clips):
             raise InvalidArgument(f"{len(clips)} clips, and a list of {len(crops)} crops")
         by_crop = {
-            each: decoder.writing(size, opened.aspect, each, pixels, matrix, color_range)
+            each: decoder.writer_for(size, opened.aspect, each, pixels, matrix, color_range)
             for each in crops
         }
         rows = [row for _, out in clips for row in out]
@@ -277,20 +280,20 @@ class _RunDecoder:
         while True:
             failure: MediaError | None = None
             try:
-                missing = self._once(run)
+                missing = self._decode_once(run)
             except MediaError as error:
                 if self._is_closed(run.first):
                     raise
                 missing, failure = run.wanted, error
             if not missing:
                 break
-            earlier = table.earlier_key(run.first, steps)
+            earlier = table.earlier_keyframe(run.first, steps)
             if earlier is None:
                 text = f"the frame of packet {min(missing)} does not come out"
                 raise failure or MediaError(text)
             run, steps = DecodeRun(earlier, run.stop, missing), steps * 4
         if run.first < first:
-            table.begin_earlier(run.first, first)
+            table.start_earlier(run.first, first)
 
     def _is_closed(self, key: int) -> bool:
         """Whether a keyframe says that nothing after it needs anything before it."""
@@ -299,7 +302,7 @@ class _RunDecoder:
         packet = bytes(stream.data[begin : begin + int(table.sizes[key])])
         return starts_closed_gop(str(stream.parameters.get("codec")), stream.extradata, packet)
 
-    def _once(self, run: DecodeRun) -> dict[int, list[int]]:
+    def _decode_once(self, run: DecodeRun) -> dict[int, list[int]]:
         """Decode from the run's keyframe on; returns what did not come out."""
         import av
 
@@ -311,12 +314,12 @@ class _RunDecoder:
             for number, part, lead, is_key in self._packets(run):
                 where = number
                 for frame in codec.decode(numbered_packet(number, part, lead, is_key=is_key)):
-                    self._take(frame, wanted)
+                    self._write_frame(frame, wanted)
                 if not wanted:
                     return wanted
             where = f"the end of {run.stop} packets"
             for frame in codec.decode(None):
-                self._take(frame, wanted)
+                self._write_frame(frame, wanted)
         except av.FFmpegError as error:
             place = where if isinstance(where, str) else f"packet {where}"
             raise MediaError(f"{place} does not decode: {error.strerror}") from error
@@ -329,25 +332,25 @@ class _RunDecoder:
     def _packets(self, run: DecodeRun) -> Iterator[tuple[int, memoryview, bytes, bool]]:
         """Of each packet that is sent: number, bytes, what precedes them, whether it is a key."""
         table = self._opened.table
-        numbers = table.sent(run)
+        numbers = table.packets_to_decode(run)
         begin, end = numbers[0], numbers[-1]
         offsets, sizes = table.offsets, table.sizes
         base = int(offsets[begin])
         # One cut for the whole run: cutting may check what it hands out.
         data = memoryview(self._opened.stream.data[base : int(offsets[end] + sizes[end])])
         starts = (offsets[numbers] - base).tolist()
-        lead, brings_parameters = self._lead(), self._opened.brings_parameters
+        lead, changes_parameters = self._packet_prefix(), self._opened.changes_parameters
         facts = zip(
             numbers, starts, sizes[numbers].tolist(), table.is_key[numbers].tolist(), strict=True
         )
         for number, start, size, is_key in facts:
             part = data[start : start + size]
-            if brings_parameters(part):
+            if changes_parameters(part):
                 self._decoder.is_changed = True
             yield number, part, lead, is_key
             lead = b""
 
-    def _lead(self) -> bytes:
+    def _packet_prefix(self) -> bytes:
         """What precedes the first packet: where others have changed them, its own parameters."""
         lead, stream = self._opened.lead_in, self._opened.stream
         if self._decoder.is_changed:
@@ -355,7 +358,7 @@ class _RunDecoder:
             lead = parameter_sets(str(stream.parameters.get("codec")), stream.extradata) + lead
         return lead
 
-    def _take(self, frame: VideoFrame, wanted: dict[int, list[int]]) -> None:
+    def _write_frame(self, frame: VideoFrame, wanted: dict[int, list[int]]) -> None:
         """Write a frame into its rows, if it is one that is wanted."""
         number = frame.pts
         places = wanted.pop(number, None) if number is not None else None

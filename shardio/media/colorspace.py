@@ -190,7 +190,7 @@ class FrameConverter:
     def rgb(self, frame: VideoFrame, width: int, height: int) -> list[tuple[int | slice, Picture]]:
         """Scale `frame` to RGB: pairs of a channel (or all) and its values, views of new memory."""
         if self._has_alpha(frame):
-            frame = self._over_black(frame)
+            frame = self._blend_over_black(frame)
         planar = _converts_to_planes(frame, height)
         target = "gbrp" if planar else "rgb24"
         arguments = self._rgb_arguments(frame, width, height, target)
@@ -203,7 +203,7 @@ class FrameConverter:
         rows = plane_rows(made.planes[0], height, width * 3)
         return [(slice(None), rows.reshape(height, width, 3))]
 
-    def straight_rgb(
+    def rgb_path(
         self,
         frame: VideoFrame,
         scaled: tuple[int, int],
@@ -246,7 +246,7 @@ class FrameConverter:
             if frame.format.name.replace("yuvj", "yuv") == chroma:
                 return frame
         if self._has_alpha(frame):
-            frame = self._over_black(frame)
+            frame = self._blend_over_black(frame)
         is_rgb = frame.format.is_rgb
         return self._reformatter(frame, chroma).reformat(
             frame,
@@ -276,7 +276,7 @@ class FrameConverter:
             self._alpha[name] = frame.format.has_palette or any(part.is_alpha for part in parts)
         return self._alpha[name]
 
-    def _over_black(self, frame: VideoFrame) -> VideoFrame:
+    def _blend_over_black(self, frame: VideoFrame) -> VideoFrame:
         """Lay a frame with transparent parts over black.
 
         Before scaling: afterwards, the colour that hides under transparent pixels has bled out.

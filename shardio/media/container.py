@@ -237,7 +237,7 @@ DECODER_OPTIONS = {"err_detect": "crccheck+explode"}
 _STALE_TAG_US = 1_000_000  # a duration that a muxer wrote may be a little off; never by a second
 
 
-def open_container(source: str | bytes, name: str, *, fills_in: bool = True) -> InputContainer:
+def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True) -> InputContainer:
     """Open a path, or the bytes of a file; `name` is what errors call it.
 
     Args:
@@ -250,7 +250,7 @@ def open_container(source: str | bytes, name: str, *, fills_in: bool = True) -> 
     import av
 
     options = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "file"}
-    if not fills_in:
+    if not fill_in_times:
         options["fflags"] = "nofillin"
     # `file:` keeps FFmpeg from reading a protocol into the name.
     place = f"file:{source}" if isinstance(source, str) else io.BytesIO(source)
@@ -309,7 +309,7 @@ def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStre
 
 def stored_times(source: str | bytes, name: str, index: int) -> list[int | None]:
     """Return the time of each packet of a stream as its container stores it, else None."""
-    with open_container(source, name, fills_in=False) as container:
+    with open_container(source, name, fill_in_times=False) as container:
         packets = container.demux(container.streams[index])
         return [packet.pts for packet in packets if packet.size]
 

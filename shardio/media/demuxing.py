@@ -98,7 +98,7 @@ def demux(
                 cut.times = stored_times(source, name, streams[0].index)
             stream = cut.stream(len(streams))
             untimed = np.array([time is None for time in cut.times], bool)
-            if check or untimed.any() or (check is None and cut.is_doubtful(stream)):
+            if check or untimed.any() or (check is None and cut.needs_decoding(stream)):
                 stream = verify_by_decoding(stream, untimed, cut.frame_interval())
             return stream
         except MediaError as error:
@@ -121,8 +121,8 @@ class PacketReader:
     container: InputContainer
     source: VideoStream
     packets: Iterable[Packet[VideoStream]] | None = None
-    like: PacketReader | None = None
-    is_head: bool = False
+    facts_from: PacketReader | None = None
+    stop_at_first_frame: bool = False
     content: io.BytesIO = field(default_factory=io.BytesIO)
     sizes: list[int] = field(default_factory=list)
     flags: list[int] = field(default_factory=list)
@@ -133,11 +133,14 @@ class PacketReader:
     display: bytes | None = None
 
     def __post_init__(self) -> None:
-        if self.like is None:
+        if self.facts_from is None:
             self._begin()
             return
-        self.parameters, self.extradata = dict(self.like.parameters), self.like.extradata
-        self.display = self.like.display
+        self.parameters, self.extradata = (
+            dict(self.facts_from.parameters),
+            self.facts_from.extradata,
+        )
+        self.display = self.facts_from.display
         self._read(is_known=True)
 
     def _begin(self) -> None:
@@ -155,7 +158,7 @@ class PacketReader:
             raise MediaError(f"breaks after {len(self.sizes)} packets: {error.strerror}") from error
         if first is None:
             raise MediaError("its video stream holds no frame")
-        self._note(first)
+        self._record_facts(first)
 
     def _read(self, *, is_known: bool = False) -> VideoFrame | None:
         """Take in every packet, with little ado, for there are many; returns the first frame.
@@ -171,7 +174,7 @@ class PacketReader:
                 if packet.is_corrupt:
                     raise MediaError(f"packet {len(sizes)} is marked corrupt")
                 for _ in packet.iter_sidedata():
-                    self._refuse_change(packet)
+                    self._reject_configuration_change(packet)
                     break
                 flags.append(
                     _KEY * packet.is_keyframe
@@ -184,7 +187,7 @@ class PacketReader:
                 sizes.append(size)
             if first is None and not is_known:
                 first = self._frame_of(packet)
-                if first is not None and self.is_head:
+                if first is not None and self.stop_at_first_frame:
                     break
         return first
 
@@ -204,7 +207,7 @@ class PacketReader:
                 packet.decode()
         return found
 
-    def _refuse_change(self, packet: Packet[VideoStream]) -> None:
+    def _reject_configuration_change(self, packet: Packet[VideoStream]) -> None:
         """Refuse what alters the decoder on the way; what stands at the beginning is known."""
         n = len(self.sizes)
         changed = [kind for kind in _CHANGES if packet.has_sidedata(kind)]  # type: ignore[arg-type]
@@ -214,7 +217,7 @@ class PacketReader:
                 f"({', '.join(changed)}), which packets alone do not carry; re-encode it"
             )
 
-    def _note(self, frame: VideoFrame) -> None:
+    def _record_facts(self, frame: VideoFrame) -> None:
         """Record what the first frame tells."""
         self.parameters |= frame_facts(frame)
         if self.parameters["codec"] == "h264" and "444" in self.parameters["pixel_format"]:
@@ -244,10 +247,10 @@ class PacketReader:
         if not len(keys):
             raise MediaError("none of its packets is a keyframe: nothing says where to begin")
         flags[: keys[0]] |= PacketFlag.HIDDEN
-        packets = pack_packets(self.sizes, flags, self._known_times(), self.durations)
+        packets = pack_packets(self.sizes, flags, self._filled_times(), self.durations)
         return build_stream(self.parameters, self.extradata, packets, data, self.time_base())
 
-    def _known_times(self) -> list[int]:
+    def _filled_times(self) -> list[int]:
         """The time of each packet; what has none follows what is before it."""
         times, latest = [], next((time for time in self.times if time is not None), 0)
         for time in self.times:
@@ -278,7 +281,7 @@ class PacketReader:
         """Return the ticks from one frame to the next, at the average rate."""
         return frame_interval(self.source.average_rate, self.time_base())
 
-    def is_doubtful(self, stream: EncodedStream) -> bool:
+    def needs_decoding(self, stream: EncodedStream) -> bool:
         """Whether the table needs a decoder's word."""
         flags, pts = packet_flags(stream.packets), stream.packets["pts"]
         shown = (flags & PacketFlag.HIDDEN) == 0
@@ -315,7 +318,7 @@ class SpanReader(Closing):
                     "its first packets have no time that FFmpeg reads (Matroska, before 0), so no "
                     "span can be cut out; re-encode it"
                 )
-            self._head = PacketReader(self._container, self._source, is_head=True)
+            self._head = PacketReader(self._container, self._source, stop_at_first_frame=True)
             check_complete(path, self._container, self._source, self._container_end())
             self._time_base = self._head.time_base()
             self._second = max(1, round(1 / self._time_base))
@@ -344,10 +347,10 @@ class SpanReader(Closing):
         stop = None if end is None else -(-end // self._time_base)
         try:
             packets = self._packets(first, stop)
-            cut = PacketReader(self._container, self._source, packets, like=self._head)
+            cut = PacketReader(self._container, self._source, packets, facts_from=self._head)
             stream = cut.stream(self._n_streams)
             stream = _restrict_to_span(stream, first, stop, round(zero / self._time_base))
-            if self._check or (self._check is None and cut.is_doubtful(stream)):
+            if self._check or (self._check is None and cut.needs_decoding(stream)):
                 timed = np.zeros(len(stream.packets), bool)
                 stream = verify_by_decoding(stream, timed, cut.frame_interval())
         except av.FFmpegError as error:

@@ -154,15 +154,15 @@ class StreamEncoder:
             )
         self._size, self._time_base, self._codec_name = (width, height), time_base, codec
         self._colours = {"matrix": matrix, "color_range": color_range}
-        self._codec = self._opened(gop, crf)
+        self._codec = self._open_codec(gop, crf)
         self._spare = disposable_layer_test(codec, b"") if codec == "h264" else None
         self._converter = FrameConverter()
         self._parts: list[bytes] = []
         self._flags: list[int] = []
         self._times: list[int] = []
-        self._coded: list[int] = []  # which picture each packet is
+        self._packet_frames: list[int] = []  # which picture each packet is
 
-    def _opened(self, gop: int, crf: int) -> VideoCodecContext:
+    def _open_codec(self, gop: int, crf: int) -> VideoCodecContext:
         import av
         from av.codec.context import Flags
         from av.video.codeccontext import VideoCodecContext
@@ -213,7 +213,7 @@ class StreamEncoder:
             with (
                 keep_scheduling_policy() if is_first else contextlib.nullcontext()
             ):  # it opens the codec
-                self._keep(self._codec.encode(frame))
+                self._collect(self._codec.encode(frame))
         except av.FFmpegError as error:
             raise MediaError(f"picture {len(self._times) - 1}: {error.strerror}") from error
 
@@ -233,7 +233,7 @@ class StreamEncoder:
         parts = (picture[:height], picture[height:, :half], picture[height:, half:])
         return frame_from_planes(parts, "yuv420p", **self._colours)
 
-    def _keep(self, packets: Iterable[Any]) -> None:
+    def _collect(self, packets: Iterable[Any]) -> None:
         for packet in packets:
             part = bytes(packet)
             flag = PacketFlag.KEY if packet.is_keyframe else PacketFlag(0)
@@ -241,7 +241,7 @@ class StreamEncoder:
                 flag |= PacketFlag.DISPOSABLE
             self._parts.append(part)
             self._flags.append(int(flag))
-            self._coded.append(packet.pts)
+            self._packet_frames.append(packet.pts)
 
     def finish(self, *, last_duration: int = 0) -> EncodedStream:
         """Take what the encoder still holds, and return the stream; only once.
@@ -258,10 +258,10 @@ class StreamEncoder:
         if not self._times:
             raise MediaError("no picture to encode")
         try:
-            self._keep(self._codec.encode(None))
+            self._collect(self._codec.encode(None))
         except av.FFmpegError as error:
             raise MediaError(f"after {len(self._times)} pictures: {error.strerror}") from error
-        if sorted(self._coded) != list(range(len(self._times))):
+        if sorted(self._packet_frames) != list(range(len(self._times))):
             raise MediaError(f"{self._codec.name} dropped pictures")
         durations = frame_durations(self._times, last_duration)
         width, height = self._size
@@ -280,8 +280,8 @@ class StreamEncoder:
         packets = pack_packets(
             list(map(len, self._parts)),
             self._flags,
-            [self._times[n] for n in self._coded],
-            [durations[n] for n in self._coded],
+            [self._times[n] for n in self._packet_frames],
+            [durations[n] for n in self._packet_frames],
         )
         extradata = self._codec.extradata or b""
         return build_stream(parameters, extradata, packets, b"".join(self._parts), self._time_base)

@@ -110,7 +110,7 @@ class FrameTable:
             stop += 1
         return stop
 
-    def sent(self, run: DecodeRun) -> Sequence[int]:
+    def packets_to_decode(self, run: DecodeRun) -> Sequence[int]:
         """List the packets of a run that its frames may need, in order.
 
         Without those that no other frame needs, and without the leading ones of its keyframe.
@@ -123,12 +123,12 @@ class FrameTable:
         found: list[int] = (np.flatnonzero(needed) + run.first).tolist()
         return found
 
-    def earlier_key(self, first: int, steps: int = 1) -> int | None:
+    def earlier_keyframe(self, first: int, steps: int = 1) -> int | None:
         """The keyframe so many before the one at packet `first`, or the first; None before that."""
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
-    def begin_earlier(self, key: int, first: int) -> None:
+    def start_earlier(self, key: int, first: int) -> None:
         """Have frames that were decoded from the keyframe at packet `first` begin at that at `key`.
 
         So have those that were decoded from a keyframe between the two.

@@ -191,8 +191,8 @@ class FrameWriter:
         self._matrix, self._range = matrix, color_range
         self._converter = converter or FrameConverter()
         self._framings: dict[tuple[int, int, bool], CropGeometry] = {}
-        self._look: FrameFormat | None = None
-        self._straight: PlaneCopyPath | PlanarRgbPath | None = None
+        self._format: FrameFormat | None = None
+        self._fast_path: PlaneCopyPath | PlanarRgbPath | None = None
 
     def write(self, frame: VideoFrame, display: bytes | None, out: Picture) -> None:
         """Scale, convert, turn upright and cut `frame` into `out`.
@@ -204,21 +204,21 @@ class FrameWriter:
             av.FFmpegError: swscale refuses the frame's colours (YCgCo, constant luminance, …).
         """
         if display is None:
-            look = frame_format(frame)
-            if look != self._look:
-                self._straight = self._straight_for(frame)
-                self._look = look
-            if self._straight is not None:
-                self._straight.write(frame, out)
+            frame_format_now = frame_format(frame)
+            if frame_format_now != self._format:
+                self._fast_path = self._find_fast_path(frame)
+                self._format = frame_format_now
+            if self._fast_path is not None:
+                self._fast_path.write(frame, out)
                 return
-        self._write_any(frame, _UPRIGHT if display is None else display_rotation(display), out)
+        self._write_generic(frame, _UPRIGHT if display is None else display_rotation(display), out)
 
-    def _straight_for(self, frame: VideoFrame) -> PlaneCopyPath | PlanarRgbPath | None:
+    def _find_fast_path(self, frame: VideoFrame) -> PlaneCopyPath | PlanarRgbPath | None:
         """What writes upright frames that look like this one, where there is a shorter way."""
         framing = self._framing(frame, turned=False)
         whole, (top, left) = (framing.width, framing.height), (framing.top, framing.left)
         if not self._is_yuv:
-            return self._converter.straight_rgb(frame, whole, self._size, (top, left))
+            return self._converter.rgb_path(frame, whole, self._size, (top, left))
         if (top | left | framing.width | framing.height) & 1:
             return None
         colours = {"matrix": self._matrix, "color_range": self._range}
@@ -226,7 +226,7 @@ class FrameWriter:
             return None
         return PlaneCopyPath(self._size, top, left)
 
-    def _write_any(self, frame: VideoFrame, turns: tuple[bool, int, int], out: Picture) -> None:
+    def _write_generic(self, frame: VideoFrame, turns: tuple[bool, int, int], out: Picture) -> None:
         """The long way, for all frames."""
         framing = self._framing(frame, turned=turns[0])
         width, height = framing.width, framing.height
@@ -236,7 +236,7 @@ class FrameWriter:
             self._write_yuv(frame, (width, height), turns, framing, out)
             return
         for channel, part in self._converter.rgb(frame, width, height):
-            out[..., channel] = self._cut(part, turns, framing)
+            out[..., channel] = self._oriented_crop(part, turns, framing)
 
     def _write_yuv(
         self,
@@ -253,7 +253,7 @@ class FrameWriter:
         if odd or turns != _UPRIGHT:
             whole_chroma = self._converter.yuv(frame, *whole, chroma="yuv444p", **colours)
             planes = [plane_rows(each, whole[1], whole[0]) for each in whole_chroma.planes]
-            parts = [self._cut(plane, turns, framing) for plane in planes]
+            parts = [self._oriented_crop(plane, turns, framing) for plane in planes]
             made = self._converter.yuv(
                 frame_from_planes(parts, "yuv444p", **colours), wide, tall, **colours
             )
@@ -267,7 +267,9 @@ class FrameWriter:
         out[-tall:, :wide] = plane_rows(blue, tall, wide, top, left)
         out[-tall:, wide:] = plane_rows(red, tall, wide, top, left)
 
-    def _cut(self, image: Picture, turns: tuple[bool, int, int], framing: CropGeometry) -> Picture:
+    def _oriented_crop(
+        self, image: Picture, turns: tuple[bool, int, int], framing: CropGeometry
+    ) -> Picture:
         """Turn the whole picture upright, and cut the part out of it; a view."""
         turned, down, right = turns
         if turned:
@@ -306,7 +308,7 @@ class FrameRenderer:
         self._shape = (height, width, 3) if pixels == "rgb" else (height * 3 // 2, width)
         self._writer = FrameWriter((height, width), aspect, None, pixels, matrix, color_range)
 
-    def picture(self, frame: VideoFrame, display: bytes | None) -> Picture:
+    def render(self, frame: VideoFrame, display: bytes | None) -> Picture:
         """Scale, convert, turn upright and crop `frame`."""
         made = np.empty(self._shape, np.uint8)
         self._writer.write(frame, display, made)

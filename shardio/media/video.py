@@ -63,11 +63,11 @@ class VideoFile(Closing):
         FileNotFoundError: there is no such file.
     """
 
-    def __init__(self, path: str, *, fills_in: bool = True) -> None:
+    def __init__(self, path: str, *, fill_in_times: bool = True) -> None:
         self.path = path
-        self._container = open_container(path, path, fills_in=fills_in)
+        self._container = open_container(path, path, fill_in_times=fill_in_times)
         try:
-            self._stream, self._facts = self._choose()
+            self._stream, self._facts = self._open_stream()
             self.time_base = self._exact_time_base()
             self._is_guessed = has_guessed_times(self._container, self._stream)
         except BaseException:
@@ -91,7 +91,7 @@ class VideoFile(Closing):
         """
         return dict(self._facts)
 
-    def _choose(self) -> tuple[VideoStream, dict[str, Any]]:
+    def _open_stream(self) -> tuple[VideoStream, dict[str, Any]]:
         import av
 
         streams = video_streams(self._container, self.path)
@@ -124,11 +124,11 @@ class VideoFile(Closing):
         Raises:
             MediaError: the file breaks; what came before is whole.
         """
-        maker = FrameRenderer(size, self._stream.sample_aspect_ratio or Fraction(1), pixels)
-        return in_presentation_order(self._timed(maker, wanted))
+        renderer = FrameRenderer(size, self._stream.sample_aspect_ratio or Fraction(1), pixels)
+        return in_presentation_order(self._render_timed(renderer, wanted))
 
-    def _timed(
-        self, maker: FrameRenderer, wanted: Callable[[int], bool]
+    def _render_timed(
+        self, renderer: FrameRenderer, wanted: Callable[[int], bool]
     ) -> Iterator[tuple[int, Picture | None]]:
         """Decode and convert."""
         import av
@@ -142,8 +142,8 @@ class VideoFile(Closing):
                 if not n or frame.rotation != rotation:
                     rotation, display = frame.rotation, display_matrix(frame)
                 if not n:
-                    self._note(frame)
-                yield time, maker.picture(frame, display) if wanted(n) else None
+                    self._record_facts(frame)
+                yield time, renderer.render(frame, display) if wanted(n) else None
                 n += 1
             check_complete(self.path, self._container, self._stream, self._end)
         except MediaError as error:
@@ -155,7 +155,7 @@ class VideoFile(Closing):
         if not n:
             raise MediaError(f"{self.path}: its video stream holds no frame")
 
-    def _note(self, frame: VideoFrame) -> None:
+    def _record_facts(self, frame: VideoFrame) -> None:
         """Record what the first frame is and what has to be normalised."""
         aspect = self._stream.sample_aspect_ratio
         self._facts |= frame_facts(frame)
@@ -165,18 +165,18 @@ class VideoFile(Closing):
     def _timed_frames(self) -> Iterator[tuple[int, VideoFrame]]:
         """Decode every frame, and count the times that the container does not store."""
         interval = frame_interval(self._stream.average_rate, self.time_base)
-        counted = self._counted_times(interval) if self._is_guessed else None
+        counted = self._count_times(interval) if self._is_guessed else None
         following = Fraction(0)
         for n, frame in enumerate(self._frames()):
             if frame.pts is None and counted is None:
-                counted = self._counted_times(interval) if self._has_times() else []
+                counted = self._count_times(interval) if self._has_times() else []
             time = counted[n] if counted else frame.pts
             if time is None:  # no frame of the stream has a time
                 time = round_to_tick(following)
                 following += exact_duration(frame.duration, interval)
             yield time, frame
 
-    def _counted_times(self, interval: Fraction) -> list[int]:
+    def _count_times(self, interval: Fraction) -> list[int]:
         """Return the time of every frame up to the end or a break, by `with_all_times`.
 
         The file is decoded once more: only a decoder can count the frames before the first known
@@ -185,7 +185,7 @@ class VideoFile(Closing):
         import av
 
         times, durations = list[int | None](), list[int]()
-        with VideoFile(self.path, fills_in=not self._is_guessed) as again:
+        with VideoFile(self.path, fill_in_times=not self._is_guessed) as again:
             with contextlib.suppress(av.FFmpegError, MediaError):
                 for frame in again._frames():
                     times.append(frame.pts)

@@ -22,7 +22,7 @@ class TensorAdapter(Protocol):
 
     aliases: bool
 
-    def wrap(self, array: npt.NDArray[Any], carrier: object, dtype: str | None = None) -> Any:
+    def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
         """One field; holds `carrier` for as long as it or a part of it is held."""
 
     def fixed(

@@ -34,7 +34,7 @@ class JaxAdapter:
         self._jax = _jax()
         self._device = None if device is None else _find_device(self._jax, device)
 
-    def wrap(self, array: Ndarray, carrier: object, dtype: str | None = None) -> Any:
+    def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
         """Make an array of the same shape and dtype, or of its bits taken as `dtype`.
 
         It keeps the array, whose memory `carrier` owns; `carrier` itself is not needed.

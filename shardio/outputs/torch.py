@@ -32,7 +32,7 @@ class TorchAdapter:
         self._device = _open(self._torch, device or "cpu")
         self.aliases: bool = self._device.type == "cpu"
 
-    def wrap(self, array: Ndarray, carrier: object, dtype: str | None = None) -> Any:
+    def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
         """Make a tensor of the array's shape and dtype, or of its bits taken as `dtype`.
 
         On the CPU it keeps the array, whose memory `carrier` owns; `carrier` itself is not needed.
@@ -40,7 +40,7 @@ class TorchAdapter:
         Raises:
             InvalidArgument: torch has no such dtype.
         """
-        tensor = self._over(array, dtype)
+        tensor = self._cpu_tensor(array, dtype)
         return tensor if self.aliases else tensor.to(self._device)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
@@ -51,13 +51,13 @@ class TorchAdapter:
         Raises:
             InvalidArgument: as `wrap`.
         """
-        tensor = self._torch.empty_like(self._over(array, dtype), device=self._device)
-        return lambda values: tensor.copy_(self._over(values, dtype))
+        tensor = self._torch.empty_like(self._cpu_tensor(array, dtype), device=self._device)
+        return lambda values: tensor.copy_(self._cpu_tensor(values, dtype))
 
     def synchronize(self) -> None:
         """Return at once: when torch is done with a call, it has read the memory of the CPU."""
 
-    def _over(self, array: Ndarray, dtype: str | None) -> Any:
+    def _cpu_tensor(self, array: Ndarray, dtype: str | None) -> Any:
         """A tensor on the CPU that is the array's memory, or a copy in native byte order."""
         torch = self._torch
         array = array.astype(array.dtype.newbyteorder("="), copy=False)

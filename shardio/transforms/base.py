@@ -40,13 +40,13 @@ class PictureTransform(ABC):
         if not pictures:
             return made
         height, width = self._size(pictures)
-        change = self._drawn(height, width, rng)
+        change = self._draw(height, width, rng)
         for name, pixels in pictures.items():
             made[name] = change(pixels)
         return made
 
     @abstractmethod
-    def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
+    def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
         """What is done to all pictures of one sample, which are of this size."""
 
     def _pictures(self, sample: Mapping[str, Any]) -> dict[str, Pixels]:

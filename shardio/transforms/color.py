@@ -58,7 +58,7 @@ class ColorJitter(PictureTransform):
             hue = (-hue, hue)
         self._hue = check_bounds("hue", hue, least=-0.5, most=0.5)
 
-    def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
+    def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
         # Always four draws: what one parameter is does not change what comes of the others.
         brightness, contrast, saturation = (rng.uniform(*factor) for factor in self._factors)
         angle = 2 * math.pi * rng.uniform(*self._hue)
@@ -104,7 +104,7 @@ class Normalize(PictureTransform):
         self._scale = (1 / (255 * deviations)).astype(np.float32)
         self._shift = (-means / deviations).astype(np.float32)
 
-    def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
+    def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
         return self._normalized
 
     def _normalized(self, pixels: Pixels) -> Floats:

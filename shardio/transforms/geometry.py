@@ -94,7 +94,7 @@ class RandomResizedCrop(PictureTransform):
         wide = max(1, min(width, round(height * aspect)))
         return (height - tall) // 2, (width - wide) // 2, tall, wide
 
-    def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
+    def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
         top, left, tall, wide = self.box(height, width, rng)
 
         def change(pixels: Pixels) -> Pixels:
@@ -118,7 +118,7 @@ class HorizontalFlip(PictureTransform):
             raise InvalidArgument(f"p must be a probability, from 0 to 1; found {p!r}")
         self._p = p
 
-    def _drawn(self, height: int, width: int, rng: np.random.Generator) -> Change:
+    def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
         return _mirror if rng.random() < self._p else _unchanged
 
 

@@ -121,7 +121,7 @@ def test_what_is_written_through_one_view_shows_in_no_other() -> None:
 
 def test_only_bfloat16_is_a_dtype_that_numpy_lacks() -> None:
     layout = layout_for_samples(EVERY_FIELD, 1)
-    assert {slot.name: slot.special for slot in layout.fixed if slot.special} == {
+    assert {slot.name: slot.logical_dtype for slot in layout.fixed if slot.logical_dtype} == {
         "bits": "bfloat16"
     }
 

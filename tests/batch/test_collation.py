@@ -34,7 +34,7 @@ FIXED = {"label": ("int64", ()), "image": ("uint8", (4, 6))}
 def test_without_a_word_batches_have_the_schema_of_the_samples() -> None:
     assert parse_collate("stack") == DEFAULT_COLLATION
     assert DEFAULT_COLLATION.expand(SCHEMA) == (SCHEMA, ())
-    assert DEFAULT_COLLATION.loosen(SCHEMA) == SCHEMA
+    assert DEFAULT_COLLATION.relax_shapes(SCHEMA) == SCHEMA
 
 
 @pytest.mark.parametrize("collate", ["pad", {"points": "pad"}, {"points": (9, None)}])
@@ -65,14 +65,14 @@ def test_lists_are_what_varying_arrays_are_anyway(collate: object) -> None:
 
 @pytest.mark.parametrize("collate", ["pad", "ragged", "list", lambda samples: samples])
 def test_of_what_a_transform_makes_every_dimension_may_vary(collate: object) -> None:
-    loose = parse_collate(collate).loosen(SCHEMA)
+    loose = parse_collate(collate).relax_shapes(SCHEMA)
     assert loose["image"] == Array("uint8", (None, None))
     assert loose["points"] == Array("bfloat16", (None, None), optional=True)
     assert all(loose[name] == SCHEMA[name] for name in ("label", "note", "boxes"))
 
 
 def test_a_dict_loosens_the_fields_that_it_names_alone() -> None:
-    loose = parse_collate({"image": "pad"}).loosen(SCHEMA)
+    loose = parse_collate({"image": "pad"}).relax_shapes(SCHEMA)
     assert loose["image"] == Array("uint8", (None, None))
     assert loose["points"] == SCHEMA["points"]
 

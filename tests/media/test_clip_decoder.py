@@ -69,7 +69,7 @@ def test_only_packets_that_the_frames_may_need_are_sent(
 ) -> None:
     found = table(kinds, pts)
     runs = found.runs(np.array(frames, np.int64))
-    assert [list(found.sent(run)) for run in runs] == sent
+    assert [list(found.packets_to_decode(run)) for run in runs] == sent
 
 
 def test_a_table_that_cannot_be_decoded_is_refused() -> None:

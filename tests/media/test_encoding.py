@@ -65,7 +65,9 @@ def test_a_clip_of_h264_decodes_few_frames_but_its_own() -> None:
     with ClipDecoder() as decoder:
         for n, wanted in enumerate(decoded(stream)):
             (run,) = table.runs(np.array([n]))
-            assert len(table.sent(run)) <= 1 + n % 16 // 4 + 2  # a key, references, itself
+            assert (
+                len(table.packets_to_decode(run)) <= 1 + n % 16 // 4 + 2
+            )  # a key, references, itself
             decoder.decode(stream, [n], alone)
             assert (alone[0] == wanted).all()
 

@@ -55,11 +55,11 @@ def expected_rgb(y: int, u: int, v: int, matrix: int, color_range: int) -> list[
 def test_range_matrix_and_depth_are_those_that_the_frame_names(
     pixel_format: str, matrix: int, color_range: int
 ) -> None:
-    maker = FrameRenderer(32, Fraction(1))
+    renderer = FrameRenderer(32, Fraction(1))
     for yuv in ((235, 128, 128), (120, 90, 180), (60, 200, 90), (16, 128, 128)):
         frame = flat(*yuv, pixel_format)
         frame.colorspace, frame.color_range = matrix, color_range
-        found = maker.picture(frame, None)
+        found = renderer.render(frame, None)
         wanted = expected_rgb(*yuv, matrix, color_range)
         assert np.abs(found.astype(float) - wanted).max() <= 1.5, (yuv, found[0, 0], wanted)
 
@@ -68,7 +68,7 @@ def test_a_matrix_that_swscale_does_not_know_is_an_error() -> None:
     frame = flat(100, 100, 100)
     frame.colorspace = 8  # YCgCo
     with pytest.raises(av.FFmpegError):
-        FrameRenderer(32, Fraction(1)).picture(frame, None)
+        FrameRenderer(32, Fraction(1)).render(frame, None)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_neither_side_ends_below_the_size_and_one_equals_it(
 def test_a_strip_out_of_all_proportion_is_refused() -> None:
     frame = av.VideoFrame(4000, 2, "yuv420p")
     with pytest.raises(ValueError, match="4000x2 pixels as shown would be"):
-        FrameRenderer(112, Fraction(1)).picture(frame, None)
+        FrameRenderer(112, Fraction(1)).render(frame, None)
 
 
 def matrix_bytes(a: int, b: int, c: int, d: int) -> bytes:
@@ -125,7 +125,7 @@ def test_every_turn_and_mirroring_of_the_display_matrix_is_applied(
     matrix: tuple[int, int, int, int], corners: tuple[tuple[int, int, int], ...]
 ) -> None:
     frame = av.VideoFrame.from_ndarray(quadrants(96, 64), format="rgb24")
-    found = FrameRenderer(32, Fraction(1)).picture(frame, matrix_bytes(*matrix))
+    found = FrameRenderer(32, Fraction(1)).render(frame, matrix_bytes(*matrix))
     assert found.shape == (32, 32, 3)
     places = [(4, 4), (4, 27), (27, 4), (27, 27)]
     assert [tuple(found[place].tolist()) for place in places] == list(corners)
@@ -135,15 +135,15 @@ def test_the_crop_is_central_after_turning() -> None:
     image = np.zeros((32, 45, 3), np.uint8)
     image[:, :, 0] = np.arange(45)
     frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-    upright = FrameRenderer(32, Fraction(1)).picture(frame, None)
+    upright = FrameRenderer(32, Fraction(1)).render(frame, None)
     assert upright[0, :, 0].tolist() == list(range(6, 38))
-    turned = FrameRenderer(32, Fraction(1)).picture(frame, matrix_bytes(-1, 0, 0, -1))
+    turned = FrameRenderer(32, Fraction(1)).render(frame, matrix_bytes(-1, 0, 0, -1))
     assert turned[0, :, 0].tolist() == list(range(38, 6, -1))
 
 
 def test_stored_pixels_twice_as_wide_as_high_are_made_square() -> None:
     frame = av.VideoFrame.from_ndarray(quadrants(32, 32), format="rgb24")
-    found = FrameRenderer(32, Fraction(2)).picture(frame, None)  # shown 64 wide, cropped to 32
+    found = FrameRenderer(32, Fraction(2)).render(frame, None)  # shown 64 wide, cropped to 32
     edge = np.flatnonzero(np.diff(found[4, :, 0].astype(int)) < -60)
     assert len(edge) and abs(edge[0] - 15.5) <= 1.5
     assert tuple(found[4, 0]) == RED and tuple(found[27, 31]) == WHITE
@@ -154,7 +154,7 @@ def test_transparent_parts_lie_over_black(alpha: int) -> None:
     image = np.full((40, 40, 4), 200, np.uint8)
     image[..., 3] = alpha
     frame = av.VideoFrame.from_ndarray(image, format="rgba")
-    found = FrameRenderer(32, Fraction(1)).picture(frame, None)
+    found = FrameRenderer(32, Fraction(1)).render(frame, None)
     assert np.abs(found.astype(int) - round(200 * alpha / 255)).max() <= 1
 
 
@@ -164,15 +164,15 @@ def test_the_colour_under_transparent_pixels_does_not_bleed_into_the_others() ->
     frame = av.VideoFrame.from_ndarray(image, format="rgba")
     image[:32, :, :3], image[:32, :, 3] = 0, 255  # the visible half is black
     frame = av.VideoFrame.from_ndarray(image, format="rgba")
-    assert FrameRenderer(48, Fraction(1)).picture(frame, None).max() == 0
+    assert FrameRenderer(48, Fraction(1)).render(frame, None).max() == 0
 
 
 def test_a_picture_outlives_the_frames_after_it() -> None:
-    maker = FrameRenderer(32, Fraction(1))
-    first = maker.picture(flat(60, 128, 128), None)
+    renderer = FrameRenderer(32, Fraction(1))
+    first = renderer.render(flat(60, 128, 128), None)
     before = first.copy()
     for luma in range(70, 200, 10):
-        maker.picture(flat(luma, 128, 128), None)
+        renderer.render(flat(luma, 128, 128), None)
     assert np.array_equal(first, before)
 
 
@@ -254,7 +254,7 @@ def test_the_short_way_writes_what_the_long_one_does(
     writer = FrameWriter(size, Fraction(1), crop, pixels)
     for frame, out in zip(frames, short, strict=True):
         writer.write(frame, None, out)
-    monkeypatch.setattr(FrameWriter, "_straight_for", lambda self, frame: None)
+    monkeypatch.setattr(FrameWriter, "_find_fast_path", lambda self, frame: None)
     for frame, out in zip(frames, long, strict=True):
         FrameWriter(size, Fraction(1), crop, pixels).write(frame, None, out)
     assert np.array_equal(short, long)
@@ -265,14 +265,14 @@ def test_frames_that_need_no_more_take_the_short_way(
     monkeypatch: pytest.MonkeyPatch, pixels: str, n_short: int
 ) -> None:
     n_long = 0
-    long_way = FrameWriter._write_any
+    long_way = FrameWriter._write_generic
 
     def counting(*arguments: Any) -> None:
         nonlocal n_long
         n_long += 1
         long_way(*arguments)
 
-    monkeypatch.setattr(FrameWriter, "_write_any", counting)
+    monkeypatch.setattr(FrameWriter, "_write_generic", counting)
     frames = looks()
     out = np.empty((48, 64, 3) if pixels == "rgb" else (72, 64), np.uint8)
     writer = FrameWriter((48, 64), Fraction(1), None, pixels)

@@ -172,7 +172,7 @@ class Ours:
             data = memoryview(stream.data[:])
             for run in table.runs(clip.frames):
                 codec.flush_buffers()
-                for n in table.sent(run):
+                for n in table.packets_to_decode(run):
                     begin = int(table.offsets[n])
                     packet = numbered_packet(n, data[begin : begin + int(table.sizes[n])])
                     yield from (frame for frame in codec.decode(packet) if frame.pts in run.wanted)

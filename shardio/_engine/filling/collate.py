@@ -189,8 +189,8 @@ def join(
     for i, value in enumerate(values):
         if value is not None:
             out[i][() if is_full else tuple(map(slice, value.shape))] = value
-    if slot.beside is not None:
-        mask, used = reserve(layout, memory, slot.beside, (n_rows, *sizes), used)
+    if slot.companion is not None:
+        mask, used = reserve(layout, memory, slot.companion, (n_rows, *sizes), used)
         _mask(mask, lengths, sizes)
     return used
 
@@ -259,9 +259,9 @@ def _concatenate(
     out, used = reserve(layout, memory, slot.values, (int(lengths[:, 0].sum()), *inner), used)
     if there:
         np.concatenate(there, out=out)
-    if slot.beside is None:
+    if slot.companion is None:
         return used
-    offsets, used = reserve(layout, memory, slot.beside, (len(values) + 1,), used)
+    offsets, used = reserve(layout, memory, slot.companion, (len(values) + 1,), used)
     offsets[0] = 0
     np.cumsum(lengths[:, 0], out=offsets[1:])
     return used

@@ -123,7 +123,7 @@ class Filler:
                 source = self._recipe.packing.pack.delivered(source)
             if self._recipe.hearing is not None:
                 source = self._recipe.hearing.delivered(source)
-            schema = self._recipe.collation.loosen(infer_schema(sample, source))
+            schema = self._recipe.collation.relax_shapes(infer_schema(sample, source))
             if self._recipe.pictures:
                 schema = decoded(schema)  # of one that the first sample lacks
             self._heap_bytes = heap_bytes_by(sample, schema, self._recipe.block_rows)

@@ -63,7 +63,7 @@ class TinygradAdapter:
         is_one_copy = not self.aliases and len(self._devices) == 1
         self._copies = find_copies(self._devices[0]) if is_one_copy else None
 
-    def wrap(self, array: Ndarray, carrier: object, dtype: str | None = None) -> Tensor:
+    def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Tensor:
         """Make a Tensor of the array's shape and dtype, or of its bits taken as `dtype`.
 
         `carrier` keeps the array's memory valid. Where tensors alias, it is held until the Tensor
@@ -82,7 +82,7 @@ class TinygradAdapter:
             if address % _ALIGNMENT:
                 tensor = self._copy(array)
             else:
-                tensor = self._view(address, array.shape, native, carrier)
+                tensor = self._view(address, array.shape, native, owner)
         return _as_dtype(tensor, array, dtype)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Tensor]:
@@ -96,12 +96,12 @@ class TinygradAdapter:
         """
         copies, tensor = self._copies, self._copy(array)
         if copies is None or not array.size:
-            return functools.partial(self.wrap, carrier=None, dtype=dtype)
+            return functools.partial(self.wrap, owner=None, dtype=dtype)
         lane = _as_dtype(tensor, array, dtype)
 
         def put(values: Ndarray) -> Tensor:
             copies.refill(tensor, _writeable(values))
-            self._settle(values)
+            self._wait_if_needed(values)
             return lane
 
         return put
@@ -138,7 +138,7 @@ class TinygradAdapter:
             tensor = self._copies.new(_writeable(source), _DTYPES[native])
         else:
             tensor = self._publicly_copied(source)
-        self._settle(array)
+        self._wait_if_needed(array)
         return tensor
 
     def _publicly_copied(self, array: Ndarray) -> Tensor:
@@ -151,7 +151,7 @@ class TinygradAdapter:
             tensor = source.to(first).contiguous().realize()
             return tensor.shard(self._devices, axis=0).realize()
 
-    def _settle(self, array: Ndarray) -> None:
+    def _wait_if_needed(self, array: Ndarray) -> None:
         """Wait, where a copy to the device reads its source later, or keeps what it passes by."""
         kinds = set(_kinds(self._devices))
         self._n_staged_bytes += array.nbytes if kinds & _KEEPS_STAGING else 0

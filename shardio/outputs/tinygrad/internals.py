@@ -191,12 +191,10 @@ class BlobViews:
     def __init__(self, device: str) -> None:
         self._device = device
 
-    def __call__(
-        self, address: int, shape: tuple[int, ...], dtype: DType, carrier: object
-    ) -> Tensor:
+    def __call__(self, address: int, shape: tuple[int, ...], dtype: DType, owner: object) -> Tensor:
         """Make a tensor over the memory at `address`; it keeps `carrier`."""
         tensor = Tensor.from_blob(address, shape, dtype=dtype, device=self._device)
-        tensor.uop.base.buffer._carrier = carrier  # type: ignore[union-attr]
+        tensor.uop.base.buffer._carrier = owner  # type: ignore[union-attr]
         return tensor
 
 
@@ -212,15 +210,13 @@ class GraphViews:
         self._allocator: Any = Device[device].allocator
         self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
 
-    def __call__(
-        self, address: int, shape: tuple[int, ...], dtype: DType, carrier: object
-    ) -> Tensor:
+    def __call__(self, address: int, shape: tuple[int, ...], dtype: DType, owner: object) -> Tensor:
         """Make a tensor over the memory at `address`; it keeps `carrier`."""
         size = math.prod(shape)
         n_bytes = size * dtype.itemsize
         place = self._places.get((address, n_bytes)) or self._place(address, n_bytes)
         buffer: Any = self._graphs.Buffer(self._device, size, dtype, *place)
-        buffer._carrier = carrier
+        buffer._carrier = owner
         return self._graphs.tensor(shape, dtype, buffer)
 
     def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
@@ -252,14 +248,14 @@ class _ProbeOwner:
 
 def _view_works(view: MakeView, device: str) -> bool:
     """Try a way to make views: does it give the tensor asked for, and keep and free the carrier?"""
-    carrier = _ProbeOwner()
-    is_gone = weakref.ref(carrier)
+    owner = _ProbeOwner()
+    is_gone = weakref.ref(owner)
     memory = np.zeros((2, 3), np.float32)  # is not read, so it need not be aligned
-    tensor = view(memory.ctypes.data, memory.shape, dtypes.float32, carrier)
+    tensor = view(memory.ctypes.data, memory.shape, dtypes.float32, owner)
     fits = (tensor.shape, tensor.dtype, tensor.device) == ((2, 3), dtypes.float32, device)
     fits &= bool(tensor.uop.base.is_realized)
     child = tensor[1:] + 1
-    del carrier, tensor
+    del owner, tensor
     is_kept = is_gone() is not None
     del child
     return fits and is_kept and is_gone() is None
