@@ -5,17 +5,23 @@
 A shard is: header page, data and index sections, schema, section table, and the header page
 again. Sections begin on pages, are padded with zeros, and tile the file: no hole, no overlap.
 `docs/reference/format.md` is the specification; a test compares its tables with these structs.
+
+Unpacks the header page and the section table, and checks everything that they alone can tell.
+
+Each rule has a code of its own, which its error carries. `layout.py` has the structs.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Final
+from typing import Final, Protocol
 
-from shardio.format.checksum import hash_bytes
+from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
+from shardio.format.checksum import content_id, hash_bytes
 
 PAGE: Final = 4096
 MAGIC: Final = b"\x89SHD\r\n\x1a\n"
@@ -176,3 +182,205 @@ class Header:
 def pack_table(sections: Sequence[Section]) -> bytes:
     """The section table's bytes."""
     return b"".join(section.pack() for section in sections)
+
+
+class _Complaint(Protocol):
+    """Makes the error for one broken rule."""
+
+    def __call__(
+        self, what: str, *, code: str, offset: int, expected: object, found: object
+    ) -> ShardCorrupt: ...
+
+
+def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
+    """Read one header page and check everything that it alone can tell.
+
+    Args:
+        page: PAGE bytes.
+        path: for messages.
+        offset: where in the file the page lies.
+
+    Raises:
+        ShardIncomplete: the page was never written.
+        ShardUnsupported: a newer major version or an unknown required feature.
+        ShardCorrupt: anything else that is wrong.
+    """
+    corrupt = functools.partial(ShardCorrupt, path=path, section="header")
+    if not any(page):
+        raise ShardIncomplete(
+            f"{path}: the header was never written: the writer did not finish; "
+            "nothing in it can be read, write the shard again"
+        )
+    fields = HEADER.unpack_from(page)
+    magic, major, minor, page_size, required, optional = fields[:6]
+    n_samples, file_size, table_offset, table_size, table_hash, shard_id = fields[6:]
+    if magic != MAGIC:
+        what = "this is no shard: wrong magic bytes"
+        raise corrupt(what, code="magic", offset=offset, expected=MAGIC, found=magic)
+    if major != MAJOR:
+        # Checked before the hash: another major version may keep its hash elsewhere.
+        raise ShardUnsupported(
+            f"{path}: format version {major}.{minor}, this shardio reads version {MAJOR}; "
+            "read it with a shardio that knows that version"
+        )
+    _check_rest_of_page(page, offset, corrupt)
+    if page_size != PAGE:
+        what = "unknown page size"
+        raise corrupt(what, code="page_size", offset=offset + 12, expected=PAGE, found=page_size)
+    check_required(required, path)
+    place = table_offset, table_size, table_hash
+    return Header(n_samples, file_size, *place, shard_id, required, optional, minor)
+
+
+def _check_rest_of_page(page: bytes, offset: int, corrupt: _Complaint) -> None:
+    """Check the hash behind the header's fields, and the zeros behind the hash."""
+    (stored,) = HEADER_HASH.unpack_from(page, HEADER.size)
+    found = hash_bytes(page[: HEADER.size])
+    if stored != found:
+        raise corrupt(
+            "the header does not match its hash",
+            code="header_hash",
+            offset=offset + HEADER.size,
+            expected=f"{stored:016x}",
+            found=f"{found:016x}",
+        )
+    padding = HEADER.size + HEADER_HASH.size
+    if page.count(0, padding) != PAGE - padding:
+        at = next(i for i in range(padding, PAGE) if page[i])
+        what = "the header's padding is not zero"
+        raise corrupt(what, code="padding", offset=offset + at, expected=0, found=page[at])
+
+
+def check_required(required: int, path: str) -> None:
+    """Refuse, by name, features that this version does not read.
+
+    Raises:
+        ShardUnsupported: naming all of them.
+    """
+    missing = required & ~int(BUILT)
+    if not missing:
+        return
+    known = {int(f): f.name or "" for f in Required}
+    names = [known.get(1 << i, f"bit {i}").lower() for i in range(64) if missing >> i & 1]
+    raise ShardUnsupported(
+        f"{path}: needs {', '.join(names)}, which this version of shardio cannot read; "
+        "read it with a newer shardio"
+    )
+
+
+def check_place(header: Header, actual_size: int, path: str) -> None:
+    """Compare the header with the file's real size, and bound the section table.
+
+    Raises:
+        ShardCorrupt: the file is longer or shorter than it was, or the table lies elsewhere.
+    """
+
+    def corrupt(what: str, code: str, expected: object, found: object) -> ShardCorrupt:
+        return ShardCorrupt(
+            what, code=code, path=path, section="header", expected=expected, found=found
+        )
+
+    if header.file_size != actual_size:
+        cut = actual_size < header.file_size
+        what = "the file is truncated" if cut else "the file has bytes after its end"
+        raise corrupt(what, "file_size", header.file_size, actual_size)
+    table_end = header.table_offset + padded(header.table_size) + PAGE
+    fits = (
+        header.table_offset % PAGE == 0
+        and header.table_offset >= 2 * PAGE
+        and 0 < header.table_size <= MAX_SECTIONS * SECTION.size
+        and header.table_size % SECTION.size == 0
+        and table_end == header.file_size <= MAX_FILE_BYTES
+    )
+    if not fits:
+        raise corrupt(
+            "the section table does not end where the last page begins",
+            "table_place",
+            header.file_size,
+            table_end,
+        )
+
+
+def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]:
+    """Read the section table: hash, id, unique keys, tiling.
+
+    Args:
+        table: header.table_size bytes from header.table_offset.
+        header: of the same file, already checked by `check_place`.
+        path: for messages.
+
+    Raises:
+        ShardCorrupt: with the code of the rule that is broken.
+    """
+    corrupt = functools.partial(ShardCorrupt, path=path, section="section table")
+    _check_table_bytes(table, header, corrupt)
+    sections, seen, place = [], set(), PAGE
+    for i, (kind, field, of_kind, zero, *numbers) in enumerate(SECTION.iter_unpack(table)):
+        offset = header.table_offset + i * SECTION.size
+        section = Section(kind, field, of_kind, *numbers)
+        if zero:
+            what = "a reserved number is not zero"
+            raise corrupt(what, code="reserved", offset=offset, expected=0, found=zero)
+        if section.key in seen:
+            raise corrupt(
+                "two sections have the same key",
+                code="duplicate",
+                offset=offset,
+                expected=None,
+                found=section.name,
+            )
+        _check_extent(section, place, offset, header, corrupt)
+        seen.add(section.key)
+        sections.append(section)
+        place = section.end
+    if place != header.table_offset:
+        raise corrupt(
+            "bytes between the last section and the table",
+            code="hole",
+            offset=header.table_offset,
+            expected=header.table_offset,
+            found=place,
+        )
+    return tuple(sections)
+
+
+def _check_table_bytes(table: bytes, header: Header, corrupt: _Complaint) -> None:
+    """Compare the whole table with its hash and with the shard's id."""
+    found = hash_bytes(table)
+    if found != header.table_hash:
+        raise corrupt(
+            "the section table does not match its hash",
+            code="table_hash",
+            offset=header.table_offset,
+            expected=f"{header.table_hash:016x}",
+            found=f"{found:016x}",
+        )
+    if content_id(table) != header.id:
+        raise corrupt(
+            "the id is not that of the section table",
+            code="id",
+            offset=header.table_offset,
+            expected=header.id.hex(),
+            found=content_id(table).hex(),
+        )
+
+
+def _check_extent(
+    section: Section, place: int, offset: int, header: Header, corrupt: _Complaint
+) -> None:
+    """Make sure that a section begins at `place`, where the one before ends, and leaves the table.
+
+    `offset` is that of its entry in the table.
+    """
+    if section.offset != place:
+        code = "overlap" if section.offset < place else "hole"
+        what = f"section {section.name} leaves a {code}"
+        raise corrupt(what, code=code, offset=offset, expected=place, found=section.offset)
+    if section.size > header.file_size or section.end > header.table_offset:
+        raise corrupt(
+            f"section {section.name} reaches into the section table",
+            code="size",
+            offset=offset,
+            expected=header.table_offset,
+            found=section.end,
+        )

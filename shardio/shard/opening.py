@@ -25,10 +25,12 @@ from shardio.format.layout import (
     Kind,
     Required,
     Section,
+    check_place,
+    unpack_header,
+    unpack_table,
 )
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, STREAM
-from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.storage.content import Content
 
 MAX_SAMPLES: Final = 1 << 48

@@ -38,10 +38,19 @@ from shardio.format.fields import (
 )
 from shardio.format.images import EncodedImage
 from shardio.format.index import ENTRY, ENTRY_DTYPE, pack_entry
-from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, pack_table, padded
+from shardio.format.layout import (
+    NO_FIELD,
+    PAGE,
+    Header,
+    Kind,
+    Section,
+    pack_table,
+    padded,
+    unpack_header,
+    unpack_table,
+)
 from shardio.format.schema import Schema
 from shardio.format.streams import STREAM_DTYPE, EncodedStream
-from shardio.format.structure import unpack_header, unpack_table
 from shardio.maintenance.verify.shard import examine_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter

@@ -8,8 +8,20 @@ from hypothesis import strategies as st
 
 from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
 from shardio.format.checksum import content_id, hash_bytes
-from shardio.format.layout import MAJOR, PAGE, Header, Kind, Required, Section, pack_table, padded
-from shardio.format.structure import check_place, check_required, unpack_header, unpack_table
+from shardio.format.layout import (
+    MAJOR,
+    PAGE,
+    Header,
+    Kind,
+    Required,
+    Section,
+    check_place,
+    check_required,
+    pack_table,
+    padded,
+    unpack_header,
+    unpack_table,
+)
 
 U64 = st.integers(0, (1 << 64) - 1)
 U16 = st.integers(0, (1 << 16) - 1)

@@ -28,8 +28,9 @@ from shardio.format.layout import (
     Section,
     pack_table,
     padded,
+    unpack_header,
+    unpack_table,
 )
-from shardio.format.structure import unpack_header, unpack_table
 
 Key = tuple[int, int, int]
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardio.errors import DataError, ShardIncomplete
-from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section
+from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, unpack_header, unpack_table
 from shardio.format.schema import Schema
-from shardio.format.structure import unpack_header, unpack_table
 from shardio.maintenance.verify.findings import Finding, Findings
 from shardio.maintenance.verify.window import access_once
 from shardio.shard.opening import open_sections, read_schema
