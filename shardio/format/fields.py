@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from shardio.errors import SchemaError
-from shardio.format.codec import Codec
+from shardio.format.codecs import Codec
 
 MAX_DIMS: Final = 16
 MAX_RECORD_BYTES: Final = (1 << 48) - 1

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import ShardCorrupt
-from shardio.format.codec import Codec
+from shardio.format.codecs import Codec
 from shardio.format.fields import (
     CODECS,
     MAX_CHANNELS,

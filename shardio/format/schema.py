@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from shardio._base.cached_property import cached
 from shardio.errors import SchemaError, ShardUnsupported
-from shardio.format.codec import Codec
+from shardio.format.codecs import Codec
 from shardio.format.fields import (
     CODECS,
     DTYPES,

@@ -12,7 +12,7 @@ from typing import Final
 
 from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
 from shardio.format.checksum import hash_bytes, n_blocks, n_units
-from shardio.format.codec import MAX_DICTIONARY_BYTES
+from shardio.format.codecs import MAX_DICTIONARY_BYTES
 from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import (

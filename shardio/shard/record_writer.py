@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardio.format.checksum import Hasher, chunk_hashes, hash_bytes, pack_hashes
-from shardio.format.codec import Codec, Dictionary, encode, known_dictionary, train_dictionary
+from shardio.format.codecs import Codec, Dictionary, encode, known_dictionary, train_dictionary
 from shardio.format.encoders import Content, Record
 from shardio.format.fields import STREAMED, Array, Field, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry

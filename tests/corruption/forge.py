@@ -24,7 +24,7 @@ from shardio.format.checksum import (
     hash_bytes,
     pack_hashes,
 )
-from shardio.format.codec import Codec
+from shardio.format.codecs import Codec
 from shardio.format.fields import (
     STREAMED,
     Array,

@@ -24,7 +24,7 @@ from shardio.dataset.manifest import GENERATIONS, POINTER, publish
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import content_id
-from shardio.format.codec import Codec
+from shardio.format.codecs import Codec
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind, Required
 from shardio.format.schema import Schema

@@ -15,7 +15,7 @@ import zstandard
 
 from shardio.errors import ShardCorrupt, ShardioError
 from shardio.format.checksum import hash_bytes
-from shardio.format.codec import Codec
+from shardio.format.codecs import Codec
 from shardio.format.fields import Array, List
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema

@@ -11,7 +11,7 @@ import pytest
 from shardio import Array, List, Schema, ShardLoader, ShardReader, Text
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError, ShardCorrupt
-from shardio.format.codec import Codec, known_dictionary, train_dictionary
+from shardio.format.codecs import Codec, known_dictionary, train_dictionary
 from shardio.format.index import codecs
 from shardio.format.layout import Kind, Required
 from shardio.format.lists import pack_list, unpack_list

@@ -16,7 +16,7 @@ from shardio.dataset import external_lists, generation, manifest
 from shardio.dataset.generation import ColumnGroup, Generation, describe_generation
 from shardio.dataset.manifest import publish
 from shardio.errors import DatasetCorrupt
-from shardio.format import checksum, codec, fields, index, layout, schema, streams, values
+from shardio.format import checksum, codecs, fields, index, layout, schema, streams, values
 from shardio.format.fields import DType, FieldType, numpy_dtype
 from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
 from shardio.format.structure import unpack_header, unpack_table
@@ -95,7 +95,7 @@ def test_flags_of_packets_are_those_of_the_code() -> None:
         ("| code | name |", Kind),
         ("| code | field type |", FieldType),
         ("| code | dtype |", DType),
-        ("| code | codec |", codec.Codec),
+        ("| code | codec |", codecs.Codec),
     ],
 )
 def test_codes_are_those_of_the_code(header: str, enum: type[IntEnum]) -> None:
@@ -163,7 +163,7 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("⌊65536 ∕ stride⌋", checksum.RUN_BYTES),
         ("a *block* is 4096 bytes", checksum.BLOCK_BYTES),
         ("⌈x ∕ 4096⌉ blocks", checksum.BLOCK_BYTES),
-        ("bytes of a dictionary, of a stream's parameters | 1 MiB", codec.MAX_DICTIONARY_BYTES),
+        ("bytes of a dictionary, of a stream's parameters | 1 MiB", codecs.MAX_DICTIONARY_BYTES),
         ("`parameter_bytes` | 1 to 1 MiB", streams.MAX_PARAMETER_BYTES),
         ("as its EXIF orientation says), each from 1 to 2147483647", fields.MAX_PICTURE_SIDE),
         ("height and width of an image | 2147483647", fields.MAX_PICTURE_SIDE),

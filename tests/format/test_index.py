@@ -23,7 +23,7 @@ from shardio.format.checksum import (
     pack_hashes,
     rows_per_unit,
 )
-from shardio.format.codec import Codec, decode, encode
+from shardio.format.codecs import Codec, decode, encode
 from shardio.format.fields import Array, Bytes, Field
 from shardio.format.index import (
     ENTRY_DTYPE,

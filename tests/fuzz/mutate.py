@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 
 from shardio.format.checksum import chunk_hashes, hash_bytes, pack_hashes, rows_per_unit
-from shardio.format.codec import Codec
+from shardio.format.codecs import Codec
 from shardio.format.fields import STREAMED
 from shardio.format.index import ENTRY, ENTRY_DTYPE, alignment, codecs, pack_entry, stored_bytes
 from shardio.format.layout import PAGE, Kind

@@ -44,7 +44,7 @@ from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DataError, InsufficientMemory, MediaError, ShardCorrupt, ShardioError
 from shardio.format.checksum import content_id
-from shardio.format.codec import Codec, decode
+from shardio.format.codecs import Codec, decode
 from shardio.format.fields import STREAMED, Array, Bytes, Field, Json, Text
 from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import Hasher
-from shardio.format.codec import Codec, Dictionary, check_dictionary, decode
+from shardio.format.codecs import Codec, Dictionary, check_dictionary, decode
 from shardio.format.fields import STREAMED, Bytes, Field, Text, n_stored_dims
 from shardio.format.index import (
     ENTRY,
