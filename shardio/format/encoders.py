@@ -14,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio.format.arraylike import encode_array
 from shardio.format.checksum import ROW_HASH_MIN
 from shardio.format.fields import STREAMED, Array, Bytes, Field, Text
 from shardio.format.streams import StreamRecord
-from shardio.format.values import encode_array, encode_record, encode_stream
+from shardio.format.values import encode_record, encode_stream
 
 Content = bytes | memoryview
 Record = tuple[Content, tuple[int, ...]] | StreamRecord

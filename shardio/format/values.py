@@ -5,16 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
-from shardio.format.arraylike import (
-    is_bfloat16_bits,
-    is_of,
-    refuse_masked,
-    shown_dtype,
-    tensor_to_array,
-)
+from shardio.format.arraylike import encode_array
 from shardio.format.fields import (
     MAX_RECORD_BYTES,
     Array,
@@ -42,99 +35,6 @@ from shardio.format.streams import (
 
 MAX_JSON_DEPTH: Final = 256
 """How deep a Json value may be nested: readable with whatever is left of Python's stack."""
-
-
-def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
-    """`value` as a C-contiguous little-endian array of the field's dtype and shape.
-
-    Values are never changed: what the dtype cannot hold (in kind and range; Python numbers are
-    rounded to a floating-point field's precision) is refused.
-
-    Raises:
-        SchemaError: dtype or shape do not fit; the message names the field and both.
-    """
-    found = _as_dtype(name, field, value)
-    fits = found.ndim == len(field.shape) and all(
-        d is None or d == n for d, n in zip(field.shape, found.shape, strict=True)
-    )
-    if not fits:
-        raise SchemaError(
-            f"field {name!r}: expected shape {_show(field.shape)}, found {_show(found.shape)}"
-        )
-    whole: npt.NDArray[Any] = np.ascontiguousarray(found).reshape(found.shape)
-    if field.dtype == "bool" and (whole.view(np.uint8) > 1).any():  # a view of other bytes
-        raise SchemaError(f"field {name!r}: a bool in it is neither 0 nor 1")
-    return whole
-
-
-def _show(shape: tuple[int | None, ...]) -> str:
-    return "(" + ", ".join("any" if d is None else str(d) for d in shape) + ")"
-
-
-def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
-    wanted = field.numpy
-    refuse_masked(f"field {name!r}", value, len(field.shape))
-    if is_of(value, "torch", "Tensor"):
-        value = tensor_to_array(name, value)
-    if isinstance(value, np.ndarray | np.generic):
-        found = np.asarray(value)
-        if field.dtype == "bfloat16":
-            # Bits, not numbers: a wider cast would turn the number 1 into the smallest denormal.
-            if found.dtype.name == "bfloat16":
-                return found.view(wanted)
-            if found.dtype.newbyteorder("<") == wanted:
-                return found.astype(wanted, copy=False)
-        elif not is_bfloat16_bits(found.dtype) and np.can_cast(found.dtype, wanted, "safe"):
-            cast = found.astype(wanted, copy=False)
-            # What NumPy calls safe rounds large integers.
-            if found.dtype.itemsize == 8 and found.dtype.kind in "iu" and wanted.kind == "f":
-                _refuse_rounding(name, found, cast)
-            return cast
-        raise SchemaError(
-            f"field {name!r}: expected dtype {field.dtype}, found {shown_dtype(found.dtype)}"
-        )
-    try:
-        return _converted(np.asarray(value), field)
-    except MemoryError:
-        raise
-    except Exception as error:  # a class may raise anything in __array__
-        is_of_numpy = isinstance(error, TypeError | ValueError | OverflowError | RuntimeError)
-        reason = str(error) if is_of_numpy else f"{type(error).__name__}: {error}"
-        raise SchemaError(
-            f"field {name!r}: expected {field.dtype}, found {_kind_of(value)}: {reason}"
-        ) from error
-
-
-def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any]) -> None:
-    with np.errstate(invalid="ignore"):
-        changed = cast.astype(given.dtype) != given
-    if changed.any():
-        value = given[changed].flat[0]
-        raise SchemaError(f"field {name!r}: {cast.dtype} cannot hold {value} exactly")
-
-
-def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
-    """Numbers that came as Python objects, in the field's dtype; NumPy itself would wrap some."""
-    wanted = field.numpy
-    if found.size == 0 and found.dtype.kind == "f":
-        return found.astype(wanted)
-    if field.dtype == "bfloat16":
-        raise TypeError("bfloat16 is given as an array of uint16, its bits, or of bfloat16")
-    if found.dtype.kind not in {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[wanted.kind]:
-        if found.dtype == object and all(type(n) is int for n in found.flat):
-            raise OverflowError("a whole number has more than 64 bits")
-        raise TypeError(f"its values are {found.dtype}")
-    if found.dtype == wanted:
-        return found
-    if found.size and wanted.kind in "iu" and found.dtype.kind != "b":
-        limits = np.iinfo(wanted)
-        if int(found.min()) < limits.min or int(found.max()) > limits.max:
-            raise OverflowError(f"a value lies outside {limits.min}..{limits.max}")
-    with np.errstate(over="ignore"):
-        cast = found.astype(wanted)
-    if wanted.kind == "f" and np.isfinite(found[np.isinf(cast)]).any():
-        raise OverflowError(f"a value is too large for {field.dtype}")
-    return cast
 
 
 def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, tuple[int, ...]]:
