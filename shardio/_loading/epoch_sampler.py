@@ -20,7 +20,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import total_bytes
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
-from shardio.format.arraylike import is_masked
+from shardio.format.arrays import is_masked
 from shardio.format.checksum import hash_bytes
 from shardio.order.block_shuffle import Window
 from shardio.order.mixture_order import MixtureSizes

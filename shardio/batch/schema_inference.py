@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.errors import SchemaError
-from shardio.format.arraylike import is_bfloat16_bits, shown_dtype
+from shardio.format.arrays import is_bfloat16_bits, shown_dtype
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, List, Text
 from shardio.format.schema import Schema
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardio.conversion.python_samples import is_pillow_image, to_plain
 from shardio.errors import InvalidArgument, SchemaError, ShardioError
-from shardio.format.arraylike import is_of, refuse_masked
+from shardio.format.arrays import is_of, refuse_masked
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Image, Json, List, Text
 from shardio.format.schema import Schema
 

@@ -27,7 +27,7 @@ from shardio.conversion.source import Input, Item, Outcome
 from shardio.conversion.staging import Staging
 from shardio.conversion.worker import ConversionJob
 from shardio.errors import InvalidArgument, MediaError, SchemaError
-from shardio.format.arraylike import encode_array, is_of
+from shardio.format.arrays import encode_array, is_of
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Array, Audio, Video
 from shardio.format.schema import Schema

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.format.arraylike import encode_array
+from shardio.format.arrays import encode_array
 from shardio.format.checksum import ROW_HASH_MIN
 from shardio.format.fields import STREAMED, Array, Bytes, Field, Text
 from shardio.format.streams import StreamRecord

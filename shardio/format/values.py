@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.errors import SchemaError, ShardCorrupt
-from shardio.format.arraylike import encode_array
+from shardio.format.arrays import encode_array
 from shardio.format.fields import (
     MAX_RECORD_BYTES,
     Array,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardio._base.cached_property import cached
 from shardio.errors import InvalidArgument
-from shardio.format.arraylike import is_masked
+from shardio.format.arrays import is_masked
 from shardio.format.checksum import hash_bytes
 
 _Numbers = npt.NDArray[np.int64]

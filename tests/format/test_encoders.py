@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import SchemaError
-from shardio.format.arraylike import encode_array
+from shardio.format.arrays import encode_array
 from shardio.format.encoders import record_encoder, row_encoder
 from shardio.format.fields import DTYPES, STREAMED, Array, Bytes, Field, Text
 from shardio.format.values import encode_record

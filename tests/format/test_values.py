@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import SchemaError
-from shardio.format.arraylike import encode_array
+from shardio.format.arrays import encode_array
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, Text
 from shardio.format.values import decode_record, encode_record
 from tests.format.strategies import ARRAYS, JSON, TEXTS, values
