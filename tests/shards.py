@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from shardio.format.fields import Array, Audio, Bytes, Image, Json, List, Text, Video
-from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
+from shardio.format.values import EncodedImage
 from shardio.shard.writer import ShardWriter
 
 EVERY_FIELD = Schema(

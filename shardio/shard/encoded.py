@@ -7,8 +7,8 @@ from typing import Any
 
 from shardio.errors import MediaError
 from shardio.format.fields import Audio, Field, Image, Video
-from shardio.format.images import EncodedImage
 from shardio.format.streams import EncodedStream
+from shardio.format.values import EncodedImage
 
 
 def as_encoded(name: str, field: Field, value: Any) -> Any:

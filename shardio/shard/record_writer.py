@@ -12,13 +12,13 @@ from typing import Final
 
 from shardio.format.checksum import Hasher, chunk_hashes, hash_bytes, pack_hashes
 from shardio.format.codecs import Codec, Dictionary, encode, known_dictionary, train_dictionary
-from shardio.format.encoders import Content, Record
 from shardio.format.fields import STREAMED, Array, Field, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
 from shardio.format.layout import Required
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, StreamRecord, pack_line
 from shardio.shard.column_writer import SectionBuffer
+from shardio.format.values import Content, Record
 
 WAITING_BYTES: Final = 32 << 20
 """How much waits, of all records together, for dictionaries to be learned."""

@@ -19,13 +19,13 @@ from typing import IO, Any, Final
 from shardio._base.closing import Publishing
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
 from shardio.format.checksum import Hasher, hash_bytes
-from shardio.format.encoders import Content, Record, record_encoder, row_encoder
 from shardio.format.fields import MEDIA, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, STREAM
 from shardio.shard.column_writer import ColumnWriter, SectionBuffer, ValidityWriter
+from shardio.format.values import Content, Record, record_encoder, row_encoder
 from shardio.shard.encoded import as_encoded
 from shardio.shard.record_writer import PayloadWriter
 from shardio.shard.section_writer import SectionTable

@@ -36,7 +36,6 @@ from shardio.format.fields import (
     Text,
     Video,
 )
-from shardio.format.images import EncodedImage
 from shardio.format.index import ENTRY, ENTRY_DTYPE, pack_entry
 from shardio.format.layout import (
     NO_FIELD,
@@ -52,6 +51,7 @@ from shardio.format.layout import (
 from shardio.format.schema import Schema
 from shardio.format.streams import STREAM_DTYPE, EncodedStream
 from shardio.maintenance.verify.shard import examine_bytes
+from shardio.format.values import EncodedImage
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from tests.shards import made_stream

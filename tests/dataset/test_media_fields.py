@@ -23,10 +23,10 @@ from shardio.errors import (
 )
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.fields import Array, Audio, Image, Video
-from shardio.format.images import EncodedImage
 from shardio.format.layout import Kind, Required
 from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream, packet_sizes
+from shardio.format.values import EncodedImage
 from shardio.loader import ShardLoader
 from shardio.shard import encoded
 from shardio.shard.reader import ShardReader

@@ -14,7 +14,7 @@ from shardio.errors import InvalidArgument, SchemaError, ShardCorrupt
 from shardio.format.codecs import Codec, known_dictionary, train_dictionary
 from shardio.format.index import codecs
 from shardio.format.layout import Kind, Required
-from shardio.format.lists import pack_list, unpack_list
+from shardio.format.values import pack_list, unpack_list
 from shardio.maintenance import audit_shard
 from shardio.shard.record_writer import WAITING_BYTES
 from shardio.shard.writer import ShardWriter

@@ -20,8 +20,8 @@ from shardio.format.fields import (
     List,
     Text,
 )
-from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
+from shardio.format.values import EncodedImage
 from tests.shards import made_stream
 
 CODECS = st.sampled_from(fields.CODECS)

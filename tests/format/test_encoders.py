@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from shardio.errors import SchemaError
 from shardio.format.arrays import encode_array
-from shardio.format.encoders import record_encoder, row_encoder
 from shardio.format.fields import DTYPES, STREAMED, Array, Bytes, Field, Text
-from shardio.format.values import encode_record
+from shardio.format.values import encode_record, record_encoder, row_encoder
 from tests.format.strategies import FIELDS, TEXTS, TYPES
 
 NUMBERS = st.one_of(

@@ -18,7 +18,6 @@ from shardio.errors import SchemaError
 from shardio.format import streams as streams_module
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.fields import Audio, Image, Video
-from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
 from shardio.format.streams import (
     PIECE_BYTES,
@@ -36,7 +35,7 @@ from shardio.format.streams import (
     packet_sizes,
     why_packets_are_wrong,
 )
-from shardio.format.values import encode_record, encode_stream
+from shardio.format.values import EncodedImage, encode_record, encode_stream
 from tests.shards import made_stream
 
 SIZES = st.lists(st.integers(0, (1 << 48) - 1), max_size=6)

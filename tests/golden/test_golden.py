@@ -16,10 +16,10 @@ from shardio import Array, EncodedStream, Schema, ShardReader, Text
 from shardio import open as open_dataset
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import DType
-from shardio.format.images import EncodedImage
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Kind
 from shardio.format.streams import packet_flags, packet_sizes
+from shardio.format.values import EncodedImage
 from shardio.maintenance import audit_dataset, audit_shard
 from shardio.shard.record_writer import PayloadWriter
 from shardio.shard.section_writer import SectionTable

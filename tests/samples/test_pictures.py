@@ -13,7 +13,7 @@ import pytest
 from shardio import Array, Image, InvalidArgument, Schema, ShardLoader
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import MediaError, SchemaError, TransformError
-from shardio.format.images import EncodedImage
+from shardio.format.values import EncodedImage
 from shardio.media import decode_image, encode_jpeg
 from shardio.samples.pictures import common_sizes
 from tests.loading import write_dataset

@@ -18,10 +18,9 @@ from hypothesis import HealthCheck, given, settings
 import shardio
 from shardio.errors import ClosedError, InvalidArgument, SchemaError
 from shardio.format.fields import Array, Audio, Bytes, Text, Video
-from shardio.format.images import EncodedImage
 from shardio.format.schema import Schema
 from shardio.format.streams import PIECE_BYTES, EncodedStream
-from shardio.format.values import encode_stream
+from shardio.format.values import EncodedImage, encode_stream
 from shardio.maintenance import audit_shard
 from shardio.shard import writer as writer_module
 from shardio.shard.reader import ShardReader
