@@ -27,9 +27,8 @@ from shardio.format.streams import PACKET, STREAM
 from shardio.shard.column_writer import ColumnWriter, SectionBuffer, ValidityWriter
 from shardio.format.values import Content, Record, record_encoder, row_encoder
 from shardio.shard.encoded import as_encoded
-from shardio.shard.record_writer import PayloadWriter
-from shardio.shard.section_writer import SectionTable
 from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, sync_folder, unlink
+from shardio.shard.section_writers import ColumnWriter, PayloadWriter, SectionTable, ValidityWriter
 
 SPOOL_BYTES: Final = 8 << 20
 """When this much waits in memory, the largest section becomes the one that streams."""

@@ -191,7 +191,7 @@ def rules_samples() -> list[dict[str, Any]]:
 
 def content_of(path: Path, schema: Schema, samples: Iterable[dict[str, Any]]) -> bytearray:
     """The bytes of a shard of these samples, however few; with a dictionary, if it can have one."""
-    with mock.patch("shardio.shard.record_writer.train_dictionary", train_small):
+    with mock.patch("shardio.shard.section_writers.train_dictionary", train_small):
         with ShardWriter(path, schema) as writer:
             for sample in samples:
                 writer.append(sample)

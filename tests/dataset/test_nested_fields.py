@@ -16,7 +16,7 @@ from shardio.format.index import codecs
 from shardio.format.layout import Kind, Required
 from shardio.format.values import pack_list, unpack_list
 from shardio.maintenance import audit_shard
-from shardio.shard.record_writer import WAITING_BYTES
+from shardio.shard.section_writers import WAITING_BYTES
 from shardio.shard.writer import ShardWriter
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -21,8 +21,7 @@ from shardio.format.layout import NO_FIELD, PAGE, Kind
 from shardio.format.streams import packet_flags, packet_sizes
 from shardio.format.values import EncodedImage
 from shardio.maintenance import audit_dataset, audit_shard
-from shardio.shard.record_writer import PayloadWriter
-from shardio.shard.section_writer import SectionTable
+from shardio.shard.section_writers import PayloadWriter, SectionTable
 from tests.golden.second_reader import (
     Picture,
     RefusedError,

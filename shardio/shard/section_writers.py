@@ -1,4 +1,11 @@
-"""PayloadWriter: the records of samples on their way into a shard, with their index.
+"""The part of a shard that is written at its end: sections, their table, both header pages.
+
+The columns of samples on their way into a shard, and the bits of optional fields.
+
+Beside `payload`, which does the same for records. What is gathered waits in spools; the writer of
+the shard says where they go, and closes them.
+
+PayloadWriter: the records of samples on their way into a shard, with their index.
 
 Where fields are compressed with a dictionary, the first rows wait until there is enough of them to
 learn it from; all else is written as it comes.
@@ -6,19 +13,204 @@ learn it from; all else is written as it comes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import IO, Final
 
-from shardio.format.checksum import Hasher, chunk_hashes, hash_bytes, pack_hashes
+from shardio.format.checksum import (
+    BLOCK_BYTES,
+    ROW_HASH_MIN,
+    Hasher,
+    block_hashes,
+    chunk_hashes,
+    content_id,
+    hash_bytes,
+    pack_hashes,
+    rows_per_unit,
+)
 from shardio.format.codecs import Codec, Dictionary, encode, known_dictionary, train_dictionary
 from shardio.format.fields import STREAMED, Array, Field, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
-from shardio.format.layout import Required
+from shardio.format.layout import PAGE, Header, Kind, Required, Section, pack_table, padded
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, StreamRecord, pack_line
 from shardio.shard.column_writer import SectionBuffer
 from shardio.format.values import Content, Record
+
+
+class SectionTable:
+    """Appends sections to a file, each on a page of its own, and remembers their table.
+
+    Borrows the file, which stands behind the first header page and what was streamed after it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._place = PAGE
+        self._sections: list[Section] = []
+
+    def adopt(
+        self, kind: int, field: int, n_bytes: int, count: int, stride: int, hash_: int
+    ) -> None:
+        """Enter the section that was streamed into the file already, right behind the header."""
+        self._enter(kind, field, 0, n_bytes, count, stride, hash_)
+
+    def add(
+        self,
+        kind: int,
+        field: int,
+        chunks: Iterable[memoryview],
+        count: int,
+        stride: int,
+        hash_: int,
+        of_kind: int = 0,
+    ) -> None:
+        """Append a section whose hash is known."""
+        n_bytes = 0
+        for chunk in chunks:
+            self._file.write(chunk)
+            n_bytes += chunk.nbytes
+        self._enter(kind, field, of_kind, n_bytes, count, stride, hash_)
+
+    def add_blocked(self, kind: int, field: int, chunks: Iterable[memoryview], stride: int) -> None:
+        """Append an index section and the section of its block hashes.
+
+        `chunks` are whole blocks, but for the last.
+        """
+        hashes: list[bytes] = []
+        n_bytes = 0
+        for chunk in chunks:
+            self._file.write(chunk)
+            n_bytes += chunk.nbytes
+            hashes.append(pack_hashes(block_hashes(chunk)))
+        packed = b"".join(hashes)
+        whole = hash_bytes(packed)
+        self._enter(kind, field, 0, n_bytes, n_bytes // stride, stride, whole)
+        n_blocks = -(-n_bytes // BLOCK_BYTES)
+        self.add(Kind.BLOCK_HASHES, field, [memoryview(packed)], n_blocks, 8, whole, kind)
+
+    def _enter(
+        self, kind: int, field: int, of_kind: int, n_bytes: int, count: int, stride: int, hash_: int
+    ) -> None:
+        self._sections.append(
+            Section(kind, field, of_kind, self._place, n_bytes, count, stride, hash_)
+        )
+        self._file.write(bytes(padded(n_bytes) - n_bytes))
+        self._place += padded(n_bytes)
+
+    def close(self, n_samples: int, required: int) -> Header:
+        """Append the table and the last page, then write the first."""
+        table = pack_table(self._sections)
+        self._file.write(table.ljust(padded(len(table)), b"\0"))
+        header = Header(
+            n_samples=n_samples,
+            file_size=self._place + padded(len(table)) + PAGE,
+            table_offset=self._place,
+            table_size=len(table),
+            table_hash=hash_bytes(table),
+            id=content_id(table),
+            required=required,
+        )
+        self._file.write(header.pack())
+        self._file.seek(0)
+        self._file.write(header.pack())
+        return header
+
+
+GATHERED: Final = 256
+"""Rows that are put together and hashed at a time; each is an object of its own until then."""
+
+
+class ColumnWriter:
+    """Gathers the rows of one column, at their stride, and one hash per unit of them.
+
+    Rows that share a hash wait here until there are GATHERED of them, or `flush`.
+    """
+
+    def __init__(self, field: Array) -> None:
+        row_bytes = field.row_bytes or 0
+        self.data, self.hashes = Spool(), Spool()
+        self._fill = bytes(field.stride - row_bytes)
+        self._row_bytes, self._absent = row_bytes, b""
+        self._rows_per_unit = rows_per_unit(row_bytes, field.stride)
+        self._by_row = row_bytes >= ROW_HASH_MIN
+        self._run, self._n_in_run = Hasher(), 0
+        self._rows: list[bytes | memoryview] = []
+        self._n_wanted = min(GATHERED, self._rows_per_unit)
+
+    def append(self, row: bytes | memoryview | None) -> None:
+        """Add a row; None, of an optional field, is a row of zeros.
+
+        One that has no hash of its own must not change afterwards.
+        """
+        row = self._zeros() if row is None else row
+        if self._by_row:
+            self._put(hash_bytes(row))
+            self.data.write(row)
+            if self._fill:
+                self.data.write(self._fill)
+            return
+        self._rows.append(row)
+        if len(self._rows) == self._n_wanted:
+            self.flush()
+
+    def _zeros(self) -> bytes:
+        """The row of a missing value; made with the first, as a schema can say any size."""
+        if not self._absent:
+            self._absent = bytes(self._row_bytes)
+        return self._absent
+
+    def flush(self) -> None:
+        """Have all rows in `data`."""
+        if not self._rows:
+            return
+        joined = self._fill.join(self._rows) + self._fill
+        self.data.write(joined)
+        self._run.update(joined)
+        self._n_in_run += len(self._rows)
+        self._rows = []
+        if self._n_in_run == self._rows_per_unit:
+            self._end_run()
+        self._n_wanted = min(GATHERED, self._rows_per_unit - self._n_in_run)
+
+    def finish(self) -> None:
+        """Close the last, incomplete run."""
+        self.flush()
+        if self._n_in_run:
+            self._end_run()
+
+    def _end_run(self) -> None:
+        self._put(self._run.intdigest())
+        self._run.reset()
+        self._n_in_run = 0
+
+    def _put(self, hash_: int) -> None:
+        self.hashes.write(DIMENSION.pack(hash_))
+
+
+class ValidityWriter:
+    """Gathers which samples have a value of an optional field: a bit each, from the lowest on."""
+
+    def __init__(self) -> None:
+        self.data = Spool()
+        self._n, self._byte = 0, 0
+
+    def append(self, value: object) -> None:
+        """Add a sample's bit: 0 if `value` is None."""
+        self._byte |= (value is not None) << (self._n & 7)
+        self._n += 1
+        if not self._n & 7:
+            self._put()
+
+    def finish(self) -> None:
+        """Fill the last byte up with zeros."""
+        if self._n & 7:
+            self._put()
+
+    def _put(self) -> None:
+        self.data.write(bytes([self._byte]))
+        self._byte = 0
+
 
 WAITING_BYTES: Final = 32 << 20
 """How much waits, of all records together, for dictionaries to be learned."""
