@@ -32,7 +32,7 @@ from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Array, Audio, Video
 from shardio.format.schema import Schema
 from shardio.format.values import encode_record, encode_stream
-from shardio.shard.encoded import as_encoded
+from shardio.shard.writer import as_encoded
 
 SampleFunction = Callable[[Any], Any]
 

@@ -1,4 +1,6 @@
-"""ShardWriter: samples to one immutable file, in one pass, published by rename.
+"""What is given for a field of media, as it is stored: all that a writer needs of `media`.
+
+ShardWriter: samples to one immutable file, in one pass, published by rename.
 
 Paired with `reader`; what both must agree on is in `format/`. The section that is the largest when
 `SPOOL_BYTES` have been gathered streams straight into the file; the others wait in memory, from
@@ -14,21 +16,50 @@ import secrets
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import IO, Any, Final
 
 from shardio._base.closing import Publishing
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
 from shardio.format.checksum import Hasher, hash_bytes
-from shardio.format.fields import MEDIA, n_stored_dims
+from shardio.format.fields import MEDIA, Audio, Field, Image, Video, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
-from shardio.format.streams import PACKET, STREAM
 from shardio.shard.column_writer import ColumnWriter, SectionBuffer, ValidityWriter
-from shardio.format.values import Content, Record, record_encoder, row_encoder
-from shardio.shard.encoded import as_encoded
 from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, sync_folder, unlink
+from shardio.format.streams import PACKET, STREAM, EncodedStream
+from shardio.format.values import Content, EncodedImage, Record, record_encoder, row_encoder
 from shardio.shard.section_writers import ColumnWriter, PayloadWriter, SectionTable, ValidityWriter
+
+
+def as_encoded(name: str, field: Field, value: Any) -> Any:
+    """What a shard stores for a value of a field of media; what is no such thing stays as it is.
+
+    The bytes of a picture's file are looked into for its height, width and channels; a media file
+    (its bytes) is cut into packets.
+
+    Raises:
+        MediaError: the bytes cannot be read as what they should be. It names the field.
+    """
+    if isinstance(value, EncodedImage | EncodedStream):
+        return value
+    is_file = isinstance(value, bytes | bytearray | memoryview)
+    if not is_file or not isinstance(field, Audio | Image | Video):
+        return value
+    try:
+        return _encoded(field, bytes(value))
+    except MediaError as error:
+        raise MediaError(f"field {name!r}: {error}") from error
+
+
+def _encoded(field: Field, data: bytes) -> Any:
+    if isinstance(field, Image):
+        facts = import_module("shardio.media.image").probe(data)
+        return EncodedImage(data, facts.height, facts.width, facts.channels)
+    kind = "video" if isinstance(field, Video) else "audio"
+    return import_module("shardio.media.streams").demux(data, kind)
+
 
 SPOOL_BYTES: Final = 8 << 20
 """When this much waits in memory, the largest section becomes the one that streams."""

@@ -28,7 +28,7 @@ from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream, packet_sizes
 from shardio.format.values import EncodedImage
 from shardio.loader import ShardLoader
-from shardio.shard import encoded
+from shardio.shard import writer as encoded
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
 from shardio.shard.writer import ShardWriter

@@ -22,7 +22,7 @@ from shardio.format.schema import Schema
 from shardio.format.streams import PIECE_BYTES, EncodedStream
 from shardio.format.values import EncodedImage, encode_stream
 from shardio.maintenance import audit_shard
-from shardio.shard import writer as writer_module
+from shardio.shard import writer
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from tests.format.strategies import shards
@@ -46,8 +46,8 @@ Content = tuple[Schema, list[dict[str, Any]]]
 @pytest.fixture
 def tiny_spools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a few kilobytes count as much, so that sections stream and move to temporary files."""
-    monkeypatch.setattr(writer_module, "SPOOL_BYTES", 5_000)
-    monkeypatch.setattr(writer_module, "MEMORY_BYTES", 20_000)
+    monkeypatch.setattr(writer, "SPOOL_BYTES", 5_000)
+    monkeypatch.setattr(writer, "MEMORY_BYTES", 20_000)
 
 
 def write(path: Path, schema: Schema, rows: list[dict[str, Any]]) -> Path:
