@@ -29,7 +29,7 @@ from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.schema import Schema
 from shardio.format.values import decode_record
 from shardio.shard.opening import Sections
-from shardio.shard.stored_streams import StreamRecords
+from shardio.shard.streams import StreamRecords
 from shardio.shard.verification import Rows, Units
 from shardio.storage.content import Content, take_items
 

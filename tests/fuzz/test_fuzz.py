@@ -247,7 +247,7 @@ def test_memory_that_the_size_justifies_is_no_problem(judge: Judge) -> None:
         ("shardio.shard.records.first_broken", lambda *arguments: None),
         ("shardio.shard.records.full_shape", lambda field, dims, n: tuple(dims.tolist())),
         (
-            "shardio.shard.stored_streams.broken_streams",
+            "shardio.shard.streams.broken_streams",
             lambda s, *rest: np.zeros(len(s), np.bool_),
         ),
         ("shardio.shard.verification.hash_bytes", lambda content: 0),
