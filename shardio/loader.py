@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.counters import N_RECORDS

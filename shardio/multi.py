@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_args
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.statistics import SkippedItem
 from shardio._loading.options import OnError, count, most_skips, one_of, refuse_path, seconds
 from shardio._workers.processes.serialization import shortened

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Self
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats, SkippedItem
 from shardio._loading.options import refuse_path
 from shardio._workers.processes.linux import Finalizer

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.statistics import PipelineStats
 from shardio._loading.options import count, one_of, refuse_path
 from shardio._workers.processes.linux import Finalizer, interrupts_held

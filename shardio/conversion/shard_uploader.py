@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio.errors import DataError, ShardChanged, ShardNotFound
 from shardio.format.layout import PAGE
 from shardio.shard.reader import ShardReader

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.file_names import check_encodable
 from shardio.dataset.external_lists import external_list_names, shard_sizes
 from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import ItemsView, Iterator, KeysView, Mapping
 from typing import Any, Final, NoReturn
 
-from shardio._base.cached_property import cached
+from shardio._base.classes import cached
 from shardio.errors import SchemaError, ShardUnsupported
 from shardio.format.codecs import Codec
 from shardio.format.fields import (

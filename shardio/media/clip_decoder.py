@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio.errors import DataError, InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.bitstream import parameter_change_test, parameter_sets, starts_closed_gop

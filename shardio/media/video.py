@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio.errors import MediaError
 from shardio.media.colorspace import display_matrix, frame_facts
 from shardio.media.container import (

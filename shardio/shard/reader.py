@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.file_names import check_encodable
 from shardio.errors import ClosedError, InvalidArgument, ShardCorrupt
 from shardio.format.fields import Array

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import IO, Any, Final
 
-from shardio._base.closing import Publishing
+from shardio._base.classes import Publishing
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
 from shardio.format.checksum import Hasher, hash_bytes
 from shardio.format.fields import MEDIA, Audio, Field, Image, Video, n_stored_dims

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.cached_property import cached
+from shardio._base.classes import cached
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, packet_flags
 

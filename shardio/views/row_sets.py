@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.cached_property import cached
+from shardio._base.classes import cached
 from shardio.errors import InvalidArgument
 from shardio.format.arrays import is_masked
 from shardio.format.checksum import hash_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from shardio._base.cached_property import cached
+from shardio._base.classes import cached
 
 
 class Counting:

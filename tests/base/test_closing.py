@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardio._base.closing import Closing, Publishing
+from shardio._base.classes import Closing, Publishing
 
 
 class Held(Closing):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Bytes
 from shardio._workers.tasks.block_credits import Stock, Supply
 

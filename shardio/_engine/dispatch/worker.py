@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.phase_timers import now_ns
 from shardio._engine.dispatch.counters import Tally
 from shardio._engine.dispatch.protocol import (

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.phase_timers import DECODE, SPENT, now_ns
 from shardio._engine.filling.batch_index import Stretch
 from shardio._engine.filling.visual import VideoClips

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.cached_property import cached
+from shardio._base.classes import cached
 from shardio._base.phase_timers import SPENT, TRANSFORM, now_ns
 from shardio._engine.filling.audio import Sounds
 from shardio._engine.filling.batch_index import Stretch

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.phase_timers import DECODE, SPENT, now_ns
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._workers.processes.channel import MAX_FDS, MAX_MESSAGE_BYTES, Channel, check_message
 from shardio._workers.processes.linux import (
     Bell,

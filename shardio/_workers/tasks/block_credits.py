@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Block, BlockMap, Bytes
 from shardio._workers.processes.limits import require
 from shardio._workers.tasks.values import ValueBlocks, place, read_buffers, write_buffers

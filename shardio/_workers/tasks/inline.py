@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.phase_timers import now_ns
 from shardio._base.statistics import ItemStats
 from shardio._workers.processes.serialization import add_note, as_failure, shortened

@@ -22,7 +22,7 @@ from textwrap import indent
 from types import FrameType
 from typing import Any, Final
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.phase_timers import now_ns
 from shardio._base.statistics import PipelineStats
 from shardio._workers.processes.linux import interrupts_held, this_process

@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import add_note, as_failure, pack_error, text_of

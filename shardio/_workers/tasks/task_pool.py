@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats
 from shardio._workers.processes.blocks import Block, Bytes
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES, packed, unpacked

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._workers.processes.linux import this_process
 from shardio.errors import BatchTimeout, ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving.client import protocol

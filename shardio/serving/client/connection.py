@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.messages import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument, ServerUnreachable

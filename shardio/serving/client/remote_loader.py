@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self, TextIO
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._loading.options import (
     count,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, Self
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._base.statistics import SkippedItem
 from shardio._workers.processes.linux import this_process
 from shardio._workers.tasks.messages import zeromq
