@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import level_of_caller
 from shardio._base.phase_timers import now_ns
-from shardio._base.stack_level import level_of_caller
 from shardio._engine.dispatch.counters import Moment
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Delivered, Iteration

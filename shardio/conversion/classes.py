@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from shardio._base.callers import level_of_caller
 from shardio._base.file_names import check_encodable
-from shardio._base.stack_level import level_of_caller
 from shardio.conversion.inputs import ANY_FOLDERS, Listing, parse_pattern
 from shardio.errors import InvalidArgument
 

@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from shardio._base.callers import takes_rng
 from shardio._base.classes import Closing
-from shardio._base.signatures import takes_rng
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._loading.options import callable_or_none, count
 from shardio._workers.processes.linux import check_files

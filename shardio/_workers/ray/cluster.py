@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 
+from shardio._base.callers import level_of_caller
 from shardio._base.classes import Closing
-from shardio._base.stack_level import level_of_caller
 from shardio._workers.ray.job import connect, do_job, first_line, ray_module
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, WorkerDied
 from shardio.version import __version__

@@ -28,8 +28,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from shardio._base.callers import level_of_caller
 from shardio._base.classes import Closing
-from shardio._base.stack_level import level_of_caller
 from shardio._workers.processes.linux import Finalizer, interrupts_held, this_process
 from shardio._workers.processes.serialization import text_of, unpack_error
 from shardio._workers.processes.stack_dumps import overdue, stack_files

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from shardio._base.stack_level import level_of_caller
+from shardio._base.callers import level_of_caller
 from shardio.format.checksum import hash_bytes
 from shardio.storage import fs
 from shardio.storage.remote.locks import folder_lock, holds_folder_lock, try_exclusive

@@ -1,8 +1,12 @@
-"""How functions of the user want to be called."""
+"""How functions of the user want to be called.
+
+Where in the program of the user a warning belongs.
+"""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,3 +27,11 @@ def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
     if len(required) > 2 or by_name or not (places or takes_any):
         raise InvalidArgument(f"{name} must take ({given}) or ({given}, rng); it takes {signature}")
     return len(required) == 2 or (len(places) > 1 and places[1].name == "rng")
+
+
+def level_of_caller() -> int:
+    """How many frames above the one that asks the program is: the `stacklevel` of its warning."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("shardio."):
+        frame, level = frame.f_back, level + 1
+    return level
