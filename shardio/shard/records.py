@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.phase_timers import DECODE, EVERY, SPENT, now_ns
+from shardio._base.statistics import DECODE, EVERY, SPENT, now_ns
 from shardio.errors import ClosedError, ShardChanged, ShardCorrupt
 from shardio.format.codecs import Dictionary, decode, known_dictionary
 from shardio.format.fields import MEDIA, STREAMED, Array, Field, Image, n_stored_dims

@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.phase_timers import CHECK, EVERY, SPENT, now_ns
+from shardio._base.statistics import CHECK, EVERY, SPENT, now_ns
 from shardio.errors import ChecksumMismatch, ShardChanged
 from shardio.format.checksum import (
     BLOCK_BYTES,

@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.phase_timers import CHECK, DECODE, SPENT, TRANSFORM, now_ns
-from shardio._base.statistics import LoadingStats
+from shardio._base.statistics import CHECK, DECODE, SPENT, TRANSFORM, LoadingStats, now_ns
 from shardio._workers.processes.linux import memory_file, resize_memory_file
 from shardio.order.partition import RankPartition
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio._base.phase_timers import now_ns
+from shardio._base.statistics import now_ns
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES, Channel, packed, unpacked
 from shardio._workers.processes.limits import require

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, Final
 
-from shardio._base.phase_timers import now_ns
+from shardio._base.statistics import now_ns
 from shardio._workers.processes.linux import files_explained
 from shardio._workers.tasks.call_worker import Broken, Portions
 from shardio._workers.tasks.pipeline_runner import SOURCE, Hands, Line, said

@@ -23,8 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 from shardio._base.classes import Closing
-from shardio._base.phase_timers import now_ns
-from shardio._base.statistics import PipelineStats
+from shardio._base.statistics import PipelineStats, now_ns
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.serialization import add_note, as_failure, shortened
 from shardio._workers.processes.stack_dumps import shortened as without_ours

@@ -13,9 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from shardio._base.phase_timers import now_ns
-from shardio._base.statistics import StageStats
 from shardio._workers.tasks.pipeline_spec import UserCall
+from shardio._base.statistics import StageStats, now_ns
 from shardio._workers.tasks.schedule import ENDLESS, Schedule
 
 _AHEAD: Final = 16
