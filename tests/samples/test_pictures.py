@@ -15,7 +15,7 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.errors import MediaError, SchemaError, TransformError
 from shardio.format.values import EncodedImage
 from shardio.media import decode_image, encode_jpeg
-from shardio.samples.pictures import common_sizes
+from shardio.samples.media import common_sizes
 from tests.loading import write_dataset
 from tests.media.images_made import exif, saved, smooth
 

@@ -19,7 +19,7 @@ from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.audio import AudioDecoder
 from shardio.media.audio_packets import begin_of, sample_rate
-from shardio.samples.audio import HeardField, Hearing, n_samples
+from shardio.samples.media import HeardField, Hearing, n_samples
 from shardio.shard.verification import Rows
 
 Samples = npt.NDArray[Any]

@@ -31,7 +31,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.order.partition import RankPartition
-from shardio.samples.pictures import decoded
+from shardio.samples.media import decoded
 from shardio.shard.verification import Rows
 
 RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]

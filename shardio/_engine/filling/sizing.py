@@ -18,7 +18,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import InsufficientMemory
 from shardio.format.schema import Schema
 from shardio.format.values import encode_record
-from shardio.samples.audio import HeardField
+from shardio.samples.media import HeardField
 from shardio.shard.verification import Rows
 
 _SAMPLED: Final = 256
