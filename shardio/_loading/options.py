@@ -26,7 +26,7 @@ from shardio.format.schema import Schema
 from shardio.order.partition import Tail, rank_from_environment
 from shardio.order.sampling import SamplingOptions, check_not_distributed, check_one_argument
 from shardio.outputs.adapters import OUTPUTS, Output
-from shardio.samples.clip_draws import Cut, cut, default_clip, videos_among
+from shardio.samples.clips import Cut, cut, default_clip, videos_among
 from shardio.samples.media import decoded, hear, heard, picture_fields, sound_fields
 from shardio.samples.token_windows import pack_documents, to_be_packed
 from shardio.shard.verification import VERIFY, Verify

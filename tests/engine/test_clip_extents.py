@@ -14,7 +14,7 @@ from shardio._engine.filling.extents import ClipExtents, Files
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
 from shardio.format.streams import PACKET, STREAM_DTYPE, packet_sizes
-from shardio.samples.clip_draws import Cut, cut
+from shardio.samples.clips import Cut, cut
 from tests.loading import write_dataset
 from tests.media_made import write_video
 

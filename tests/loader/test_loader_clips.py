@@ -21,7 +21,7 @@ from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, Transform
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
 from shardio.media import VideoFile
-from shardio.samples.clip_draws import cut
+from shardio.samples.clips import cut
 from shardio.shard.reader import ShardReader
 from shardio.views.clips import Clips
 from tests.loading import bits, write_dataset

@@ -21,7 +21,7 @@ from shardio.order.mixture_order import MixtureOrder
 from shardio.order.permutation import CHUNK, OF_SOUNDS, Order, derive_key, keyed_hashes
 from shardio.order.sampling import WeightedOrder
 from shardio.order.shard_shuffle import ShardOrder, ShardWindow
-from shardio.samples.clip_draws import Cuts, draw_cuts
+from shardio.samples.clips import Cuts, draw_cuts
 from shardio.shard.verification import Rows
 
 _STATE_SHIFT: Final = 32

@@ -23,7 +23,7 @@ from shardio.order.block_shuffle import Window
 from shardio.order.mixture_order import MixtureSizes
 from shardio.order.partition import RankPartition
 from shardio.order.shard_shuffle import ShardWindow
-from shardio.samples.clip_draws import Cut
+from shardio.samples.clips import Cut
 from shardio.samples.media import HeardField, Hearing, common_sizes, decoded
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access

@@ -22,7 +22,7 @@ from shardio.format.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.frames import CropBox, CropPosition
 from shardio.media.image import MAX_PIXELS, decode_image
-from shardio.samples.clip_draws import Cut, Cuts, names_of_times
+from shardio.samples.clips import Cut, Cuts, names_of_times
 from shardio.samples.media import clip_seconds
 from shardio.shard.verification import Rows
 from shardio.views.clip_frames import frames_of

@@ -16,7 +16,7 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.external_lists import external_list_names
 from shardio.dataset.manifest import load
 from shardio.dataset.scan import ShardSamples, scan
-from shardio.samples.clip_draws import cut
+from shardio.samples.clips import cut
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.cache_eviction import lock_byte
 from shardio.storage.remote.locks import try_exclusive
