@@ -20,7 +20,7 @@ from shardio.format.streams import EncodedStream, PacketFlag, packet_flags
 
 Numbers = npt.NDArray[np.int64]
 
-_MOST_TICKS: Final = (1 << 63) - 1
+_MAX_TICKS: Final = (1 << 63) - 1
 _SAFE: Final = float(1 << 62)
 """Products below it are exact in 64 bits, however the float that tells so was rounded."""
 
@@ -85,7 +85,7 @@ class FrameTimes:
         start, parts = first.as_integer_ratio()
         step, step_parts = every.as_integer_ratio()
         start, step, parts = start * step_parts, step * parts, parts * step_parts
-        ticks = [min(self._begin + (start + i * step) // parts, _MOST_TICKS) for i in range(n)]
+        ticks = [min(self._begin + (start + i * step) // parts, _MAX_TICKS) for i in range(n)]
         return np.searchsorted(self.pts, np.array(ticks, np.int64), "right") - 1
 
     def inside(self, first: Fraction, reach: Fraction) -> Fraction:
@@ -102,7 +102,7 @@ class FrameTimes:
 
         It has `part` of `of` of them before it, rounded down. The video is longer than `reach`.
         """
-        latest = min(self._begin + self._latest(reach), _MOST_TICKS)
+        latest = min(self._begin + self._latest(reach), _MAX_TICKS)
         n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
         return Fraction(self.after_start(int(self._seen[part * n_starts // of])))
 
@@ -133,5 +133,5 @@ def n_times(
     found[is_safe] = -(-products // np.maximum(divisors[is_safe], 1))
     for i in np.flatnonzero(~is_safe).tolist():
         exact = -(-int(lengths[i]) * int(dividends[i]) // int(divisors[i]))
-        found[i] = min(exact, _MOST_TICKS)
+        found[i] = min(exact, _MAX_TICKS)
     return found

@@ -17,7 +17,7 @@ from shardio.views.frame_times import FrameTimes, n_times
 
 _MOST_FRAMES: Final = 1 << 40
 """Of one video: at 1,000 per second it lasts 35 years, and is a lie."""
-_MOST_TICKS: Final = (1 << 64) - 1
+_MAX_DURATION: Final = (1 << 64) - 1
 
 
 class Footage:
@@ -64,7 +64,7 @@ class Footage:
         unknown = (self.lines["duration"] == 0) & (self.lines["n_frames"] > 0)
         for i in np.flatnonzero(unknown).tolist():
             (stream,) = self._reader.records.values(self._name, self._rows[i : i + 1])
-            self._lengths[i] = min(FrameTimes(stream).length, _MOST_TICKS)
+            self._lengths[i] = min(FrameTimes(stream).length, _MAX_DURATION)
 
     def _check_lengths(self) -> None:
         for i in np.flatnonzero(self.n_frames > _MOST_FRAMES)[:1].tolist():
