@@ -19,8 +19,7 @@ from shardio.media.frames import CropPosition
 from shardio.order.permutation import OF_CLIPS, OF_CROPS, derive_key, keyed_hashes
 from shardio.shard.verification import Rows
 from shardio.views.clips import Clip, Clips, Events
-from shardio.views.events import kind_of_events
-from shardio.views.video_index import Footage
+from shardio.views.video_index import Footage, kind_of_events
 
 _HALF: Final = 1 << 32
 _OPTIONS: Final = ("frames", "stride", "step", "size")

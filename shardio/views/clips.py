@@ -58,7 +58,7 @@ class Clip:
         field: which field; needed where a dataset has several of videos.
         fps: frames of a clip per second of its video, an integer, a `Fraction`, or a float that is
             one of few parts (12.5). Frame i of a clip is then the one that is on show i / fps
-            seconds after the clip's start, exactly; see `shardio.views.frame_times`.
+            seconds after the clip's start, exactly; see `shardio.views.video_index`.
         around: the field that says of each video when something happens in it: there is one clip
             around each of these events, instead of what `where` says. Floats are seconds from the
             first frame, integers are numbers of frames. A clip that would reach beyond the video is

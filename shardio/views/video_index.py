@@ -1,19 +1,309 @@
-"""Some videos of a shard, as far as clips need to know them: from the index alone, if it tells."""
+"""When the frames of a video are shown, and which of them are on show at given times. Pure.
+
+Times are exact: whole ticks of a stream's time base, or fractions of a tick. A frame is on show
+from its time until that of the next one, the last one until the end of the video. So of a time
+between two ticks nothing but the tick before it counts, and no time is ever a float.
+
+The events of videos: read from the field of a shard that names them, and checked.
+
+Which frames a clip has where that goes by times: at so many per second, or around an event.
+
+Some videos of a shard, as far as clips need to know them: from the index alone, if it tells.
+"""
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import InvalidArgument, ShardCorrupt
-from shardio.format.streams import Streams
+from shardio._base.classes import cached
+from shardio.errors import InvalidArgument, MediaError, ShardCorrupt
+from shardio.format.fields import Array, List
+from shardio.format.schema import Schema
+from shardio.format.streams import EncodedStream, PacketFlag, Streams, packet_flags
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.views.clips import Clip
-from shardio.views.events import check_inside, read_events
-from shardio.views.frame_times import FrameTimes, n_times
+from shardio.views.clips import Clip, Clips
+
+Numbers = npt.NDArray[np.int64]
+
+_MAX_TICKS: Final = (1 << 63) - 1
+_SAFE: Final = float(1 << 62)
+"""Products below it are exact in 64 bits, however the float that tells so was rounded."""
+
+
+class FrameTimes:
+    """When each frame of a video is shown. Immutable.
+
+    `pts` are the ticks of all frames, ascending; several may have the same, and then only the last
+    of them is ever on show. `time_base` is seconds per tick, `length` ticks from the first frame to
+    the end of the last.
+
+    Raises:
+        MediaError: the table of packets counts other frames than the stream.
+    """
+
+    def __init__(self, stream: EncodedStream) -> None:
+        packets = stream.packets
+        shown = packets[(packet_flags(packets) & PacketFlag.HIDDEN) == 0]
+        order = np.argsort(shown["pts"], kind="stable")
+        if len(order) != stream.n_frames or not len(order):
+            raise MediaError(
+                f"a table of packets holds {len(order)} frames; expected {stream.n_frames}"
+            )
+        self.pts: Numbers = shown["pts"][order]
+        self.time_base = stream.time_base
+        self._begin = int(self.pts[0])
+        last = int(shown["duration"][order[-1]])
+        self.length = int(stream.duration) or self._length(last)
+        self._fps, self._every = Fraction(0), Fraction(0)
+
+    def _length(self, last: int) -> int:
+        """Ticks from the first frame to the end; the last is shown for so many, 0 if unknown.
+
+        Then as long as the one before it, and alone for one tick.
+        """
+        end, times = int(self.pts[-1]), self.pts[self._seen[-2:]].tolist()
+        return end - self._begin + (last or (times[1] - times[0] if len(times) > 1 else 1))
+
+    @cached
+    def _seen(self) -> Numbers:
+        """The frames that are on show at some time."""
+        return np.flatnonzero(np.append(self.pts[1:] != self.pts[:-1], True))
+
+    def ticks_at(self, fps: Fraction) -> Fraction:
+        """The ticks from one of `fps` times per second to the next."""
+        if fps is not self._fps:  # that of all clips of a loader is the same object
+            self._fps, self._every = fps, 1 / (fps * self.time_base)
+        return self._every
+
+    def after_start(self, frame: int) -> int:
+        """The ticks from the first frame to another."""
+        return int(self.pts[frame]) - self._begin
+
+    def on_show(self, first: Fraction, every: Fraction, n: int) -> Numbers:
+        """The frames on show at n times.
+
+        Args:
+            first: ticks from the first frame to the first time, from 0 up.
+            every: ticks from one time to the next.
+            n: how many.
+        """
+        start, parts = first.as_integer_ratio()
+        step, step_parts = every.as_integer_ratio()
+        start, step, parts = start * step_parts, step * parts, parts * step_parts
+        ticks = [min(self._begin + (start + i * step) // parts, _MAX_TICKS) for i in range(n)]
+        return np.searchsorted(self.pts, np.array(ticks, np.int64), "right") - 1
+
+    def inside(self, first: Fraction, reach: Fraction) -> Fraction:
+        """`first`, or the nearest time from which the video goes on for more than `reach` ticks.
+
+        At the end that is the last whole tick. The video is longer than `reach`.
+        """
+        if first < 0:
+            return Fraction(0)
+        return first if first + reach < self.length else Fraction(self._latest(reach))
+
+    def start_at_share(self, part: int, of: int, reach: Fraction) -> Fraction:
+        """The time of one of the frames after whose time the video goes on for more than `reach`.
+
+        It has `part` of `of` of them before it, rounded down. The video is longer than `reach`.
+        """
+        latest = min(self._begin + self._latest(reach), _MAX_TICKS)
+        n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
+        return Fraction(self.after_start(int(self._seen[part * n_starts // of])))
+
+    def _latest(self, reach: Fraction) -> int:
+        return self.length - 1 - math.floor(reach)
+
+
+def n_times(
+    lengths: npt.NDArray[np.uint64],
+    numerators: npt.NDArray[np.uint32],
+    denominators: npt.NDArray[np.uint32],
+    fps: Fraction,
+) -> Numbers:
+    """How many of the times 0, 1 / fps, 2 / fps, … come before the end of each video.
+
+    Args:
+        lengths: of the videos, in ticks.
+        numerators, denominators: of their time bases.
+        fps: times per second; both its parts are below 2^31.
+
+    What is beyond 63 bits is 2^63 - 1.
+    """
+    dividends = numerators.astype(np.int64) * fps.numerator
+    divisors = denominators.astype(np.int64) * fps.denominator
+    is_safe = lengths.astype(np.float64) * dividends.astype(np.float64) < _SAFE
+    found = np.empty(len(lengths), np.int64)
+    products = lengths[is_safe].astype(np.int64) * dividends[is_safe]
+    found[is_safe] = -(-products // np.maximum(divisors[is_safe], 1))
+    for i in np.flatnonzero(~is_safe).tolist():
+        exact = -(-int(lengths[i]) * int(dividends[i]) // int(divisors[i]))
+        found[i] = min(exact, _MAX_TICKS)
+    return found
+
+
+Values = npt.NDArray[Any]
+
+_NEARLY: Final = 1 - 1e-9
+"""What is below a product by so much is below it, however floats have rounded it."""
+
+
+def kind_of_events(schema: Schema, name: str) -> np.dtype[Any]:
+    """What the events of a field are kept as: float64, seconds, or int64, numbers of frames.
+
+    Raises:
+        InvalidArgument: there is no such field, or it has no numbers, or tables of them.
+    """
+    field = schema.get(name)
+    array = field.element if isinstance(field, List) else field
+    if isinstance(array, Array) and len(array.shape) <= 1:
+        if array.dtype.startswith("float"):
+            return np.dtype(np.float64)
+        if array.dtype.startswith(("int", "uint")):
+            return np.dtype(np.int64)
+    what = "there is none of that name" if field is None else f"found {field!r}"
+    raise InvalidArgument(
+        f"around={name!r} must be a field of numbers, floats in seconds or integers that are "
+        f"numbers of frames: one for each sample, or a list or an array of one dimension; {what}"
+    )
+
+
+def read_events(reader: ShardReader, name: str, rows: Rows) -> tuple[Rows, Values]:
+    """How many events each of some rows of a shard has, and all of them, those of the first first.
+
+    A sample that lacks the field has none.
+
+    Raises:
+        ShardCorrupt: the field is damaged.
+    """
+    if name in reader.schema.columns:
+        every = reader.column(name, rows).reshape(len(rows), -1)
+        is_there = reader.present(name, rows)
+        return np.where(is_there, every.shape[1], 0), every[is_there].reshape(-1)
+    field = reader.schema[name]
+    array = field.element if isinstance(field, List) else field
+    none = np.zeros(0, array.numpy if isinstance(array, Array) else np.int64)
+    found: list[Values] = []
+    for value in reader.records.values(name, rows):
+        parts = value if isinstance(value, list) else [] if value is None else [value]
+        found.append(np.concatenate([none, *map(np.ravel, parts)]))
+    return np.array([len(each) for each in found], np.int64), np.concatenate([none, *found])
+
+
+def check_inside(
+    reader: ShardReader,
+    name: str,
+    rows: Rows,
+    events: tuple[Rows, Values],
+    lines: Streams,
+    lengths: npt.NDArray[np.uint64],
+) -> None:
+    """Make sure that what `read_events` gave is inside of the videos; of absent ones anything is.
+
+    Args:
+        reader, name, rows: as `read_events` was given them.
+        events: what it gave.
+        lines, lengths: of the videos of these rows, and how many ticks each has.
+
+    Raises:
+        InvalidArgument: naming the sample, the event, and how long its video is.
+    """
+    counts, values = events
+    owners = np.repeat(np.arange(len(rows)), counts)
+    if values.dtype.kind == "f":
+        wrong = _outside(values, owners, lines, lengths)
+    else:
+        wrong = np.flatnonzero(
+            (values < 0) | (values >= lines["n_frames"].astype(np.int64)[owners])
+        )
+    for i in wrong.tolist():
+        line, value = lines[owners[i]], values[i].item()
+        if not line["n_frames"]:
+            continue
+        if values.dtype.kind == "f":
+            seconds = float(_seconds(line, lengths[owners[i]]))
+            event, length = f"at {value} s", f"{seconds:.6g} s from its first frame on"
+        else:
+            event, length = f"at frame {value}", f"{int(line['n_frames'])} frames"
+        raise InvalidArgument(
+            f"{reader.path}, field {name!r}, sample {int(rows[owners[i]])}: an event {event} is "
+            f"outside of the video, which has {length}; correct it, or leave the sample out with "
+            "dataset.select"
+        )
+
+
+def _outside(values: Values, owners: Rows, lines: Streams, lengths: npt.NDArray[np.uint64]) -> Rows:
+    """Which events, in seconds, are not inside of their videos: exactly, where it is close."""
+    ticks = lines["numerator"] / np.maximum(lines["denominator"], 1)
+    is_clear = (values >= 0) & (values < (lengths * ticks)[owners] * _NEARLY)
+    wrong = [
+        i
+        for i in np.flatnonzero(~is_clear).tolist()
+        if not np.isfinite(values[i])
+        or not 0 <= Fraction(float(values[i])) < _seconds(lines[owners[i]], lengths[owners[i]])
+    ]
+    return np.array(wrong, np.int64)
+
+
+def _seconds(line: np.void, length: np.uint64) -> Fraction:
+    return Fraction(int(length) * int(line["numerator"]), max(1, int(line["denominator"])))
+
+
+def frames_of(clips: Clips, start: int, times: FrameTimes) -> Numbers:
+    """The frames of the clip that `clips.starts` gives as `start`, of the video with these times.
+
+    Whoever has another clip of it has other frames: nothing here depends on the position.
+    """
+    clip = clips.clip
+    if not clip.goes_by_times:
+        return _run(clip, start)
+    if clip.rate is None:
+        return _run(clip, _start_around(clip, _event(clips, start), times))
+    every = times.ticks_at(clip.rate)
+    reach = (clip.frames - 1) * every
+    if clip.around is not None:
+        first = _ticks_of(_event(clips, start), times) - clip.n_before * every
+        first = times.inside(first, reach)
+    elif clip.where == "all":
+        first = start * every
+    else:
+        first = times.start_at_share(start, clips.n_shares, reach)
+    return times.on_show(first, every, clip.frames)
+
+
+def _run(clip: Clip, start: int) -> Numbers:
+    return start + clip.stride * np.arange(clip.frames)
+
+
+def _event(clips: Clips, number: int) -> int | float:
+    """When an event is: in seconds, or as an integer at the time of a frame."""
+    if clips.events is None:
+        raise AssertionError("clips around events are made with their events")
+    found: int | float = clips.events.values[number].item()
+    return found
+
+
+def _ticks_of(event: float, times: FrameTimes) -> Fraction:
+    """How many ticks after the first frame an event is, exactly."""
+    if isinstance(event, int):
+        return Fraction(times.after_start(event))
+    return Fraction(event) / times.time_base
+
+
+def _start_around(clip: Clip, event: float, times: FrameTimes) -> int:
+    """The first frame of a clip around an event, which goes by frames."""
+    frame = event
+    if not isinstance(event, int):
+        (frame,) = times.on_show(_ticks_of(event, times), Fraction(0), 1).tolist()
+    last = len(times.pts) - clip.span
+    return max(0, min(int(frame) - clip.n_before * clip.stride, last))
+
 
 _MOST_FRAMES: Final = 1 << 40
 """Of one video: at 1,000 per second it lasts 35 years, and is a lie."""

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.order.permutation import keyed_hashes
-from shardio.views.clip_frames import frames_of
 from shardio.views.clips import Clip, Clips, Events
-from shardio.views.frame_times import FrameTimes, n_times
+from shardio.views.video_index import FrameTimes, frames_of, n_times
 
 MOST = (1 << 63) - 1
 HIDDEN = int(PacketFlag.HIDDEN)

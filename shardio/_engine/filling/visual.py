@@ -25,8 +25,7 @@ from shardio.media.image import MAX_PIXELS, decode_image
 from shardio.samples.clips import Cut, Cuts, names_of_times
 from shardio.samples.media import clip_seconds
 from shardio.shard.verification import Rows
-from shardio.views.clip_frames import frames_of
-from shardio.views.frame_times import FrameTimes
+from shardio.views.video_index import FrameTimes, frames_of
 
 Pixels = npt.NDArray[np.uint8]
 
