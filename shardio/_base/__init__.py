@@ -1,1 +1,1 @@
-"""Helpers that every package uses and that import none: closing, statistics, phase timers."""
+"""Helpers without dependencies on other packages: base classes, callers, file names, statistics."""

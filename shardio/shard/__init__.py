@@ -1,6 +1,6 @@
-"""One shard file: `writer` makes it; `opening` and `reader` look into it; `verification` checks it.
+"""One shard file: `writer` makes it, `reader` reads it, `verification` checks its hashes.
 
-`records` has the values that are not stored in columns, found by the shard's index, and
-`stored_streams` those of videos and sound, whose packets are read part by part. Nothing here knows
-of datasets.
+`opening` validates the structure of a file and `section_writers` write its sections. `records` finds
+the values that are not stored in columns; `streams` reads the packets of videos and audio. Nothing
+here knows datasets.
 """

@@ -229,7 +229,7 @@ class Clips:
     ) -> _Numbers:
         """The first frame of the clip at each of `positions`.
 
-        Where clips go by times it is what `clip_frames.frames_of` finds their frames by: the number
+        Where clips go by times it is what `video_index.frames_of` finds their frames by: the number
         of the event; of `"all"`, how many times 1 / fps after the video's start; else how many of
         `n_shares` parts of the frames that can start a clip come before the one that does.
 

@@ -28,7 +28,7 @@ from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream, packet_sizes
 from shardio.format.values import EncodedImage
 from shardio.loader import ShardLoader
-from shardio.shard import writer
+from shardio.shard import writer as shard_writer
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
 from shardio.shard.writer import ShardWriter
@@ -244,7 +244,7 @@ def fake_media(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, str]]:
         return made_stream(5)
 
     module = types.SimpleNamespace(probe=probe, demux=demux)
-    monkeypatch.setattr(writer, "import_module", lambda name: module)
+    monkeypatch.setattr(shard_writer, "import_module", lambda name: module)
     return seen
 
 
@@ -282,7 +282,7 @@ def test_a_file_that_cannot_be_looked_into_is_told_with_its_place(
         raise MediaError("no picture")
 
     module = types.SimpleNamespace(probe=probe)
-    monkeypatch.setattr(writer, "import_module", lambda name: module)
+    monkeypatch.setattr(shard_writer, "import_module", lambda name: module)
     path = tmp_path / "a.shard"
     with ShardWriter(path, Schema({"image": Image(optional=True)})) as writer:
         with pytest.raises(MediaError) as caught:
