@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio._workers.processes.serialization import pickled
 from shardio._base.classes import Closing
+from shardio._workers.processes.serialization import pickled
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ClosedError, InvalidArgument
 from shardio.loader import ShardLoader

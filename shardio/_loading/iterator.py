@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.callers import level_of_caller
-from shardio._engine.dispatch.counters import Moment
 from shardio._base.statistics import now_ns
+from shardio._engine.dispatch.counters import Moment
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Delivered, Iteration
 from shardio._engine.filling.batch_spec import Plan

@@ -13,8 +13,7 @@ from typing import Any, Final, Literal, TypedDict, get_args
 
 import numpy as np
 
-from shardio._base.signatures import takes_rng
-from shardio._base.stack_level import level_of_caller
+from shardio._base.callers import level_of_caller, takes_rng
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.filling.batch_spec import Dct, Recipe
 from shardio._workers.processes.limits import default_budget, usable_cpus

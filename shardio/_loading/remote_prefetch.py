@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio._base.callers import level_of_caller
 from shardio._engine.dispatch.iterations import Iteration
 from shardio._engine.filling.batch_index import Itinerary
 from shardio._engine.filling.batch_spec import Plan, Recipe
 from shardio._workers.processes.limits import usable_cpus
-from shardio._base.callers import level_of_caller
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.order.sampling import SamplingOptions

@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.conversion.journal import WORK_FOLDER, plan_path
 from shardio._base.classes import Closing
+from shardio.conversion.journal import WORK_FOLDER, plan_path
 from shardio.conversion.report import ConversionReport, InputReport
 from shardio.conversion.shard_uploader import ShardUploader, check_uploaded, upload_shard
 from shardio.conversion.staging import LOCK_PATIENCE_S

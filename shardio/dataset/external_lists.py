@@ -25,7 +25,7 @@ from typing import Any, Final, overload
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.cached_property import cached
+from shardio._base.classes import cached
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import content_id
 from shardio.format.schema import Schema, canonical_json

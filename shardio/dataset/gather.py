@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.phase_timers import CHECK, SPENT, now_ns
+from shardio._base.statistics import CHECK, SPENT, now_ns
 from shardio.dataset.column_rows import (
     ColumnLocation,
     FileRows,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardio._base.closing import Publishing
+from shardio._base.classes import Publishing
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import (
     check_classes,

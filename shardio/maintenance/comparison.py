@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.checksum import hash_bytes, rows_per_unit
-from shardio.format.codec import Codec
+from shardio.format.codecs import Codec
 from shardio.format.fields import (
     MEDIA,
     STREAMED,
@@ -31,11 +31,10 @@ from shardio.format.fields import (
     List,
     Text,
 )
-from shardio.format.images import EncodedImage
 from shardio.format.index import Entries, codecs
 from shardio.format.schema import canonical_json
 from shardio.format.streams import EncodedStream
-from shardio.format.values import encode_stream
+from shardio.format.values import EncodedImage, encode_stream
 from shardio.maintenance.conflicts import tell_overtaken
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows

@@ -34,10 +34,19 @@ from shardio.format.checksum import (
 )
 from shardio.format.fields import STREAMED
 from shardio.format.index import DIMENSION, ENTRY_DTYPE, Entries
-from shardio.format.layout import MAGIC, NO_FIELD, PAGE, Header, Kind, Section
+from shardio.format.layout import (
+    MAGIC,
+    NO_FIELD,
+    PAGE,
+    Header,
+    Kind,
+    Section,
+    check_place,
+    unpack_header,
+    unpack_table,
+)
 from shardio.format.schema import Schema
 from shardio.format.streams import STREAM_DTYPE
-from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.shard.opening import Sections, read_schema
 from shardio.storage.file_access import open_shard
 from shardio.storage.fs import create

@@ -65,7 +65,7 @@ def common_sizes(dataset: Dataset, names: Iterable[str]) -> Sizes:
 
 
 def _common_size(dataset: Dataset, name: str) -> tuple[int, int] | None:
-    def look(part: Part) -> list[tuple[int, int]]:
+    def look(part: ShardSamples) -> list[tuple[int, int]]:
         return _sizes_in(part.reader(name), name, part.rows)
 
     common: tuple[int, int] | None = None

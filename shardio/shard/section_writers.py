@@ -13,7 +13,7 @@ learn it from; all else is written as it comes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -34,8 +34,55 @@ from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
 from shardio.format.layout import PAGE, Header, Kind, Required, Section, pack_table, padded
 from shardio.format.schema import Schema
 from shardio.format.streams import PACKET, StreamRecord, pack_line
-from shardio.shard.column_writer import SectionBuffer
 from shardio.format.values import Content, Record
+
+
+class SectionBuffer:
+    """Bytes on their way into a shard: in memory, in a file, or straight in their place.
+
+    Append only. Owns its temporary file, if `move_to` gave it one, until `close()`.
+    """
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self._memory = bytearray()
+        self._file: IO[bytes] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Bytes held in memory."""
+        return len(self._memory)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append."""
+        if self._file is None:
+            self._memory += data
+        else:
+            self._file.write(data)
+        self.n_bytes += len(data) if type(data) is bytes else memoryview(data).nbytes
+
+    def move_to(self, file: IO[bytes]) -> None:
+        """Write what waits, and everything from now on, to `file`."""
+        file.write(self._memory)
+        self._memory = bytearray()
+        self._file = file
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Everything written, in pieces of whole blocks, from memory or the temporary file."""
+        if self._file is None:
+            whole = memoryview(self._memory)
+            for i in range(0, len(whole), _COPY_BYTES):
+                yield whole[i : i + _COPY_BYTES]
+            return
+        self._file.seek(0)
+        while piece := self._file.read(_COPY_BYTES):
+            yield memoryview(piece)
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        self._memory = bytearray()
+        if self._file is not None:
+            self._file.close()
 
 
 class SectionTable:
@@ -129,7 +176,7 @@ class ColumnWriter:
 
     def __init__(self, field: Array) -> None:
         row_bytes = field.row_bytes or 0
-        self.data, self.hashes = Spool(), Spool()
+        self.data, self.hashes = SectionBuffer(), SectionBuffer()
         self._fill = bytes(field.stride - row_bytes)
         self._row_bytes, self._absent = row_bytes, b""
         self._rows_per_unit = rows_per_unit(row_bytes, field.stride)
@@ -192,7 +239,7 @@ class ValidityWriter:
     """Gathers which samples have a value of an optional field: a bit each, from the lowest on."""
 
     def __init__(self) -> None:
-        self.data = Spool()
+        self.data = SectionBuffer()
         self._n, self._byte = 0, 0
 
     def append(self, value: object) -> None:
@@ -212,6 +259,7 @@ class ValidityWriter:
         self._byte = 0
 
 
+_COPY_BYTES: Final = 1 << 20
 WAITING_BYTES: Final = 32 << 20
 """How much waits, of all records together, for dictionaries to be learned."""
 

@@ -26,11 +26,16 @@ from shardio.format.fields import MEDIA, Audio, Field, Image, Video, n_stored_di
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
-from shardio.shard.column_writer import ColumnWriter, SectionBuffer, ValidityWriter
-from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, sync_folder, unlink
 from shardio.format.streams import PACKET, STREAM, EncodedStream
 from shardio.format.values import Content, EncodedImage, Record, record_encoder, row_encoder
-from shardio.shard.section_writers import ColumnWriter, PayloadWriter, SectionTable, ValidityWriter
+from shardio.shard.section_writers import (
+    ColumnWriter,
+    PayloadWriter,
+    SectionBuffer,
+    SectionTable,
+    ValidityWriter,
+)
+from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, sync_folder, unlink
 
 
 def as_encoded(name: str, field: Field, value: Any) -> Any:
@@ -58,7 +63,7 @@ def _encoded(field: Field, data: bytes) -> Any:
         facts = import_module("shardio.media.image").probe(data)
         return EncodedImage(data, facts.height, facts.width, facts.channels)
     kind = "video" if isinstance(field, Video) else "audio"
-    return import_module("shardio.media.streams").demux(data, kind)
+    return import_module("shardio.media.demuxing").demux(data, kind)
 
 
 SPOOL_BYTES: Final = 8 << 20

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.signatures import takes_rng
+from shardio._base.callers import takes_rng
 from shardio.errors import InvalidArgument, SchemaError
 
 Pixels = npt.NDArray[np.uint8]

@@ -50,8 +50,8 @@ from shardio.format.layout import (
 )
 from shardio.format.schema import Schema
 from shardio.format.streams import STREAM_DTYPE, EncodedStream
-from shardio.maintenance.verify.shard import examine_bytes
 from shardio.format.values import EncodedImage
+from shardio.maintenance.verify.shard import examine_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from tests.shards import made_stream

@@ -18,8 +18,17 @@ from shardio.dataset.manifest import publish
 from shardio.errors import DatasetCorrupt
 from shardio.format import checksum, codecs, fields, index, layout, schema, streams, values
 from shardio.format.fields import DType, FieldType, numpy_dtype
-from shardio.format.layout import HEADER, HEADER_HASH, MAGIC, PAGE, SECTION, Kind, Required
-from shardio.format.structure import unpack_header, unpack_table
+from shardio.format.layout import (
+    HEADER,
+    HEADER_HASH,
+    MAGIC,
+    PAGE,
+    SECTION,
+    Kind,
+    Required,
+    unpack_header,
+    unpack_table,
+)
 from shardio.shard import opening
 from shardio.shard.writer import ShardWriter
 from shardio.storage.checksummed_json import read_checksummed_json, to_checksummed_json

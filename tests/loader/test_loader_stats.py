@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardLoader, Text
-from shardio._engine.dispatch.counters import Lap, Tallies, Tally
 from shardio._base.statistics import CHECK, SPENT, LoadingStats
+from shardio._engine.dispatch.counters import Lap, Tallies, Tally
 from shardio.errors import ClosedError
 from shardio.order.partition import RankPartition, Tail
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset

@@ -7,7 +7,7 @@ import tempfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.shard.column_writer import SectionBuffer
+from shardio.shard.section_writers import SectionBuffer
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20), st.integers(0, 20))

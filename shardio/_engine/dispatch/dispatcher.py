@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 
-from shardio._base.phase_timers import now_ns
+from shardio._base.statistics import now_ns
 from shardio._engine.dispatch.backends import Staff
 from shardio._engine.dispatch.crashes import (
     Caution,

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Final
 
-from shardio._engine.dispatch.protocol import STACKS, Kept
 from shardio._base.classes import Closing
+from shardio._engine.dispatch.protocol import STACKS, Kept
 from shardio._engine.dispatch.worker import Worker
 from shardio._engine.filling.batch_spec import Recipe
 from shardio._engine.filling.filler import Filler

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shardio._base.classes import Closing
-from shardio._base.phase_timers import now_ns
+from shardio._base.statistics import now_ns
 from shardio._engine.dispatch.counters import Tally
 from shardio._engine.dispatch.protocol import (
     CANCELLED,

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.classes import Closing
+from shardio._base.statistics import DECODE, SPENT, now_ns
 from shardio._engine.filling.batch_index import Stretch
 from shardio._engine.filling.visual import VideoClips
-from shardio._base.statistics import DECODE, SPENT, now_ns
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.phase_timers import SPENT, TRANSFORM, now_ns
+from shardio._base.statistics import SPENT, TRANSFORM, now_ns
 from shardio._engine.filling.batch_index import Stretch
 from shardio._engine.filling.batch_spec import Recipe, Schemas
 from shardio._engine.filling.collate import (

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.filling.batch_spec import Plan
 from shardio._base.classes import cached
+from shardio._engine.filling.batch_spec import Plan
 from shardio.batch.layout import CLAIMED, NO_FIELD, pack_state
 from shardio.dataset.dataset import Dataset
 from shardio.order.block_shuffle import GroupedOrder, WindowedOrder

@@ -28,7 +28,7 @@ from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.streams import PACKET, STREAM, STREAM_DTYPE
-from shardio.samples.clip_draws import Cut
+from shardio.samples.clips import Cut
 from shardio.shard.verification import Rows
 from shardio.storage.file_access import open_shard
 

@@ -14,20 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.classes import cached
+from shardio._base.statistics import SPENT, TRANSFORM, now_ns
 from shardio._engine.filling.audio import Sounds
 from shardio._engine.filling.batch_index import Stretch
 from shardio._engine.filling.batch_spec import Recipe
 from shardio._engine.filling.collate import put_value
 from shardio._engine.filling.token_windows import PackedTokens
 from shardio._engine.filling.visual import Pictures, VideoClips
-from shardio._base.statistics import SPENT, TRANSFORM, now_ns
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.global_generators import seed_generators
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.batch.schema_inference import check_sample
 from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
-from shardio.format.arraylike import PLAIN_TYPES, with_arrays
+from shardio.format.arrays import PLAIN_TYPES, with_arrays
 from shardio.order.permutation import SampleGenerators
 
 _DEPTH: Final = 2

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 from shardio.storage.fs import max_file_bytes
 

@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.phase_timers import now_ns
+from shardio._base.statistics import now_ns
 from shardio._workers.processes.limits import available_bytes, require
 from shardio._workers.processes.linux import resize_memory_file
 from shardio.errors import InsufficientMemory

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._workers.processes.linux import memory_file
 from shardio._workers.processes.zygote import ASK_FOR_STACKS
 from shardio.errors import BatchTimeout

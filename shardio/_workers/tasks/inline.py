@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardio._base.classes import Closing
-from shardio._base.phase_timers import now_ns
-from shardio._base.statistics import ItemStats
+from shardio._base.statistics import ItemStats, now_ns
 from shardio._workers.processes.serialization import add_note, as_failure, shortened
 from shardio._workers.tasks.skip_policy import Lenience
 from shardio.errors import BatchTimeout, InvalidArgument

@@ -33,7 +33,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.closing import Closing
+from shardio._base.classes import Closing
 from shardio._workers.processes.linux import check_files, files_explained, interrupts_held
 from shardio._workers.processes.serialization import pickle_apart
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint

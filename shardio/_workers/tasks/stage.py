@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from shardio._workers.tasks.pipeline_spec import UserCall
 from shardio._base.statistics import StageStats, now_ns
+from shardio._workers.tasks.pipeline_spec import UserCall
 from shardio._workers.tasks.schedule import ENDLESS, Schedule
 
 _AHEAD: Final = 16

@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from shardio._base.closing import Closing
-from shardio._base.stack_level import level_of_caller
+from shardio._base.callers import level_of_caller
+from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Block, BlockPool, Bytes
 from shardio._workers.processes.serialization import pickle_apart
 

@@ -22,9 +22,17 @@ import numpy.typing as npt
 from shardio.errors import ShardChanged, ShardCorrupt, ShardIncomplete
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.fields import Array
-from shardio.format.layout import FIRST_OPTIONAL_KIND, PAGE, Header, Kind, Section
+from shardio.format.layout import (
+    FIRST_OPTIONAL_KIND,
+    PAGE,
+    Header,
+    Kind,
+    Section,
+    check_place,
+    unpack_header,
+    unpack_table,
+)
 from shardio.format.schema import Schema
-from shardio.format.structure import check_place, unpack_header, unpack_table
 from shardio.maintenance.verify.findings import Finding, Findings
 from shardio.maintenance.verify.payload import audit_payload
 from shardio.maintenance.verify.window import (

@@ -18,7 +18,6 @@ from shardio.format.checksum import CHUNK_BYTES, hash_bytes, n_chunks
 from shardio.format.fields import Array, Bytes, Field, Image, Json, List, Video
 from shardio.format.index import ENTRY, Entries, are_pictures, full_shape, picture_shape
 from shardio.format.layout import NO_FIELD, Kind, Section
-from shardio.format.lists import items_of, unpack_list
 from shardio.format.schema import Schema, canonical_json, read_json
 from shardio.format.streams import (
     PACKET,
@@ -31,7 +30,7 @@ from shardio.format.streams import (
     n_shown,
     why_packets_are_wrong,
 )
-from shardio.format.values import check_json, decode_record
+from shardio.format.values import check_json, decode_record, items_of, unpack_list
 from shardio.maintenance.verify.findings import Findings
 from shardio.maintenance.verify.window import WINDOW_BYTES, Content, differing, digests_of
 from shardio.shard.opening import Sections

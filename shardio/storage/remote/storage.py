@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from shardio._base.stack_level import level_of_caller
+from shardio._base.callers import level_of_caller
 from shardio.errors import (
     DatasetNotFound,
     InvalidArgument,
