@@ -1,4 +1,4 @@
-"""Appending: what a dataset has stays where it is; what is new comes behind it, and only once."""
+"""Appending: existing samples keep their places, and each new one is added once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def out(lines: Path, tmp_path: Path) -> Path:
-    """A dataset of the lines, to which MORE has come since."""
+    """Return a dataset of the lines, whose source has since gained MORE."""
     convert(lines, tmp_path / "out")
     write(lines, MORE)
     return tmp_path / "out"
@@ -49,7 +49,7 @@ def out(lines: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def whole(lines: Path, out: Path, tmp_path: Path) -> dict[str, bytes]:
-    """What an undisturbed append gives."""
+    """Return the files of an undisturbed append."""
     shutil.copytree(out, tmp_path / "whole")
     append(lines, tmp_path / "whole")
     return contents(tmp_path / "whole")
@@ -411,8 +411,8 @@ def test_an_interrupted_append_is_resumed_to_the_same_bytes(
     assert contents(out) == whole
 
 
-def leave(lines: Path, out: Path, place: object, name: str) -> None:
-    """Append, and be killed when `name` is called."""
+def leave_killed(lines: Path, out: Path, place: object, name: str) -> None:
+    """Run an append that is killed when `name` is called."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Staging, "_clean_up", killed)
         patch.setattr(place, name, killed)
@@ -437,7 +437,7 @@ def test_an_append_killed_while_publishing_is_resumed_to_the_same_bytes(
     name: str,
 ) -> None:
     monkeypatch.setattr(manifest, "_published_number", lambda _: 2)  # nobody cleans up
-    leave(lines, out, place, name)
+    leave_killed(lines, out, place, name)
     monkeypatch.undo()
     monkeypatch.syspath_prepend(str(lines.parent / "site"))
     monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
@@ -449,7 +449,7 @@ def test_an_append_killed_while_publishing_is_resumed_to_the_same_bytes(
 
 def test_an_interrupted_append_is_reported_with_hints(lines: Path, out: Path) -> None:
     before = contents(out)
-    leave(lines, out, execution, "publish_next")
+    leave_killed(lines, out, execution, "publish_next")
     interrupted = r"holds an interrupted append; .* \(--append --resume\) .*, delete /.*"
     for options in ({}, {"resume": True}, {"append": True}):
         with pytest.raises(DatasetExists, match=interrupted):
@@ -461,7 +461,7 @@ def test_an_interrupted_append_is_reported_with_hints(lines: Path, out: Path) ->
 
 
 def test_an_interrupted_append_resumes_only_with_the_same_options(lines: Path, out: Path) -> None:
-    leave(lines, out, execution, "publish_next")
+    leave_killed(lines, out, execution, "publish_next")
     with pytest.raises(
         InvalidArgument, match=r"shard_bytes was .*; use the original settings; .* delete"
     ):
@@ -470,7 +470,7 @@ def test_an_interrupted_append_resumes_only_with_the_same_options(lines: Path, o
 
 
 def test_a_damaged_plan_of_an_append_is_an_error_with_a_hint(lines: Path, out: Path) -> None:
-    leave(lines, out, execution, "publish_next")
+    leave_killed(lines, out, execution, "publish_next")
     plan = out / ".conversion" / "plan.json"
     plan.write_bytes(plan.read_bytes().replace(b"units", b"Units"))
     with pytest.raises(DatasetCorrupt, match=r"plan\.json: changed.*; to abandon it, delete"):
@@ -480,7 +480,7 @@ def test_a_damaged_plan_of_an_append_is_an_error_with_a_hint(lines: Path, out: P
 def test_overwrite_replaces_the_dataset_and_an_interrupted_append(
     lines: Path, out: Path, tmp_path: Path
 ) -> None:
-    leave(lines, out, execution, "publish_next")
+    leave_killed(lines, out, execution, "publish_next")
     convert(lines, out, overwrite=True)
     convert(lines, tmp_path / "model")
     assert contents(out) == contents(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Appending from sources that are not what they were: files that became something else, or grew."""
+"""Appending from sources whose files have changed, grown or become something else."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def append(root: Path, out: Path, **options: Any) -> shardio.ConversionReport:
     return shardio.convert(root, out, append=True, **{"workers": 0, **options})
 
 
-def say_of_inputs(out: Path, **said: int | None) -> None:
-    """Publish a generation whose inputs that gave samples say something else, or None: nothing."""
+def change_entries(out: Path, **changes: int | None) -> None:
+    """Publish a generation with changed entries of inputs with samples; None removes a key."""
     base, inputs = load(out), []
     for entry in base.inputs:
-        entry = {**entry, **said} if entry.get("samples") else entry
+        entry = {**entry, **changes} if entry.get("samples") else entry
         inputs.append({key: value for key, value in entry.items() if value is not None})
     publish_next(out, base, inputs=tuple(inputs))
 
@@ -72,7 +72,7 @@ def touch(path: Path) -> None:
     os.utime(path)
 
 
-@pytest.mark.parametrize("said", [{}, {"bytes": None}], ids=["size", "content alone"])
+@pytest.mark.parametrize("recorded", [{}, {"bytes": None}], ids=["size", "content alone"])
 @pytest.mark.parametrize(
     ("become", "reason"),
     [
@@ -84,9 +84,9 @@ def touch(path: Path) -> None:
     ],
 )
 def test_a_file_that_became_a_pipe_or_link_is_reported_without_blocking(
-    lines: Path, out: Path, become: Callable[[Path], None], reason: str, said: dict[str, None]
+    lines: Path, out: Path, become: Callable[[Path], None], reason: str, recorded: dict[str, None]
 ) -> None:
-    say_of_inputs(out, **said)
+    change_entries(out, **recorded)
     become(lines / "a" / "1.txt")
     (report,) = (one for one in append(lines, out).inputs if one.name == "a/1.txt")
     assert report.outcome == ("modified" if reason else "duplicate")
@@ -107,7 +107,7 @@ def test_ctrl_c_does_not_wait_until_files_are_compared(
 ) -> None:
     for name in ("a/1.txt", "b/3.txt", "c/4.txt", "top.txt"):
         os.truncate(lines / name, 1 << 40)  # sparse; to hash one would take many minutes
-    say_of_inputs(out, bytes=1 << 40)
+    change_entries(out, bytes=1 << 40)
     n_begun, is_begun = [], threading.Event()
 
     def begun(path: str, *rest: Any) -> str:

@@ -1,4 +1,4 @@
-"""Small shards of a conversion of items are put together before it is published."""
+"""Small shards of a conversion of items are merged before publishing."""
 
 from __future__ import annotations
 

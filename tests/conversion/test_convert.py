@@ -1,4 +1,4 @@
-"""The driver: every input accounted for, nothing half-written, the same bytes however it runs."""
+"""`convert`: every input is accounted for, nothing is half-written, bytes are reproducible."""
 
 from __future__ import annotations
 
@@ -198,12 +198,12 @@ def test_shards_roll_over_at_shard_bytes(lines: Path, tmp_path: Path) -> None:
     assert report.n_samples == 28
 
 
-@pytest.mark.parametrize("spool_bytes", [1, 12_000])
+@pytest.mark.parametrize("buffer_bytes", [1, 12_000])
 def test_the_samples_of_a_long_input_are_spilled_to_a_file(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spool_bytes: int
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
 ) -> None:
     convert(lines, tmp_path / "memory", repeat=9)
-    monkeypatch.setattr(worker, "BUFFER_BYTES", spool_bytes)
+    monkeypatch.setattr(worker, "BUFFER_BYTES", buffer_bytes)
     (lines / "b" / "zz.txt").write_text("gone gone gone !")
     convert(lines, tmp_path / "file", repeat=9)
     assert texts(tmp_path / "file") == texts(tmp_path / "memory")
@@ -306,14 +306,14 @@ def test_progress_starts_with_the_totals_and_counts_every_input(
     lines: Path, tmp_path: Path
 ) -> None:
     (lines / "b" / "3.txt").write_text("!")
-    told: list[Progress] = []
-    report = convert(lines, tmp_path / "out", progress=told.append, workers=2)
+    updates: list[Progress] = []
+    report = convert(lines, tmp_path / "out", progress=updates.append, workers=2)
     n_bytes = sum(source.n_bytes for source in report.inputs)
-    assert told[0] == Progress(0, 7, 0, n_bytes, 0, 0)
-    assert [step.n_inputs_done for step in told] == list(range(8))
-    last = told[-1]
+    assert updates[0] == Progress(0, 7, 0, n_bytes, 0, 0)
+    assert [step.n_inputs_done for step in updates] == list(range(8))
+    last = updates[-1]
     assert (last.n_bytes_done, last.n_samples, last.n_broken) == (n_bytes, 6, 1)
-    assert {step.name for step in told[1:]} == {source.name for source in report.inputs}
+    assert {step.name for step in updates[1:]} == {source.name for source in report.inputs}
 
 
 def test_a_pipe_is_listed_and_not_opened(lines: Path, tmp_path: Path) -> None:

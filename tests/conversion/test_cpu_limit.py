@@ -1,4 +1,4 @@
-"""A step of a converter that comes to no end costs its input, not the conversion."""
+"""A converter step that never ends breaks its input, not the conversion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""shardio.convert takes data frames: a row is a sample, a column a field."""
+"""Data frames as sources: a row is a sample, a column a field."""
 
 from __future__ import annotations
 
@@ -290,11 +290,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("frame", "said"), REFUSED, ids=range(len(REFUSED)))
+@pytest.mark.parametrize(("frame", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_unsupported_values_are_refused_with_row_and_column(
-    tmp_path: Path, frame: Any, said: str
+    tmp_path: Path, frame: Any, message: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+    with pytest.raises(InvalidArgument, match=message):
         shardio.convert(frame, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -1,4 +1,4 @@
-"""What a source holds is told from the names of its files, where nobody says it."""
+"""The kind of a source is guessed from its file names if it is not given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs of several files: one gives the samples, the others are parts of it."""
+"""Inputs of several files: one gives the samples, the others are its parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 def parts(_: Lines, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-    """A text in a folder `.many` goes with all that is in there, and with the file `shared`."""
+    """Make parts of a text in a folder `.many`: everything else in there, and the file `shared`."""
     anchors = [one.name for one in inputs if one.name.endswith(".many/0.txt")]
     shared = [one.name for one in inputs if one.name == "shared"]
     return {
@@ -42,7 +42,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def during(monkeypatch: pytest.MonkeyPatch, act: Callable[[Input], object]) -> None:
-    """Have something happen while inputs are read."""
+    """Call `act` while inputs are read."""
     samples = Lines.samples
 
     def disturbed(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:

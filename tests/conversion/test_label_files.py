@@ -1,4 +1,4 @@
-"""Labels from a file: every path is a file's, every file's class is known or -1."""
+"""Labels from a file: every path must exist, and every file has a class or -1."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_whole_numbers_are_sorted_numerically(lines: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         (
             "l.csv",
@@ -98,9 +98,9 @@ def test_whole_numbers_are_sorted_numerically(lines: Path, tmp_path: Path) -> No
     ],
 )
 def test_an_invalid_label_file_is_refused_with_the_line_before_anything_is_created(
-    lines: Path, tmp_path: Path, name: str, content: str | bytes, said: str
+    lines: Path, tmp_path: Path, name: str, content: str | bytes, message: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+    with pytest.raises(InvalidArgument, match=message):
         convert(lines, tmp_path / "out", labels=written(tmp_path, name, content))
     assert not (tmp_path / "out").exists()
 
@@ -137,9 +137,9 @@ def test_the_command_accepts_labels(
     labels = str(written(tmp_path, "labels.csv", CSV))
     arguments = ["convert", str(lines), str(tmp_path / "out"), "--kind=lines", "--workers=0"]
     assert cli.main([*arguments, "--labels", labels]) == 0
-    said = capsys.readouterr().out
-    assert "  ant    1\n  zebra  5\n" in said
-    assert "1 sample without a class (label -1): not in the file of labels" in said
+    output = capsys.readouterr().out
+    assert "  ant    1\n  zebra  5\n" in output
+    assert "1 sample without a class (label -1): not in the file of labels" in output
     arguments[2] = str(tmp_path / "json")
     assert cli.main([*arguments, "--labels", labels, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["classes"] == {"ant": 1, "zebra": 5}

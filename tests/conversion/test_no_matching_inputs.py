@@ -46,13 +46,13 @@ def test_if_no_file_is_of_the_given_kind_the_error_suggests_another(
     notes: Path, tmp_path: Path
 ) -> None:
     (notes / "table.csv").write_text("x\n1\n")
-    said = (
+    message = (
         "holds no file of the kind 'images': 5 files, .txt (2), .csv (1), .md (1), no suffix (1); "
         "a.txt: not a picture; the file names suggest 'tables' (--kind tables, or kind='tables')"
     )
     with pytest.raises(InvalidArgument) as caught:
         shardio.convert(notes, tmp_path / "out", kind="images", workers=0)
-    assert str(caught.value) == f"{notes}: {said}"
+    assert str(caught.value) == f"{notes}: {message}"
     assert not (tmp_path / "out").exists()
 
 

@@ -1,4 +1,4 @@
-"""A source that is named by a pattern: which files it stands for, and what they are called."""
+"""Sources given as patterns: the files they match, and their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""shardio.convert makes samples of items by a function, and of data sets by position."""
+"""Items converted by a function, and map-style data sets converted by position."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_an_exception_breaks_only_its_item_and_names_the_line(tmp_path: Path) ->
     assert column(tmp_path / "out", "n") == [0, 4]
     assert [one.name for one in report.broken] == ["1", "2", "3"]
     reasons = [one.reason for one in report.broken]
-    assert re.fullmatch(r"ValueError: no good \(test_convert_items.py, line \d+\)", reasons[0])
+    assert re.fullmatch(r"ValueError: no good \(test_python_items.py, line \d+\)", reasons[0])
     assert reasons[1].startswith("sample 1: field 'n'")
     assert reasons[2] == "sample 1: fields missing: ['n'], not in the schema: ['m']"
     kept = shardio.convert(range(5), tmp_path / "kept", samples=make, workers=0, keep_partial=True)
@@ -196,7 +196,7 @@ def test_the_schema_is_given_or_that_of_the_first_sample(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("src", "options", "said"),
+    ("src", "options", "message"),
     [
         ([], {"samples": numbers}, "no items to make"),
         ("folder", {"samples": numbers}, "expected an iterable of items"),
@@ -211,17 +211,17 @@ def test_the_schema_is_given_or_that_of_the_first_sample(tmp_path: Path) -> None
     ],
 )
 def test_options_that_items_do_not_support_are_refused(
-    tmp_path: Path, src: Any, options: dict[str, Any], said: str | None
+    tmp_path: Path, src: Any, options: dict[str, Any], message: str | None
 ) -> None:
-    if said is None:
-        src, said = [(n for n in range(3))], "cannot be sent to worker processes: .*create it in"
-    with pytest.raises(InvalidArgument, match=said):
+    if message is None:
+        src, message = [(n for n in range(3))], "cannot be sent to worker processes: .*create it in"
+    with pytest.raises(InvalidArgument, match=message):
         shardio.convert(src, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
 class Pairs:
-    """As torch's data sets are: no `__iter__`."""
+    """A map-style data set without `__iter__`, like torch's."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -326,7 +326,7 @@ def test_objects_with_an_array_protocol_become_arrays(tmp_path: Path) -> None:
 
 
 class Unready:
-    """As a tensor of torch that lies nowhere, or is sparse: what says it is an array is none."""
+    """A value that claims to be an array and raises, like a sparse or meta tensor of torch."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -336,7 +336,7 @@ class Unready:
 
 
 class OddTensor(Unready):
-    """In place of torch's own, where torch is not installed."""
+    """A stand-in for a torch tensor, for machines without torch."""
 
     __module__ = "torch"
     dtype = "torch.float8_e4m3fn"
@@ -390,7 +390,7 @@ def test_a_sample_that_raises_when_read_breaks_only_its_item(tmp_path: Path) -> 
 
     source = [Lost(x=1), {"x": 2}, Lost(x=3)]
     schema = Schema({"x": Array("int64")})
-    for name, given in (("told", None), ("given", schema)):
+    for name, given in (("inferred", None), ("given", schema)):
         report = shardio.convert(
             range(3), tmp_path / name, samples=source.__getitem__, workers=0, schema=given
         )

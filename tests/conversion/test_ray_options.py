@@ -1,4 +1,4 @@
-"""Whether a cluster can be had at all: found out before anything is made."""
+"""Options for a Ray cluster are checked before anything is created."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> str:
 
 
 def calls(folder: str, out: Path, **options: Any) -> list[Any]:
-    """Everything that a cluster may do."""
+    """Return calls of everything that can run on a cluster."""
     return [
         lambda: shardio.convert(Path(folder).parent, out, kind="arrays", **options),
         lambda: shardio.convert([1], out, samples=lambda n: {"n": n}, **options),
@@ -42,17 +42,17 @@ def test_without_ray_the_error_names_the_package(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"engine": "spark"}, "engine must be 'local' or 'ray'; found 'spark'"),
         ({"address": "there:1"}, "address 'there:1': only with engine='ray'"),
     ],
 )
 def test_invalid_options_are_refused(
-    folder: str, tmp_path: Path, options: dict[str, Any], said: str
+    folder: str, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     for call in calls(folder, tmp_path / "out", **options):
-        with pytest.raises(InvalidArgument, match=said):
+        with pytest.raises(InvalidArgument, match=message):
             call()
 
 

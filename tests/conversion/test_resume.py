@@ -1,4 +1,4 @@
-"""An interrupted conversion loses no finished unit, and its end is as if nothing had happened."""
+"""A resumed conversion keeps every finished unit, and ends as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def test_finished_inputs_are_not_read_again_and_are_in_the_report(
     assert len(read) == N_INPUTS
     read.clear()
     interrupted(lines, tmp_path / "out", 5)
-    n_read, told = len(read), list[Progress]()
-    resumed = convert(lines, tmp_path / "out", resume=True, progress=told.append)
+    n_read, updates = len(read), list[Progress]()
+    resumed = convert(lines, tmp_path / "out", resume=True, progress=updates.append)
     assert n_read == 5 and len(read) < n_read + N_INPUTS
     assert set(read) == {source.name for source in whole.inputs}
     assert resumed.inputs == whole.inputs and resumed.n_bytes == whole.n_bytes
-    assert [step.n_inputs_done for step in told] == list(range(N_INPUTS + 1))
+    assert [step.n_inputs_done for step in updates] == list(range(N_INPUTS + 1))
 
 
 def test_an_interrupted_conversion_has_a_hint_and_hides_its_work(
@@ -428,7 +428,7 @@ def test_on_error_stop_ends_at_an_input_that_crashes_workers(lines: Path, tmp_pa
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """A stand-in for the end of the process."""
 
 
 @pytest.mark.parametrize("what", ["made", "replaced"])

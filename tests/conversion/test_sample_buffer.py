@@ -1,4 +1,4 @@
-"""Samples that wait in a file come out as they went in."""
+"""Samples spilled to a file are read back unchanged."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ KINDS: dict[str, Callable[[int], Any]] = {
 }
 
 
-def told(value: Any) -> Any:
-    """All that there is to know of a value."""
+def comparable(value: Any) -> Any:
+    """Return everything by which a value can be compared."""
     if isinstance(value, np.ndarray | np.generic):
         return type(value), value.dtype, value.shape, repr(value)
     return type(value), value
@@ -46,13 +46,13 @@ def test_spilled_values_are_unchanged(
 ) -> None:
     given = [{"x": KINDS[kind](i), "text": f"{i}"} for i in range(300)]
     monkeypatch.setattr(worker, "BUFFER_BYTES", 1_000)
-    with SampleBuffer(str(tmp_path)) as spool:
+    with SampleBuffer(str(tmp_path)) as buffer:
         for sample in given:
-            spool.append(sample)
-        found = list(spool)
-        assert spool.n_samples == 300
-    assert [[told(v) for v in one.values()] for one in found] == [
-        [told(v) for v in one.values()] for one in given
+            buffer.append(sample)
+        found = list(buffer)
+        assert buffer.n_samples == 300
+    assert [[comparable(v) for v in one.values()] for one in found] == [
+        [comparable(v) for v in one.values()] for one in given
     ]
 
 
@@ -61,10 +61,10 @@ def test_samples_with_different_fields_can_be_buffered(
 ) -> None:
     given = [{"x": i} if i % 3 else {"y": i, "x": 1} if i % 2 else {} for i in range(300)]
     monkeypatch.setattr(worker, "BUFFER_BYTES", 1_500)
-    with SampleBuffer(str(tmp_path)) as spool:
+    with SampleBuffer(str(tmp_path)) as buffer:
         for sample in given:
-            spool.append(sample)
-        assert list(spool) == given
+            buffer.append(sample)
+        assert list(buffer) == given
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_buffered_values_count_with_their_size_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(worker, "BUFFER_BYTES", 1 << 17)
-    with SampleBuffer(str(tmp_path)) as spool:
+    with SampleBuffer(str(tmp_path)) as buffer:
         tracemalloc.start()
         try:
             for _ in range(4_000):
-                spool.append(copy.deepcopy(sample))
+                buffer.append(copy.deepcopy(sample))
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""Folders that are named like the parts of a split are named in a warning, with the way out."""
+"""Folders named like the parts of a split give a warning with commands that keep them apart."""
 
 from __future__ import annotations
 
@@ -186,10 +186,10 @@ def test_the_command_line_prints_the_warning_in_a_line_on_standard_error(
     source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
     out = tmp_path / "out"
     assert cli.main(["convert", str(source), str(out), "--workers=0", option]) == 0
-    said = capsys.readouterr()
-    lines = [line for line in said.err.splitlines() if line.startswith("shardio: ")]
+    output = capsys.readouterr()
+    lines = [line for line in output.err.splitlines() if line.startswith("shardio: ")]
     assert len(lines) == 1
     assert lines[0].startswith(f"shardio: warning: {source}: the folders train (1 folder) and val")
     assert lines[0].endswith(f"shardio convert {source}/val {out}-val")
-    assert "warning" not in said.out
+    assert "warning" not in output.out
     assert warnings.showwarning.__module__ != "shardio_tools.cli"

@@ -1,4 +1,4 @@
-"""What a conversion or a writer leaves behind, whenever it ends, and what it never touches."""
+"""Leftovers of conversions and writers, whenever they end, and files that they never touch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NUMBERS = Schema({"n": Array("int64")})
 
 @dataclasses.dataclass(frozen=True)
 class Odd:
-    """A converter for tests that ends as the content of its input says."""
+    """A converter whose outcome is the content of its input."""
 
     kind: ClassVar[str] = "odd"
     version: ClassVar[str] = "1"
@@ -66,7 +66,7 @@ class Odd:
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with one input, and the converter installed as a third party's would be."""
+    """Return a folder with one input; the converter is installed like a third-party one."""
     meta = tmp_path / "site" / "odd-1.0.dist-info"
     meta.mkdir(parents=True)
     (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
@@ -83,8 +83,8 @@ def convert(source: Path, out: Path, **options: Any) -> shardio.ConversionReport
     return shardio.convert(source, out, kind="odd", **{"workers": 0, **options})
 
 
-def abandoned(source: Path, out: Path, *, publish: bool = False) -> None:
-    """Leave what a conversion leaves that was killed when it had moved its shards out."""
+def leave_killed(source: Path, out: Path, *, publish: bool = False) -> None:
+    """Leave the files of a conversion that was killed after moving its shards out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Staging, "_clean_up", lambda *_: None)
         if not publish:
@@ -104,7 +104,7 @@ def killed(*_: object, **__: object) -> None:
 def test_shards_moved_out_by_a_killed_conversion_are_moved_back(
     source: Path, tmp_path: Path
 ) -> None:
-    abandoned(source, tmp_path / "out")
+    leave_killed(source, tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == [".conversion", "000000-000.shard"]
     with pytest.raises(DatasetExists, match="holds an interrupted conversion"):
         convert(source, tmp_path / "out")
@@ -123,7 +123,7 @@ def test_a_generation_of_a_killed_conversion_is_withdrawn_and_anothers_is_not(
         writer.append({"n": 7})
     anothers = (tmp_path / "other" / "generations" / "000001.json").read_bytes()
     for out, content in ((tmp_path / "ours", generation), (tmp_path / "theirs", anothers)):
-        abandoned(source, out)
+        leave_killed(source, out)
         (out / "generations").mkdir()
         (out / "generations" / "000001.json").write_bytes(content)
     convert(source, tmp_path / "ours", **options)
@@ -135,7 +135,7 @@ def test_a_generation_of_a_killed_conversion_is_withdrawn_and_anothers_is_not(
 
 def test_a_conversion_killed_after_publishing_only_cleans_up(source: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "model")
-    abandoned(source, tmp_path / "out", publish=True)
+    leave_killed(source, tmp_path / "out", publish=True)
     with pytest.raises(DatasetExists, match="already holds a dataset"):
         convert(source, tmp_path / "out")
     again = convert(source, tmp_path / "out", resume=True)
@@ -147,7 +147,7 @@ def test_a_conversion_killed_after_publishing_only_cleans_up(source: Path, tmp_p
 def test_a_published_dataset_is_not_reported_for_modified_inputs(
     source: Path, tmp_path: Path
 ) -> None:
-    abandoned(source, tmp_path / "out", publish=True)
+    leave_killed(source, tmp_path / "out", publish=True)
     (source / "2").write_text("2")
     with pytest.raises(
         DatasetExists, match="has published its dataset, and its inputs have changed"
@@ -163,7 +163,7 @@ def test_a_dataset_deleted_before_the_clean_up_can_be_converted_again(
     source: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
     out = tmp_path / "out"
-    abandoned(source, out, publish=True)
+    leave_killed(source, out, publish=True)
     os.rename(out / ".conversion" / "plan.json", out / ".conversion" / "published.json")
     for name in ("dataset.json", "000000-000.shard"):
         (out / name).unlink()

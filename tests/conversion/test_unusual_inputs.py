@@ -1,4 +1,4 @@
-"""Every input that life brings is converted or listed: none crashes, none is lost."""
+"""Every unusual input is converted or listed: none crashes, none is lost."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return install(tmp_path, monkeypatch)
 
 
-def odd_folder(root: Path) -> dict[str, str]:
-    """Make a folder of oddities; the outcome that each of its inputs is to have."""
+def create_unusual_inputs(root: Path) -> dict[str, str]:
+    """Create a folder of unusual inputs; return the expected outcome of each."""
     video = write_video(root.parent / "video.mp4", scene(4)).read_bytes()
     wanted = {
         "empty.mp4": "broken",
@@ -75,7 +75,7 @@ def odd_folder(root: Path) -> dict[str, str]:
 def test_every_unusual_input_is_converted_or_listed(
     tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = odd_folder(tmp_path / "odd")
+    wanted = create_unusual_inputs(tmp_path / "odd")
     source, out = str(tmp_path / "odd"), str(tmp_path / "out")
     options = ["--frames=2", "--size=16", f"--workers={workers}"]
     assert cli.main(["convert", source, out, *options]) == cli.BAD_DATA
@@ -84,8 +84,8 @@ def test_every_unusual_input_is_converted_or_listed(
         found = {sample["source"] for sample in dataset}
         assert dataset.classes == ("cafe\u0301", "caf\u00e9", "folder.mp4")
     assert found == {name for name, outcome in wanted.items() if outcome == "converted"}
-    said = "".join(capsys.readouterr())
-    assert all(char.isprintable() for line in said.splitlines() for char in line)
+    output = "".join(capsys.readouterr())
+    assert all(char.isprintable() for line in output.splitlines() for char in line)
 
 
 def test_names_are_escaped_wherever_they_are_printed(
@@ -95,15 +95,15 @@ def test_names_are_escaped_wherever_they_are_printed(
     for n, option in enumerate(("--quiet", "--workers=1")):
         arguments = ["convert", str(tmp_path / "odd"), str(tmp_path / f"{n}\n"), "--workers=0"]
         assert cli.main([*arguments, option]) == cli.BAD_DATA
-        said = "".join(capsys.readouterr())
-        assert "a\\n\\x1b[2J/b\\u202e.mp4" in said
-        assert all(char.isprintable() for line in said.split("\n") for char in line)
+        output = "".join(capsys.readouterr())
+        assert "a\\n\\x1b[2J/b\\u202e.mp4" in output
+        assert all(char.isprintable() for line in output.split("\n") for char in line)
 
 
 def test_a_folder_that_cannot_be_listed_is_a_broken_input(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root may list every folder, so the system's refusal is played."""
+    """Simulate the refusal of the system, since root may list every folder."""
 
     def refusing(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def refuse(path: Any) -> Any:
@@ -220,12 +220,12 @@ def test_the_cost_of_progress_does_not_grow_with_the_inputs() -> None:
             return sums[-1]
 
     inputs = tuple(Input(f"{n}", "", 3, -1) for n in range(50))
-    told: list[Progress] = []
-    ledger = ConversionState(Counted(inputs, ()), cut_units(inputs), told.append)
+    reports: list[Progress] = []
+    state = ConversionState(Counted(inputs, ()), cut_units(inputs), reports.append)
     for position in range(50):
-        ledger.handle(InputDone(0, position, Outcome("converted"), 1, 3))
-    assert [(each.n_bytes_done, each.n_bytes) for each in told][-1] == (150, 150)
-    assert (len(told), sums) == (50, [150])
+        state.handle(InputDone(0, position, Outcome("converted"), 1, 3))
+    assert [(each.n_bytes_done, each.n_bytes) for each in reports][-1] == (150, 150)
+    assert (len(reports), sums) == (50, [150])
 
 
 def test_a_thousand_tiny_inputs_are_all_accounted_for(
@@ -263,7 +263,7 @@ print(len(seen), [path for path in seen if not path.startswith(out)])
 
 
 def test_nothing_outside_out_is_opened_for_writing(tmp_path: Path) -> None:
-    odd_folder(tmp_path / "odd")
+    create_unusual_inputs(tmp_path / "odd")
     command = [sys.executable, "-c", AUDITED, str(tmp_path / "odd"), str(tmp_path / "out")]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/converters"}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"

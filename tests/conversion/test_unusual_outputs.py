@@ -1,4 +1,4 @@
-"""What lies in the folder of a conversion and is not its own, or is of a writer that was killed."""
+"""Output folders with foreign files, or with leftovers of a killed writer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return install(tmp_path, monkeypatch)
 
 
-def make_out(lines: Path, out: Path, options: dict[str, bool]) -> Path:
-    """Where a conversion with these options can go; the folder in which it will work."""
+def create_out(lines: Path, out: Path, options: dict[str, bool]) -> Path:
+    """Create an output folder that suits the options; return its work folder."""
     out.mkdir()
     if "append" in options:
         convert(lines, out)
@@ -41,7 +41,7 @@ def make_out(lines: Path, out: Path, options: dict[str, bool]) -> Path:
 def test_a_foreign_folder_with_the_name_of_the_work_folder_is_not_emptied(
     lines: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
-    place = make_out(lines, tmp_path / "out", options)
+    place = create_out(lines, tmp_path / "out", options)
     write(place, {"thesis.tex": "a year of work"})
     before = contents(tmp_path / "out")
     with pytest.raises(DatasetExists, match=r"\.conversion: holds thesis\.tex .* choose another"):
@@ -53,7 +53,7 @@ def test_a_foreign_folder_with_the_name_of_the_work_folder_is_not_emptied(
 def test_a_link_with_the_name_of_the_work_folder_is_not_followed(
     lines: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
-    place = make_out(lines, tmp_path / "out", options)
+    place = create_out(lines, tmp_path / "out", options)
     write(tmp_path / "elsewhere", {"plan.json": "mine", "0123456789abcdef/000.shard": "mine"})
     place.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DatasetExists, match=r"\.conversion: expected a folder.*found a link"):
@@ -83,7 +83,7 @@ def test_overwrite_replaces_a_dataset_with_leftovers_of_a_killed_writer(
 def test_a_plan_of_another_version_is_an_error_with_a_hint_that_loses_nothing(
     lines: Path, tmp_path: Path, options: dict[str, bool], hint: str
 ) -> None:
-    place = make_out(lines, tmp_path / "out", options)
+    place = create_out(lines, tmp_path / "out", options)
     place.mkdir()
     (place / "plan.json").write_bytes(to_checksummed_json({"version": 1}))
     with pytest.raises(
@@ -95,22 +95,22 @@ def test_a_plan_of_another_version_is_an_error_with_a_hint_that_loses_nothing(
 
 @pytest.fixture
 def killed_append(lines: Path, tmp_path: Path) -> Path:
-    """A dataset, and what an append has left that was killed when it had moved its shards out."""
+    """Return a dataset with an append that was killed after moving its shards out."""
     convert(lines, tmp_path / "out")
     write(lines, {"z/8.txt": "eight"})
-    leave(lines, tmp_path / "out", "publish_next", append=True)
+    leave_killed(lines, tmp_path / "out", "publish_next", append=True)
     return tmp_path / "out"
 
 
 @pytest.fixture
 def killed_replacement(lines: Path, tmp_path: Path) -> Path:
-    """A folder in which a conversion was killed that had moved the old dataset away."""
+    """Return a folder in which a conversion was killed after moving the old dataset away."""
     convert(lines, tmp_path / "out")
-    leave(lines, tmp_path / "out", "publish", overwrite=True)
+    leave_killed(lines, tmp_path / "out", "publish", overwrite=True)
     return tmp_path / "out"
 
 
-def leave(lines: Path, out: Path, killed_at: str, **options: bool) -> None:
+def leave_killed(lines: Path, out: Path, killed_at: str, **options: bool) -> None:
     def kill(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

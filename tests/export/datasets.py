@@ -1,4 +1,4 @@
-"""A dataset with every type of field, and how samples are compared with it."""
+"""A dataset with every field type, and functions that compare its samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIELDS: dict[str, Any] = {
     "text": Text(),
     "note": Text(optional=True),
     "raw": Bytes(),
-    "said": Json(),
+    "meta": Json(),
     "picture": Image(),
     "mask": Image(optional=True),
     "film": Video(),
@@ -43,7 +43,7 @@ PNG = bytes.fromhex(
 
 
 def sample(i: int, film: bytes, sound: bytes) -> dict[str, Any]:
-    """The i-th sample."""
+    """Return the i-th sample."""
     return {
         "x": np.full((2, 3), i / 3, np.float32),
         "moved": np.full((i % 3, 2), i, np.int16),
@@ -55,7 +55,7 @@ def sample(i: int, film: bytes, sound: bytes) -> dict[str, Any]:
         "text": f"\u00fc\n{i}\U0001f600",
         "note": None if i % 3 else "",
         "raw": bytes([i, 0, 255]),
-        "said": {"a": [i, None, "\u00df"]} if i else None,
+        "meta": {"a": [i, None, "\u00df"]} if i else None,
         "picture": PNG if i % 2 else PGM,
         "mask": PNG if i == 2 else None,
         "film": film,
@@ -68,7 +68,7 @@ def sample(i: int, film: bytes, sound: bytes) -> dict[str, Any]:
 
 
 def make(folder: Path) -> Path:
-    """The dataset, in several shards."""
+    """Write the dataset, in several shards."""
     scratch = folder.with_name(f"{folder.name}-media")
     scratch.mkdir(parents=True)
     write_video(scratch / "a.mp4", scene(5))
@@ -80,13 +80,13 @@ def make(folder: Path) -> Path:
     return folder
 
 
-def numbers(value: Any) -> Any:
-    """What bfloat16 stand for, given as their bits."""
+def widen(value: Any) -> Any:
+    """Return bfloat16 numbers, given as their bits, as float32."""
     return (np.asarray(value).astype("<u4") << 16).view("<f4")
 
 
 def same(field: Any, value: Any, found: Any) -> bool:
-    """Whether a value is what it was, after it was exported and brought back."""
+    """Return True if a value is unchanged after export and conversion back."""
     if value is None or found is None:
         return value is None and found is None
     if isinstance(field, Video | Audio):
@@ -95,16 +95,16 @@ def same(field: Any, value: Any, found: Any) -> bool:
     if isinstance(field, List):
         return len(value) == len(found) and all(map(equal, value, found))
     if isinstance(field, Array):
-        return equal(numbers(value) if field.dtype == "bfloat16" else value, found)
+        return equal(widen(value) if field.dtype == "bfloat16" else value, found)
     return bool(value == found)
 
 
 def equal(value: Any, found: Any) -> bool:
-    """Whether two arrays have the same dtype, shape and numbers."""
+    """Return True if two arrays have the same dtype, shape and numbers."""
     one, other = np.asarray(value), np.asarray(found)
     return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
-def loaded(data: bytes) -> Any:
-    """The array in the bytes of a .npy."""
+def load_npy(data: bytes) -> Any:
+    """Return the array in the bytes of a .npy."""
     return np.load(io.BytesIO(data), allow_pickle=False)

@@ -1,4 +1,4 @@
-"""An export as a whole: what it refuses, what becomes of damage, and when its folder appears."""
+"""Exports as a whole: refused fields, damaged samples, and the output folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def damage(dataset: Path) -> None:
     flip(shard_of(dataset, 1), place(shard_of(dataset, 1), Kind.PAYLOAD)[0])
 
 
-def left(folder: Path) -> list[str]:
+def entries(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
@@ -61,7 +61,7 @@ def test_a_damaged_sample_ends_an_export_and_leaves_nothing(
     with pytest.raises(ShardCorrupt) as caught:
         export(dataset, tmp_path / "out", format)
     assert "sample 4 of the dataset" in caught.value.__notes__[0]
-    assert left(tmp_path) == ["d"]
+    assert entries(tmp_path) == ["d"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -126,7 +126,7 @@ def test_fields_that_a_format_cannot_hold_are_refused_with_a_hint(
         pass
     with pytest.raises(InvalidArgument, match=f"field 'odd': .*{why}.*--fields n"):
         export(tmp_path / "d", tmp_path / "out", format)
-    assert left(tmp_path) == ["d"]
+    assert entries(tmp_path) == ["d"]
     assert export(tmp_path / "d", tmp_path / "out", format, fields=["n"]).fields == ("n",)
 
 
@@ -153,7 +153,7 @@ def test_a_sample_without_members_is_refused_for_a_tar(tmp_path: Path) -> None:
         writer.append({})
     with pytest.raises(InvalidArgument, match="sample 0 has none of the fields"):
         export(tmp_path / "d", tmp_path / "out", "webdataset")
-    assert left(tmp_path) == ["d"]
+    assert entries(tmp_path) == ["d"]
 
 
 @pytest.mark.parametrize("names", [("A", "a"), ("x", "X.y"), ("a/b", "c")])
@@ -179,7 +179,7 @@ def test_ambiguous_member_names_are_refused(names: tuple[str, ...], tmp_path: Pa
 def test_options_are_checked(options: dict[str, Any], dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument):
         export(dataset, tmp_path / "out", **{"format": "npy", **options})
-    assert left(tmp_path) == ["d"]
+    assert entries(tmp_path) == ["d"]
 
 
 def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
@@ -189,14 +189,14 @@ def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetExists, match="--overwrite"):
         export(dataset, out, "webdataset")
     export(dataset, out, "webdataset", overwrite=True)
-    assert left(out) == ["000000.tar", "_export.json"]
+    assert entries(out) == ["000000.tar", "_export.json"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
     with pytest.raises(DatasetExists, match=r"thesis\.txt"):
         export(dataset, tmp_path / "mine", "npy", overwrite=True)
     with pytest.raises(InvalidArgument, match="holds a dataset"):
         export(dataset, dataset / "out", "npy")
-    assert left(tmp_path) == ["d", "mine", "out"]
+    assert entries(tmp_path) == ["d", "mine", "out"]
 
 
 def test_a_killed_export_leaves_nothing_under_its_name(
@@ -208,9 +208,9 @@ def test_a_killed_export_leaves_nothing_under_its_name(
         export(dataset, tmp_path / "out", "npy")
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 9
-    assert not (tmp_path / "out").exists() and len(left(tmp_path)) == 2
+    assert not (tmp_path / "out").exists() and len(entries(tmp_path)) == 2
     export(dataset, tmp_path / "out", "npy")
-    assert left(tmp_path) == ["d", "out"]
+    assert entries(tmp_path) == ["d", "out"]
 
 
 @pytest.mark.parametrize("way", ["swapped", "renamed"])
@@ -237,11 +237,11 @@ def test_an_export_being_replaced_exists_whenever_the_disk_fails(
             with pytest.raises(DatasetExists, match="--overwrite"):
                 export(dataset, out, "npy")
         if tree(out) != old:  # the new one is whole; what failed is to make that last, or to tidy
-            assert "label.npy" in left(out)
+            assert "label.npy" in entries(out)
             export(dataset, out, "npy", fields=["source"], overwrite=True)
         n_calls += 1
     assert n_calls > 10
-    assert left(tmp_path) == ["d", "out"]
+    assert entries(tmp_path) == ["d", "out"]
 
 
 def test_a_package_that_is_missing_names_its_extra(
@@ -287,7 +287,7 @@ def test_files_stay_in_their_folder_and_have_distinct_names(tmp_path: Path) -> N
         rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
         assert [(out / row["b"]).read_bytes() for row in rows] == [bytes([i]) for i in range(8)]
         assert all((out / row["b"]).resolve().is_relative_to(out) for row in rows)
-    assert left(tmp_path) == ["a", "b", "d"]
+    assert entries(tmp_path) == ["a", "b", "d"]
 
 
 def test_names_are_made_safe() -> None:
@@ -307,8 +307,11 @@ def test_the_command_reports_written_and_skipped_samples(
 ) -> None:
     out = str(tmp_path / "out")
     assert cli.main(["export", str(dataset), out, "--format", "npy"]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("exported 12 samples to 3 files, ") and "exporting: 100%" in said.err
+    output = capsys.readouterr()
+    assert (
+        output.out.startswith("exported 12 samples to 3 files, ")
+        and "exporting: 100%" in output.err
+    )
     assert cli.main(["export", str(dataset), out, "--format", "npy"]) == 2
     damage(dataset)
     more = [out, "--format", "files", "--overwrite", "--fields", "source"]
@@ -324,7 +327,7 @@ def test_the_command_reports_written_and_skipped_samples(
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [(KeyboardInterrupt(), 130, "interrupted"), (OSError(errno.ENOSPC, "no room"), 3, "no room")],
 )
 @pytest.mark.parametrize("format", FORMATS)
@@ -332,7 +335,7 @@ def test_a_command_that_is_interrupted_or_out_of_room_leaves_nothing(
     format: str,
     error: BaseException,
     code: int,
-    said: str,
+    message: str,
     dataset: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -350,5 +353,5 @@ def test_a_command_that_is_interrupted_or_out_of_room_leaves_nothing(
     monkeypatch.setattr(fs, "perform", perform)
     out = str(tmp_path / "out")
     assert cli.main(["export", str(dataset), out, "--format", format, "--quiet"]) == code
-    assert said in capsys.readouterr().err
-    assert left(tmp_path) == ["d"]
+    assert message in capsys.readouterr().err
+    assert entries(tmp_path) == ["d"]

@@ -1,4 +1,4 @@
-"""What is exported is equal when converters bring it back, or each format's library reads it."""
+"""Exports are equal when converters or each format's own library read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import shardio
 from shardio import Json, Schema, Text
 from shardio.export import export
-from tests.export.datasets import CLASSES, N, equal, loaded, make, numbers, same
+from tests.export.datasets import CLASSES, N, equal, load_npy, make, same, widen
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 NO_LISTS = ("lines", "boxes")
@@ -36,8 +36,8 @@ def without_lists(dataset: shardio.ShardDataset) -> list[str]:
     return [name for name in dataset.schema if name not in NO_LISTS]
 
 
-def back(source: Path, **options: Any) -> shardio.ShardDataset:
-    """What a conversion of an export gives."""
+def convert_back(source: Path, **options: Any) -> shardio.ShardDataset:
+    """Convert an export, and open the dataset."""
     if (source / "_schema.json").exists():
         options = {"fields": json.loads((source / "_schema.json").read_text()), **options}
     out = source.with_name(f"{source.name}-back")
@@ -52,7 +52,7 @@ def test_parquet_round_trips_every_field_type(
     report = export(dataset, tmp_path / "p", "parquet", shard_bytes=30_000)
     assert (report.n_samples, report.skipped) == (N, ())
     assert len([*(tmp_path / "p").glob("*.parquet")]) > 1
-    with back(tmp_path / "p", kind="arrow") as found:
+    with convert_back(tmp_path / "p", kind="arrow") as found:
         assert found.schema.keys() == dataset.schema.keys()
         for name, field in dataset.schema.items():
             assert found.schema[name].optional == field.optional, name
@@ -63,7 +63,7 @@ def test_parquet_round_trips_every_field_type(
 def test_pyarrow_reads_exported_parquet(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     names = ["x", "moved", "packed", "pair", "label", "brain", "text", "note", "raw", "camera"]
-    export(dataset, tmp_path / "p", "parquet", fields=[*names, "lines", "picture", "said"])
+    export(dataset, tmp_path / "p", "parquet", fields=[*names, "lines", "picture", "meta"])
     table = pq.read_table(tmp_path / "p", page_checksum_verification=True)
     assert str(table.schema.field("x").type.value_type.value_type) == "float"
     rows = table.to_pylist()
@@ -72,13 +72,13 @@ def test_pyarrow_reads_exported_parquet(dataset: shardio.ShardDataset, tmp_path:
             assert row[name] == sample[name]
         for name in ("x", "packed", "moved"):
             assert np.array_equal(np.reshape(row[name], sample[name].shape), sample[name])
-        assert row["brain"] == numbers(sample["brain"]).tolist()
+        assert row["brain"] == widen(sample["brain"]).tolist()
         assert (row["pair"] is None) == (sample["pair"] is None)
         assert row["camera"]["id"] == "c" and row["picture"]["bytes"] == sample["picture"]
         assert [np.reshape(one, (-1, 2)).tolist() for one in row["lines"]] == [
             one.tolist() for one in sample["lines"]
         ]
-        assert json.loads(row["said"]) == sample["said"]
+        assert json.loads(row["meta"]) == sample["meta"]
 
 
 def test_tars_round_trip_everything_but_lists(
@@ -89,11 +89,11 @@ def test_tars_round_trip_everything_but_lists(
     )
     assert report.n_samples == N and len([*(tmp_path / "t").glob("*.tar")]) > 1
     ends = {
-        **{"label": "label.cls", "text": "text", "note": "note.txt", "said": "said.json"},
+        **{"label": "label.cls", "text": "text", "note": "note.txt", "meta": "meta.json"},
         **{"film": "film.mp4", "sound": "sound.wav", "mask": "mask.png", "raw": "raw"},
         **{"camera.id": "camera.id.txt", "source": "source.txt"},
     }
-    with back(tmp_path / "t", kind="webdataset") as found:
+    with convert_back(tmp_path / "t", kind="webdataset") as found:
         for i, (sample, again) in enumerate(zip(dataset, found, strict=True)):
             assert again["key"] == f"{i:09d}"
             ends["picture"] = "picture.png" if i % 2 else "picture.ppm"
@@ -110,7 +110,7 @@ JSON: list[Any] = [
     *(True, False, None, "", "\u00df", "null", "1e400", "NaN", "\0", "\u2028\n"),
     *([], [1, 2], [1, None, "a", [True, {}]], {}, {"a": 1}, {"": {"a.b": [None]}}, [[]] * 3, DEEP),
 ]
-"""Values of every kind that JSON has."""
+"""Values of every JSON type."""
 
 
 @pytest.mark.parametrize("optional", [False, True])
@@ -120,30 +120,30 @@ JSON: list[Any] = [
 def test_json_of_every_kind_round_trips(
     format: str, kind: str, tmp_path: Path, *, optional: bool
 ) -> None:
-    schema = {"said": Json(optional=optional), "in.side": Json("zstd", optional=optional)}
+    schema = {"meta": Json(optional=optional), "in.side": Json("zstd", optional=optional)}
     with shardio.DatasetWriter(tmp_path / "d", Schema({**schema, "n": Text()})) as writer:
         for n, value in enumerate(JSON):
-            writer.append({"said": value, "in.side": JSON[n - 1], "n": str(n)})
+            writer.append({"meta": value, "in.side": JSON[n - 1], "n": str(n)})
     report = export(tmp_path / "d", tmp_path / "e", format)
     assert report.n_samples == len(JSON)
-    with back(tmp_path / "e", kind=kind) as found:
-        names = ("said.json", "in.side.json") if kind == "webdataset" else ("said", "in.side")
+    with convert_back(tmp_path / "e", kind=kind) as found:
+        names = ("meta.json", "in.side.json") if kind == "webdataset" else ("meta", "in.side")
         for name in names:
             assert type(found.schema[name]) is Json
             values = [one[name] for one in found]
-            expected = JSON if name.startswith("said") else JSON[-1:] + JSON[:-1]
+            expected = JSON if name.startswith("meta") else JSON[-1:] + JSON[:-1]
             assert list(map(repr, values)) == list(map(repr, expected))
 
 
 @pytest.mark.parametrize("value", [7, True, None, "a", [1], {"a": [1]}])
 def test_json_round_trips_in_every_format(value: Any, tmp_path: Path) -> None:
-    with shardio.DatasetWriter(tmp_path / "d", Schema({"said": Json(), "n": Text()})) as writer:
-        writer.append({"said": value, "n": "x"})
+    with shardio.DatasetWriter(tmp_path / "d", Schema({"meta": Json(), "n": Text()})) as writer:
+        writer.append({"meta": value, "n": "x"})
     for format, kind in (("webdataset", "webdataset"), ("files", "tables"), ("parquet", "arrow")):
         export(tmp_path / "d", tmp_path / format, format)
-        with back(tmp_path / format, kind=kind) as found:
+        with convert_back(tmp_path / format, kind=kind) as found:
             (sample,) = found
-            assert repr(sample.get("said", sample.get("said.json"))) == repr(value)
+            assert repr(sample.get("meta", sample.get("meta.json"))) == repr(value)
 
 
 def test_tarfile_reads_exported_tars(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_tarfile_reads_exported_tars(dataset: shardio.ShardDataset, tmp_path: Pa
         for i, sample in enumerate(dataset):
             array, label, text = (tar.extractfile(name) for name in names[3 * i : 3 * i + 3])
             assert array is not None and text is not None and label is not None
-            assert equal(loaded(array.read()), sample["x"])
+            assert equal(load_npy(array.read()), sample["x"])
             assert text.read().decode() == sample["text"]
             assert int(label.read()) == sample["label"]
 
@@ -163,7 +163,7 @@ def test_tarfile_reads_exported_tars(dataset: shardio.ShardDataset, tmp_path: Pa
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_webdataset_reads_exported_tars(dataset: shardio.ShardDataset, tmp_path: Path) -> None:
     library = pytest.importorskip("webdataset", reason="webdataset is not installed")
-    export(dataset, tmp_path / "t", "webdataset", fields=["x", "text", "label", "said", "raw"])
+    export(dataset, tmp_path / "t", "webdataset", fields=["x", "text", "label", "meta", "raw"])
     found = list(
         library.WebDataset(str(tmp_path / "t" / "000000.tar"), shardshuffle=False).decode()
     )
@@ -172,7 +172,7 @@ def test_webdataset_reads_exported_tars(dataset: shardio.ShardDataset, tmp_path:
         assert equal(sample["x"], again["x.npy"])
         assert (again["text"], again["label.cls"]) == (sample["text"], sample["label"])
         assert again["raw"] == sample["raw"]
-        assert sample["said"] is None or again["said.json"] == sample["said"]
+        assert sample["meta"] is None or again["meta.json"] == sample["meta"]
 
 
 def test_field_names_survive_a_round_trip_through_tars(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_field_names_survive_a_round_trip_through_tars(tmp_path: Path) -> None:
         for i in range(3):
             writer.append({"key": f"a.b/{i}", "cls": i, "b.txt": "b", "json.gz": b"z"})
     export(tmp_path / "d", tmp_path / "t", "webdataset")
-    with shardio.open(tmp_path / "d") as dataset, back(tmp_path / "t") as found:
+    with shardio.open(tmp_path / "d") as dataset, convert_back(tmp_path / "t") as found:
         assert found.schema.keys() - {"label", "source"} == schema.keys()
         for sample, again in zip(dataset, found, strict=True):
             assert {name: again[name] for name in schema} == sample
@@ -223,10 +223,10 @@ def test_files_round_trip_through_their_table(
     dataset: shardio.ShardDataset, tmp_path: Path
 ) -> None:
     export(dataset, tmp_path / "f", "files", fields=without_lists(dataset))
-    with back(tmp_path / "f", kind="tables") as found:
+    with convert_back(tmp_path / "f", kind="tables") as found:
         for sample, again in zip(dataset, found, strict=True):
             for name in without_lists(dataset):
-                value = loaded(again[name]) if name in ("moved", "big") else again[name]
+                value = load_npy(again[name]) if name in ("moved", "big") else again[name]
                 assert same(dataset.schema[name], sample[name], value), name
 
 

@@ -1,4 +1,4 @@
-"""Conversions into object stores: all of the dataset is there, or nothing that one would read."""
+"""Uploads: readers see the whole dataset or nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_is_there_is_what_a_folder_would_have(
+def test_the_uploaded_dataset_equals_that_of_a_folder(
     store: Scene, lines: Path, tmp_path: Path
 ) -> None:
     url = store.url("converted")
@@ -85,9 +85,9 @@ def test_an_upload_that_fails_publishes_nothing_and_resuming_ends_it(
     with pytest.raises(StoreUnavailable):
         _convert(store, lines, url, told={"deadline_s": 0.3}, **OPTIONS)
     names = list(_objects(store, url))
-    *shards, claim = names
+    *shards, lease = names
     assert shards and all(name.endswith(".shard") for name in shards)
-    assert claim == "conversion.json"
+    assert lease == "conversion.json"
     assert not list((tmp_path / "cache").rglob("*.shard"))  # they lie there, and no more here
     with pytest.raises(DatasetExists, match="complete but not published"):
         _convert(store, lines, url, **OPTIONS)
@@ -97,7 +97,7 @@ def test_an_upload_that_fails_publishes_nothing_and_resuming_ends_it(
     assert _texts(store, url) == ["one", "two", "three", "four"]
 
 
-def test_what_was_sent_is_not_sent_again(store: Scene, lines: Path, tmp_path: Path) -> None:
+def test_uploaded_shards_are_not_uploaded_again(store: Scene, lines: Path, tmp_path: Path) -> None:
     url = store.url("halfway")
     store.proxy.faults = [Fault("error", "000001-000", times=99, method="PUT")]
     with pytest.raises(StoreUnavailable):
@@ -112,7 +112,7 @@ def test_what_was_sent_is_not_sent_again(store: Scene, lines: Path, tmp_path: Pa
     assert _texts(store, url) == ["one", "two", "three", "four"]
 
 
-def test_shards_that_the_plan_no_longer_has_are_removed(store: Scene, lines: Path) -> None:
+def test_shards_missing_from_a_new_plan_are_removed(store: Scene, lines: Path) -> None:
     url = store.url("replanned")
     options = {**OPTIONS, "on_error": "stop"}
     write(lines, {"c/3.txt": "five six seven eight nine ten"})
@@ -131,7 +131,7 @@ def test_shards_that_the_plan_no_longer_has_are_removed(store: Scene, lines: Pat
 
 @contextmanager
 def _interrupted_at_the_end() -> Iterator[None]:
-    """Conversions are interrupted when all shards are there."""
+    """Interrupt conversions once all shards are uploaded."""
     with pytest.MonkeyPatch.context() as during:
         during.setattr("shardio.conversion.execution.publish", _interrupted)
         yield
@@ -142,9 +142,7 @@ def _interrupted(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["gone", "another's"])
-def test_what_was_sent_and_is_not_there_any_more_is_an_error(
-    store: Scene, lines: Path, what: str
-) -> None:
+def test_a_missing_or_replaced_shard_is_an_error(store: Scene, lines: Path, what: str) -> None:
     url = store.url(f"lost-{what[:4]}")
     with _interrupted_at_the_end(), pytest.raises(KeyboardInterrupt):
         _convert(store, lines, url, **OPTIONS)
@@ -161,10 +159,10 @@ def test_what_was_sent_and_is_not_there_any_more_is_an_error(
         _convert(store, lines, url, resume=True, **OPTIONS)
 
 
-def test_while_one_converts_there_another_is_refused(
+def test_a_second_conversion_to_the_same_url_is_refused(
     store: Scene, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = store.url("claimed")
+    url = store.url("leased")
     with _interrupted_at_the_end(), pytest.raises(KeyboardInterrupt):
         _convert(store, lines, url, **OPTIONS)
     there = list(_objects(store, url))
@@ -180,7 +178,7 @@ def test_while_one_converts_there_another_is_refused(
     assert "conversion.json" not in _objects(store, url)
 
 
-def test_two_of_one_machine_do_not_convert_to_one_place(
+def test_two_conversions_on_one_machine_do_not_share_a_url(
     store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = store.url("twice")
@@ -198,7 +196,7 @@ def test_two_of_one_machine_do_not_convert_to_one_place(
     assert _texts(store, url) == ["one", "two", "three", "four"]
 
 
-def test_nobody_goes_on_before_what_an_interrupted_one_was_uploading_has_come_to_its_end(
+def test_a_resumed_conversion_waits_for_interrupted_uploads(
     store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = store.url("under-way")
@@ -225,7 +223,7 @@ def test_nobody_goes_on_before_what_an_interrupted_one_was_uploading_has_come_to
     assert _texts(store, url) == ["one", "two", "three", "four"]
 
 
-def test_an_empty_object_in_the_place_of_a_shard_is_written_over(
+def test_an_empty_object_in_place_of_a_shard_is_overwritten(
     store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: ObjectStore, name: str, n_bytes: int) -> None:
@@ -239,25 +237,25 @@ def test_an_empty_object_in_the_place_of_a_shard_is_written_over(
     assert objects.read("a.shard") == b"a shard"
 
 
-def test_a_sender_that_is_closed_removes_nothing_any_more(
+def test_a_closed_uploader_removes_nothing(
     store: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender = ShardUploader(ObjectStore(store.url("closed"), store.options), "")
+    uploader = ShardUploader(ObjectStore(store.url("closed"), store.options), "")
     has_ended = threading.Event()
     monkeypatch.setattr(
         "shardio.conversion.shard_uploader.uploaded_name", lambda _: "000000-000.shard"
     )
     monkeypatch.setattr(
-        "shardio.conversion.shard_uploader.check_uploaded", lambda *_: sender.close()
+        "shardio.conversion.shard_uploader.check_uploaded", lambda *_: uploader.close()
     )
     (tmp_path / "000.shard").write_bytes(b"of the next conversion")
-    sender.set_done_callback(has_ended.set)
-    sender.submit(str(tmp_path / "000.shard"), ShardSummary("000000-000.shard", 1, 1, "0"))
+    uploader.set_done_callback(has_ended.set)
+    uploader.submit(str(tmp_path / "000.shard"), ShardSummary("000000-000.shard", 1, 1, "0"))
     assert has_ended.wait(60)
     assert (tmp_path / "000.shard").exists()
 
 
-def test_who_came_and_published_before_the_claim_is_seen(
+def test_a_dataset_published_before_the_lease_is_taken_is_noticed(
     store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = UploadLease.acquire
@@ -272,7 +270,9 @@ def test_who_came_and_published_before_the_claim_is_seen(
     assert list(_objects(store, store.url("just"))) == ["dataset.json"]
 
 
-def test_what_is_converted_is_not_passed_off_as_of_other_inputs(store: Scene, lines: Path) -> None:
+def test_a_finished_conversion_is_not_published_for_modified_inputs(
+    store: Scene, lines: Path
+) -> None:
     url = store.url("others")
     store.proxy.faults = [Fault("denied", "generations", times=99, method="PUT")]
     with pytest.raises(StoreAccessDenied):
@@ -288,11 +288,11 @@ def test_what_is_converted_is_not_passed_off_as_of_other_inputs(store: Scene, li
     assert _convert(store, lines, url, resume=True, **OPTIONS).n_samples == 4
 
 
-def test_a_conversion_of_nothing_leaves_nothing_there(store: Scene, lines: Path) -> None:
+def test_a_conversion_of_nothing_leaves_nothing_in_the_store(store: Scene, lines: Path) -> None:
     url = store.url("nothing")
     with Upload(url, store.options, resume=False) as upload:
         Path(upload.folder).mkdir()
-    Path(upload.folder).rmdir()  # as if it were killed with the claim alone
+    Path(upload.folder).rmdir()  # as if it were killed with the lease alone
     assert list(_objects(store, url)) == ["conversion.json"]
     with pytest.raises(InvalidArgument):
         _convert(store, lines, url, **{**OPTIONS, "on_error": "never"})
@@ -305,7 +305,7 @@ def test_a_conversion_of_nothing_leaves_nothing_there(store: Scene, lines: Path)
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
-def test_where_no_input_gives_a_sample_nothing_is_left_there(
+def test_without_samples_nothing_is_left_in_the_store(
     store: Scene, lines: Path, tmp_path: Path, n_workers: int
 ) -> None:
     url = store.url(f"broken{n_workers}")
@@ -325,7 +325,7 @@ def test_where_no_input_gives_a_sample_nothing_is_left_there(
     assert _texts(store, url) == ["one", "two", "three", "four"]
 
 
-def test_where_no_input_gives_a_sample_any_more_what_was_sent_is_removed(
+def test_without_samples_after_resuming_uploaded_shards_are_removed(
     store: Scene, lines: Path, tmp_path: Path
 ) -> None:
     url = store.url("gone")
@@ -344,7 +344,7 @@ def test_where_no_input_gives_a_sample_any_more_what_was_sent_is_removed(
     assert _convert(store, lines, url, **OPTIONS).n_samples == 1
 
 
-def test_small_shards_of_items_are_put_together_before_they_are_sent(
+def test_small_shards_of_items_are_merged_before_upload(
     store: Scene, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = store.url("items")
@@ -374,7 +374,7 @@ def test_small_shards_of_items_are_put_together_before_they_are_sent(
     assert list((tmp_path / "cache" / "converting").iterdir()) == []
 
 
-def test_who_is_killed_while_tidying_up_has_published(
+def test_a_conversion_killed_during_its_clean_up_has_published(
     store: Scene, lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = store.url("tidied")
@@ -393,7 +393,7 @@ def _tidy_up_later() -> Any:
     return lambda self: next(calls)(self)
 
 
-def test_samples_of_a_program_are_converted_there(store: Scene, lines: Path) -> None:
+def test_python_samples_are_uploaded(store: Scene, lines: Path) -> None:
     url = store.url("samples")
     report = _convert(store, ({"number": n} for n in range(5)), url)
     assert report.n_samples == 5
@@ -401,9 +401,7 @@ def test_samples_of_a_program_are_converted_there(store: Scene, lines: Path) -> 
         assert [sample["number"] for sample in dataset] == list(range(5))
 
 
-def test_what_a_program_that_was_killed_has_written_is_in_nobodys_way(
-    store: Scene, lines: Path
-) -> None:
+def test_leftovers_of_a_killed_process_are_no_obstacle(store: Scene, lines: Path) -> None:
     url = store.url("killed")
     with Upload(url, store.options, resume=False) as upload:
         Path(upload.folder).mkdir()
@@ -413,7 +411,7 @@ def test_what_a_program_that_was_killed_has_written_is_in_nobodys_way(
     assert "conversion.json" not in _objects(store, url)
 
 
-def test_who_publishes_second_is_refused(
+def test_the_second_to_publish_is_refused(
     store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = store.url("raced")
@@ -430,7 +428,7 @@ def test_who_publishes_second_is_refused(
     assert "000777-000.shard" in _objects(store, url)
 
 
-def test_a_place_that_holds_something_is_refused(store: Scene, lines: Path) -> None:
+def test_a_url_that_holds_data_is_refused(store: Scene, lines: Path) -> None:
     store.put("taken/notes.txt", b"mine")
     with pytest.raises(DatasetExists, match=r"already holds data \(notes\.txt\)"):
         _convert(store, lines, store.url("taken"), **OPTIONS)
@@ -458,7 +456,7 @@ def test_the_command_converts_into_a_store(
     assert _texts(told, url) == ["one", "two", "three", "four"]
 
 
-def test_long_lists_go_with_the_state_that_names_them(
+def test_external_lists_are_uploaded_with_their_generation(
     store: Scene, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.dataset.external_lists.MAX_INLINE_ENTRIES", 1)
