@@ -29,7 +29,7 @@ def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
     return len(required) == 2 or (len(places) > 1 and places[1].name == "rng")
 
 
-def level_of_caller() -> int:
+def caller_stacklevel() -> int:
     """How many frames above the one that asks the program is: the `stacklevel` of its warning."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("shardio."):

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, overload
 
-__all__ = ["cached"]
+__all__ = ["cached_property"]
 
 
 class Closing(ABC):
@@ -59,7 +59,7 @@ class Publishing(Closing):
 _Value = TypeVar("_Value")
 
 
-class cached(Generic[_Value]):  # a decorator, as `property` is
+class cached_property(Generic[_Value]):  # a decorator, as `property` is
     """Replaces a method by its value, which stays in the object's `__dict__` from the first use on.
 
     Two threads that are first at once may both compute it; the last one's value stays. That of

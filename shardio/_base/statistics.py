@@ -194,7 +194,7 @@ class PipelineStats:
 CHECK, DECODE, TRANSFORM = range(3)
 """Places in `SPENT.sums_ns`."""
 
-EVERY: Final = 7
+TIMED_EVERY: Final = 7
 """Of records, one in so many is timed, and counts for as many: two readings of the clock cost as
 much as the hash of a short one. A prime, since clips of a video may come in eights."""
 
@@ -202,11 +202,11 @@ now_ns = perf_counter_ns
 """The clock of all of this; processes of one machine share it."""
 
 
-class _Spent(threading.local):
+class _PhaseTimes(threading.local):
     """Sums of one thread."""
 
     def __init__(self) -> None:
         self.sums_ns = [0, 0, 0]
 
 
-SPENT: Final = _Spent()
+PHASE_TIMES: Final = _PhaseTimes()

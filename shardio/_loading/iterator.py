@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import level_of_caller
+from shardio._base.callers import caller_stacklevel
 from shardio._base.statistics import now_ns
 from shardio._engine.dispatch.counters import Moment
 from shardio._engine.dispatch.engine import Engine
@@ -209,7 +209,7 @@ class Handover:
                 f"batches are copied: the program holds all {len(pool)} blocks that memory_bytes, "
                 "or the limit of open files, allows; let go of batches, or raise that limit",
                 RuntimeWarning,
-                stacklevel=level_of_caller(),
+                stacklevel=caller_stacklevel(),
             )
         return copy
 

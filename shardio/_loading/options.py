@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypedDict, get_args
 
 import numpy as np
 
-from shardio._base.callers import level_of_caller, takes_rng
+from shardio._base.callers import caller_stacklevel, takes_rng
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.filling.batch_spec import Dct, Recipe
 from shardio._workers.processes.limits import default_budget, usable_cpus
@@ -98,7 +98,7 @@ def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: in
         f"are fewer than the {step}: pass a smaller batch_size than {batch_size}, or tail='short' "
         "or 'pad'",
         RuntimeWarning,
-        stacklevel=level_of_caller(),
+        stacklevel=caller_stacklevel(),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shardio._base.callers import level_of_caller
+from shardio._base.callers import caller_stacklevel
 from shardio._engine.dispatch.iterations import Iteration
 from shardio._engine.filling.batch_index import Itinerary
 from shardio._engine.filling.batch_spec import Plan, Recipe
@@ -89,7 +89,7 @@ class Bringing:
                     f"{room}: with shuffle='shards' a window of {SHARDS_PER_WINDOW} shards is read "
                     f"at a time, up to {self._at_once} bytes, which are downloaded again and "
                     "again: raise cache_bytes to twice that, or make smaller shards",
-                    stacklevel=level_of_caller(),
+                    stacklevel=caller_stacklevel(),
                 )
         if choice.is_full:
             raise InvalidArgument(
@@ -100,7 +100,7 @@ class Bringing:
             warnings.warn(
                 f"{room}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
                 f"which are downloaded whole: {hint}",
-                stacklevel=level_of_caller(),
+                stacklevel=caller_stacklevel(),
             )
 
     def follow(self, iteration: Iteration) -> None:

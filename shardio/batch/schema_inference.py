@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.errors import SchemaError
-from shardio.format.arrays import is_bfloat16_bits, shown_dtype
+from shardio.format.arrays import format_dtype, is_bfloat16_bits
 from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, List, Text
 from shardio.format.schema import Schema
 
@@ -177,7 +177,7 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
         if not _is_dtype(value.dtype, field) or value.ndim != len(field.shape):
             raise SchemaError(
                 f"field {name!r}: the first batch had {field.dtype} of {len(field.shape)} "
-                f"dimensions, this has {shown_dtype(value.dtype)} of shape {value.shape}"
+                f"dimensions, this has {format_dtype(value.dtype)} of shape {value.shape}"
             )
 
 
@@ -211,5 +211,5 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
             ways = "" if not _is_dtype(value.dtype, field) or not field.shape else _OTHER_SHAPES
             raise SchemaError(
                 f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, "
-                f"this has {shown_dtype(value.dtype)} of shape {value.shape}{ways}"
+                f"this has {format_dtype(value.dtype)} of shape {value.shape}{ways}"
             )

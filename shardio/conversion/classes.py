@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from shardio._base.callers import level_of_caller
+from shardio._base.callers import caller_stacklevel
 from shardio._base.file_names import check_encodable
 from shardio.conversion.inputs import ANY_FOLDERS, Listing, parse_pattern
 from shardio.errors import InvalidArgument
@@ -182,7 +182,7 @@ def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_class
     """
     if (found := find_split(folders)) is not None:
         text = _split_warning(found, source, out, are_classes=are_classes)
-        warnings.warn(text, stacklevel=level_of_caller())
+        warnings.warn(text, stacklevel=caller_stacklevel())
 
 
 def find_split(folders: Iterable[str]) -> SplitFolders | None:

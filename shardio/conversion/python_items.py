@@ -32,7 +32,7 @@ from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Array, Audio, Video
 from shardio.format.schema import Schema
 from shardio.format.values import encode_record, encode_stream
-from shardio.shard.writer import as_encoded
+from shardio.shard.writer import encode_media
 
 SampleFunction = Callable[[Any], Any]
 
@@ -243,7 +243,7 @@ def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]
         if isinstance(field, Array):
             encode_array(name, field, value)
             continue
-        found[name] = value = as_encoded(name, field, value)
+        found[name] = value = encode_media(name, field, value)
         if isinstance(field, Video | Audio):
             encode_stream(name, field, value)
         else:

@@ -25,7 +25,7 @@ from typing import Any, Final, overload
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.classes import cached
+from shardio._base.classes import cached_property
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import content_id
 from shardio.format.schema import Schema, canonical_json
@@ -356,7 +356,7 @@ class InputList(Sequence[Input]):
         """The bytes of the part, checked."""
         return self.part.read()
 
-    @cached
+    @cached_property
     def entries(self) -> tuple[Input, ...]:
         """All of them."""
         path, content = self.part.path, self.read_bytes()

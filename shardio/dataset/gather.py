@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.statistics import CHECK, SPENT, now_ns
+from shardio._base.statistics import CHECK, PHASE_TIMES, now_ns
 from shardio.dataset.column_rows import (
     ColumnLocation,
     FileRows,
@@ -220,7 +220,7 @@ class ColumnGather:
         if len(wrong):
             self._raise_mismatch(int(wrong[0]), rows, shards, expected, found)
         self._marks[marks] = 1
-        SPENT.sums_ns[CHECK] += now_ns() - start_ns
+        PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def _update_all_verified(self) -> None:
         """After ever more batches that held nothing new, see whether anything new is left."""

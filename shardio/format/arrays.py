@@ -33,7 +33,7 @@ def is_bfloat16_bits(dtype: np.dtype[Any]) -> bool:
     return dtype.metadata is not None and dtype.metadata.get("bits of") == "bfloat16"
 
 
-def shown_dtype(dtype: np.dtype[Any]) -> str:
+def format_dtype(dtype: np.dtype[Any]) -> str:
     """Return a dtype as messages show it, "bfloat16" for the bits of bfloat16."""
     return "bfloat16" if is_bfloat16_bits(dtype) else str(dtype)
 
@@ -99,7 +99,7 @@ def refuse_masked(place: str, value: object, depth: int = 1) -> None:
             refuse_masked(place, each, depth - 1)
 
 
-def with_arrays(name: str, value: Any, depth: int) -> Any:
+def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
     """Return a value with its tensors of torch as arrays, or as it is if it has none.
 
     Args:
@@ -115,7 +115,7 @@ def with_arrays(name: str, value: Any, depth: int) -> Any:
         return tensor_to_array(name, value)
     if not depth or not isinstance(value, list | tuple) or PLAIN_TYPES.issuperset(map(type, value)):
         return value
-    found = [with_arrays(f"{name}[{i}]", each, depth - 1) for i, each in enumerate(value)]
+    found = [tensors_to_arrays(f"{name}[{i}]", each, depth - 1) for i, each in enumerate(value)]
     return value if all(a is b for a, b in zip(found, value, strict=True)) else found
 
 
@@ -166,7 +166,7 @@ def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
                 _refuse_rounding(name, found, cast)
             return cast
         raise SchemaError(
-            f"field {name!r}: expected dtype {field.dtype}, found {shown_dtype(found.dtype)}"
+            f"field {name!r}: expected dtype {field.dtype}, found {format_dtype(found.dtype)}"
         )
     try:
         return _converted(np.asarray(value), field)

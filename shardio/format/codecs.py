@@ -76,7 +76,7 @@ class Dictionary:
 
 _plain = _Contexts()
 
-known_dictionary = functools.lru_cache(maxsize=64)(Dictionary)
+cached_dictionary = functools.lru_cache(maxsize=64)(Dictionary)
 """A Dictionary, the same one for the same content: contexts cost 0.2 ms and as much memory."""
 
 

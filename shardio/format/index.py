@@ -66,7 +66,7 @@ def alignment(field: Field, codec: int) -> int:
     return RECORD_ALIGNMENT if isinstance(field, Array | List) and codec == Codec.RAW else 1
 
 
-def broken(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np.bool_]:
+def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np.bool_]:
     """Which entries have numbers that cannot be right.
 
     Checked without a possible overflow: known codec, record inside the payload, equal sizes for a
@@ -94,11 +94,11 @@ def broken(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np
     return found
 
 
-def first_broken(entries: Entries, field: Field, payload_bytes: int) -> int | None:
+def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | None:
     """The position of the first entry whose numbers cannot be right, or None."""
     if field.codec == "raw" and _are_raw(entries, field, payload_bytes):
         return None
-    bad = broken(entries, field, payload_bytes)
+    bad = invalid_entries(entries, field, payload_bytes)
     return int(np.argmax(bad)) if bad.any() else None
 
 

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import ItemsView, Iterator, KeysView, Mapping
 from typing import Any, Final, NoReturn
 
-from shardio._base.classes import cached
+from shardio._base.classes import cached_property
 from shardio.errors import SchemaError, ShardUnsupported
 from shardio.format.codecs import Codec
 from shardio.format.fields import (
@@ -117,12 +117,12 @@ class Schema(Mapping[str, Field]):
         """The stable integer that stands for the field in section tables."""
         return self._ids[name]
 
-    @cached
+    @cached_property
     def optional(self) -> tuple[str, ...]:
         """The fields that a sample may lack."""
         return tuple(name for name, field in self.items() if field.optional)
 
-    @cached
+    @cached_property
     def required(self) -> Required:
         """The features that a reader needs because of the schema, whatever the samples are."""
         found = Required.NESTED_NAMES if self.groups else Required(0)
@@ -156,7 +156,7 @@ class Schema(Mapping[str, Field]):
         """The canonical bytes that a shard holds."""
         return self._json
 
-    @cached
+    @cached_property
     def _json(self) -> bytes:
         fields = [_describe(name, self._ids[name], field) for name, field in self.items()]
         return canonical_json({"fields": fields})

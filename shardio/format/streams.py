@@ -77,7 +77,7 @@ class PacketFlag(IntFlag):
 _FLAGS: Final = int(PacketFlag.KEY | PacketFlag.HIDDEN | PacketFlag.DISPOSABLE)
 
 
-class Data(Protocol):
+class PacketData(Protocol):
     """Bytes that can be cut: a bytes-like object, or one that checks what it hands out."""
 
     def __len__(self) -> int: ...
@@ -104,7 +104,7 @@ class EncodedStream:
     parameters: Mapping[str, Any]
     extradata: bytes = field(repr=False)
     packets: Packets = field(repr=False)
-    data: Data = field(repr=False)
+    data: PacketData = field(repr=False)
     time_base: Fraction
     n_frames: int
     width: int
@@ -196,7 +196,7 @@ def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
     return STREAM.pack(first_packet, n_packets, first_chunk, *rest)
 
 
-def tables_of(name: str, kind: Field, stream: EncodedStream, n_parameters: int) -> StreamTables:
+def stream_tables(name: str, kind: Field, stream: EncodedStream, n_parameters: int) -> StreamTables:
     """What the sections have of a stream that is given to a writer.
 
     Args:
@@ -213,7 +213,7 @@ def tables_of(name: str, kind: Field, stream: EncodedStream, n_parameters: int) 
             f"field {name!r}: expected packets of dtype {PACKET_DTYPE}, found {packets.dtype} of "
             f"{packets.ndim} dimensions"
         )
-    if (wrong := why_packets_are_wrong(packets, len(stream.data))) is not None:
+    if (wrong := packets_error(packets, len(stream.data))) is not None:
         raise SchemaError(f"field {name!r}: {wrong}")
     time_base, sizes = Fraction(stream.time_base), (n_parameters, len(stream.extradata))
     numbers = {
@@ -257,7 +257,7 @@ def n_shown(packets: Packets) -> int:
     return int(np.count_nonzero(packet_flags(packets) & PacketFlag.HIDDEN == 0))
 
 
-def why_packets_are_wrong(packets: Packets, n_bytes: int) -> str | None:
+def packets_error(packets: Packets, n_bytes: int) -> str | None:
     """What is wrong with a table of packets of n_bytes: a flag, or that they do not tile them."""
     if not len(packets):
         return None if n_bytes == 0 else f"{n_bytes} bytes of packets, and no packet"
@@ -273,7 +273,7 @@ def why_packets_are_wrong(packets: Packets, n_bytes: int) -> str | None:
     return None
 
 
-def broken_streams(
+def invalid_streams(
     streams: Streams, sizes: npt.NDArray[np.uint64], n_packets: int, n_chunks: int
 ) -> npt.NDArray[np.bool_]:
     """Which lines have numbers that cannot be right; checked without a possible overflow.

@@ -49,7 +49,7 @@ from shardio.format.streams import (
     StreamRecord,
     StreamTables,
     check_parameters,
-    tables_of,
+    stream_tables,
 )
 
 
@@ -227,7 +227,7 @@ def encode_stream(name: str, field: Video | Audio, value: object) -> StreamRecor
         check_json(parameters)
     except (ShardCorrupt, SchemaError, TypeError, ValueError) as error:
         raise SchemaError(f"field {name!r}: {error}") from error
-    tables = tables_of(name, field, value, len(head))
+    tables = stream_tables(name, field, value, len(head))
     return StreamRecord(b"".join((head, value.extradata)), value.data[:], tables)
 
 

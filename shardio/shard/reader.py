@@ -22,7 +22,7 @@ from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.shard.opening import open_sections
 from shardio.shard.records import Present, Records
-from shardio.shard.verification import VERIFY, Rows, Units, Verify
+from shardio.shard.verification import VERIFY, Rows, VerifiedUnits, Verify
 from shardio.storage.content import Content, StoredColumn, open_content
 from shardio.storage.file_access import Access, check_length
 from shardio.storage.pread import PreadFile
@@ -69,7 +69,7 @@ class ShardReader(Closing):
         self.header, self.schema, self._sections = open_sections(self._bytes, self.path)
         self._optional = frozenset(self.schema.optional)
         self._verify = verify
-        self.units = Units(
+        self.units = VerifiedUnits(
             self._bytes, self.schema, self._sections, len(self), path=self.path, verify=verify
         )
         """What has been checked; the dataset's gather uses it too."""

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.statistics import DECODE, EVERY, SPENT, now_ns
+from shardio._base.statistics import DECODE, PHASE_TIMES, TIMED_EVERY, now_ns
 from shardio.errors import ClosedError, ShardChanged, ShardCorrupt
-from shardio.format.codecs import Dictionary, decode, known_dictionary
+from shardio.format.codecs import Dictionary, cached_dictionary, decode
 from shardio.format.fields import MEDIA, STREAMED, Array, Field, Image, n_stored_dims
 from shardio.format.index import (
     ENTRY,
     ENTRY_DTYPE,
     Entries,
     codecs,
-    first_broken,
+    first_invalid,
     full_shape,
     picture_shape,
     stored_bytes,
@@ -30,7 +30,7 @@ from shardio.format.schema import Schema
 from shardio.format.values import decode_record
 from shardio.shard.opening import Sections
 from shardio.shard.streams import StreamRecords
-from shardio.shard.verification import Rows, Units
+from shardio.shard.verification import Rows, VerifiedUnits
 from shardio.storage.content import Content, take_items
 
 Present = npt.NDArray[np.bool_]
@@ -47,7 +47,13 @@ class Records:
     """
 
     def __init__(
-        self, content: Content, schema: Schema, sections: Sections, units: Units, *, path: str
+        self,
+        content: Content,
+        schema: Schema,
+        sections: Sections,
+        units: VerifiedUnits,
+        *,
+        path: str,
     ) -> None:
         self._content: Content | None = content
         self._schema, self._sections, self._units, self._path = schema, sections, units, path
@@ -105,7 +111,7 @@ class Records:
             content, ENTRY_DTYPE, *place, numbers, section=section.name, field=name
         )
         payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0]
-        broken = first_broken(found, self._schema[name], payload.size)
+        broken = first_invalid(found, self._schema[name], payload.size)
         if broken is not None:
             raise ShardCorrupt(
                 "an index entry cannot be right (codec, offset, sizes or alignment)",
@@ -151,12 +157,12 @@ class Records:
             if not is_checked:
                 self._units.check_record(name, k, row, offset, stored, expected)
             try:
-                if row % EVERY:
+                if row % TIMED_EVERY:
                     record = decode(stored, codec, n_bytes, dictionary)
                 else:
                     start_ns = now_ns()
                     record = decode(stored, codec, n_bytes, dictionary)
-                    SPENT.sums_ns[DECODE] += EVERY * (now_ns() - start_ns)
+                    PHASE_TIMES.sums_ns[DECODE] += TIMED_EVERY * (now_ns() - start_ns)
             except ShardCorrupt as error:
                 raise self.placed(error, name, row, offset) from error
             yield record
@@ -174,7 +180,7 @@ class Records:
                 raise
             self._units.check_whole(section, content)
             try:
-                self._dictionaries[name] = known_dictionary(content) if content else None
+                self._dictionaries[name] = cached_dictionary(content) if content else None
             except ShardCorrupt as error:
                 raise self.placed(error, name, None, section.offset) from error
         return self._dictionaries[name]

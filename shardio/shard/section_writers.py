@@ -28,7 +28,7 @@ from shardio.format.checksum import (
     pack_hashes,
     rows_per_unit,
 )
-from shardio.format.codecs import Codec, Dictionary, encode, known_dictionary, train_dictionary
+from shardio.format.codecs import Codec, Dictionary, cached_dictionary, encode, train_dictionary
 from shardio.format.fields import STREAMED, Array, Field, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
 from shardio.format.layout import PAGE, Header, Kind, Required, Section, pack_table, padded
@@ -370,7 +370,7 @@ class PayloadWriter:
             if place.name in self.dictionaries:
                 column = [row[k] for row in self._waiting]
                 content = train_dictionary([one[0] for one in column if isinstance(one, tuple)])
-                self.dictionaries[place.name] = known_dictionary(content) if content else None
+                self.dictionaries[place.name] = cached_dictionary(content) if content else None
         for row in self._waiting:
             self._write(row)
         self._waiting, self._n_waiting_bytes = [], 0

@@ -27,14 +27,14 @@ from shardio.format.streams import (
     Packets,
     Streams,
     StreamTables,
-    broken_streams,
     check_parameters,
+    invalid_streams,
     n_shown,
     pack_line,
-    why_packets_are_wrong,
+    packets_error,
 )
 from shardio.shard.opening import Sections
-from shardio.shard.verification import Rows, Units
+from shardio.shard.verification import Rows, VerifiedUnits
 from shardio.storage.content import Content, take_items
 
 
@@ -49,7 +49,13 @@ class StreamRecords:
     """
 
     def __init__(
-        self, content: Content, schema: Schema, sections: Sections, units: Units, *, path: str
+        self,
+        content: Content,
+        schema: Schema,
+        sections: Sections,
+        units: VerifiedUnits,
+        *,
+        path: str,
     ) -> None:
         self._content: Content | None = content
         self._schema, self._sections, self.units, self.path = schema, sections, units, path
@@ -91,7 +97,7 @@ class StreamRecords:
         )
         n_packets = self._section(Kind.PACKETS, name).count
         n_hashes = self._section(Kind.CHUNK_HASHES, name).count
-        bad = broken_streams(found, entries["n_bytes"], n_packets, n_hashes)
+        bad = invalid_streams(found, entries["n_bytes"], n_packets, n_hashes)
         if bad.any():
             i = int(np.argmax(bad))
             raise ShardCorrupt(
@@ -119,7 +125,7 @@ class StreamRecords:
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
             n_bytes, offset = int(entry["n_bytes"]), payload + int(entry["offset"])
             if n_bytes:
-                data = StoredData(self, name, row, offset, n_bytes, int(line["first_chunk"]))
+                data = StreamData(self, name, row, offset, n_bytes, int(line["first_chunk"]))
                 yield self._stream(name, row, line, data)
             else:
                 yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
@@ -137,7 +143,7 @@ class StreamRecords:
             packets = self._packets(name, row, line, int(entry["n_bytes"]) - head)
             yield StreamTables(pack_line(line.tobytes(), 0, 0), packets.tobytes())
 
-    def _stream(self, name: str, row: int, line: np.void, whole: StoredData) -> EncodedStream:
+    def _stream(self, name: str, row: int, line: np.void, whole: StreamData) -> EncodedStream:
         n_parameters, n_extradata = int(line["parameter_bytes"]), int(line["extradata_bytes"])
         head = whole[: n_parameters + n_extradata]
         packets = self._packets(name, row, line, len(whole) - len(head))
@@ -174,7 +180,7 @@ class StreamRecords:
             error.at(section=section.name, field=name)
             raise
         packets = np.frombuffer(stored, PACKET_DTYPE, count)
-        if (wrong := why_packets_are_wrong(packets, n_bytes)) is not None:
+        if (wrong := packets_error(packets, n_bytes)) is not None:
             self._refuse(wrong, "packet", name, row, place, section=section)
         if isinstance(self._schema[name], Video) and n_shown(packets) != int(line["n_frames"]):
             self._refuse(
@@ -222,7 +228,7 @@ class StreamRecords:
         )
 
 
-class StoredData:
+class StreamData:
     """Bytes of one record, checked chunk by chunk when they are sliced.
 
     They can be sliced for as long as the reader is open; a slice (without a step) is a view of the
@@ -252,10 +258,10 @@ class StoredData:
         self.offset, self._n_bytes = offset, n_bytes
         self._first_chunk, self._skipped = first_chunk, skipped
 
-    def behind(self, n_bytes: int) -> StoredData:
+    def behind(self, n_bytes: int) -> StreamData:
         """The same without its first n_bytes."""
         place = self.offset, self._n_bytes, self._first_chunk, self._skipped + n_bytes
-        return StoredData(self._records, self._name, self._row, *place)
+        return StreamData(self._records, self._name, self._row, *place)
 
     def __len__(self) -> int:
         return self._n_bytes - self._skipped

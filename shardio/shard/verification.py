@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.statistics import CHECK, EVERY, SPENT, now_ns
+from shardio._base.statistics import CHECK, PHASE_TIMES, TIMED_EVERY, now_ns
 from shardio.errors import ChecksumMismatch, ShardChanged
 from shardio.format.checksum import (
     BLOCK_BYTES,
@@ -44,7 +44,7 @@ class _Hashed:
     first_mark: int
 
 
-class Units:
+class VerifiedUnits:
     """The units of one opened shard and their marks. Borrows the shard's bytes.
 
     Args:
@@ -144,7 +144,7 @@ class Units:
             if found != hash_:
                 raise self.mismatch(name, first, offset, hash_, found)
             self.marks[column.first_mark + unit] = 1
-        SPENT.sums_ns[CHECK] += now_ns() - start_ns
+        PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def check_row(self, name: str, row: int) -> None:
         """Check the unit of a column that holds one row, as `check_column` does."""
@@ -181,12 +181,12 @@ class Units:
         mark = self._records_mark + row * self._n_records + k
         if self._verify == "first" and self.marks[mark]:
             return
-        if row % EVERY:
+        if row % TIMED_EVERY:
             found = hash_bytes(stored)
         else:
             start_ns = now_ns()
             found = hash_bytes(stored)
-            SPENT.sums_ns[CHECK] += EVERY * (now_ns() - start_ns)
+            PHASE_TIMES.sums_ns[CHECK] += TIMED_EVERY * (now_ns() - start_ns)
         if found != expected:
             raise self.mismatch(name, row, offset, expected, found)
         self.marks[mark] = 1
@@ -208,7 +208,7 @@ class Units:
         """
         start_ns = now_ns()
         found = hash_bytes(stored)
-        SPENT.sums_ns[CHECK] += now_ns() - start_ns
+        PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
         if found != expected:
             raise self.mismatch(name, row, offset, expected, found)
         self.marks[self._chunk_marks[name] + chunk] = 1
@@ -246,7 +246,7 @@ class Units:
             if found != expected:
                 raise self._section_mismatch(section, start, expected, found)
             self.marks[hashed.first_mark + 1 + block] = 1
-        SPENT.sums_ns[CHECK] += now_ns() - start_ns
+        PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def check_whole(self, section: Section, content: bytes) -> None:
         """Check a section that is read once and kept, if anything is checked at all.

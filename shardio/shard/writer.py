@@ -38,7 +38,7 @@ from shardio.shard.section_writers import (
 from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, sync_folder, unlink
 
 
-def as_encoded(name: str, field: Field, value: Any) -> Any:
+def encode_media(name: str, field: Field, value: Any) -> Any:
     """What a shard stores for a value of a field of media; what is no such thing stays as it is.
 
     The bytes of a picture's file are looked into for its height, width and channels; a media file
@@ -105,7 +105,7 @@ class ShardWriter(Publishing):
         if not name.endswith(".shard"):
             raise InvalidArgument(f"{self.path}: a shard's file name must end in .shard")
         if os.path.lexists(self._place):
-            raise _taken(self.path)
+            raise _exists_error(self.path)
         # Cut: a name may be as long as a file system allows, and this one must fit, too.
         temporary = f".{name[:40]}.{secrets.token_hex(6)}.tmp"
         self._temporary = os.path.join(self._folder, temporary)
@@ -173,7 +173,7 @@ class ShardWriter(Publishing):
             self._check_names(sample)
         rows = [encode(sample.get(name)) for name, encode in self._rows_of]
         if self._media:
-            given = {n: as_encoded(n, f, sample.get(n)) for n, f in self._media.items()}
+            given = {n: encode_media(n, f, sample.get(n)) for n, f in self._media.items()}
             sample = {**sample, **given}
         return rows, [encode(sample.get(name)) for name, encode in self._records_of]
 
@@ -248,7 +248,7 @@ class ShardWriter(Publishing):
             try:
                 rename_exclusive(self._temporary, self._place)
             except FileExistsError as error:
-                raise _taken(self.path) from error
+                raise _exists_error(self.path) from error
             sync_folder(self._folder)
         except BaseException:
             self.abort()
@@ -361,5 +361,5 @@ def check_schema(schema: object) -> Schema:
     return schema
 
 
-def _taken(path: str) -> ShardExists:
+def _exists_error(path: str) -> ShardExists:
     return ShardExists(f"{path}: already exists; shards are never overwritten")

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.classes import cached
+from shardio._base.classes import cached_property
 from shardio.errors import InvalidArgument
 from shardio.format.arrays import is_masked
 from shardio.format.checksum import hash_bytes
@@ -108,7 +108,7 @@ class RowRuns:
         """All rows."""
         return self.rows(np.arange(len(self)))
 
-    @cached
+    @cached_property
     def identity(self) -> str:
         """What tells it from other views."""
         return f"{hash_bytes(self.to_text().encode()):016x}"
@@ -142,12 +142,12 @@ class RowList:
         """How many rows are below each of `limits`, where the rows ascend."""
         return np.searchsorted(self._rows, limits, "left")
 
-    @cached
+    @cached_property
     def ascends(self) -> bool:
         """Whether no row comes before a smaller one."""
         return bool((self._rows[1:] >= self._rows[:-1]).all())
 
-    @cached
+    @cached_property
     def identity(self) -> str:
         """What tells it from other views."""
         return f"list-{hash_bytes(self._rows.data):016x}"

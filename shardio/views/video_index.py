@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.classes import cached
+from shardio._base.classes import cached_property
 from shardio.errors import InvalidArgument, MediaError, ShardCorrupt
 from shardio.format.fields import Array, List
 from shardio.format.schema import Schema
@@ -70,7 +70,7 @@ class FrameTimes:
         end, times = int(self.pts[-1]), self.pts[self._seen[-2:]].tolist()
         return end - self._begin + (last or (times[1] - times[0] if len(times) > 1 else 1))
 
-    @cached
+    @cached_property
     def _seen(self) -> Numbers:
         """The frames that are on show at some time."""
         return np.flatnonzero(np.append(self.pts[1:] != self.pts[:-1], True))

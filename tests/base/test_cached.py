@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from shardio._base.classes import cached
+from shardio._base.classes import cached_property
 
 
 class Counting:
@@ -13,7 +13,7 @@ class Counting:
     def __init__(self) -> None:
         self.n_computed = 0
 
-    @cached
+    @cached_property
     def number(self) -> int:
         """How often."""
         self.n_computed += 1
@@ -27,7 +27,7 @@ def test_it_is_computed_once_per_object() -> None:
 
 
 def test_what_it_is_can_be_asked_of_the_class() -> None:
-    assert isinstance(Counting.number, cached)
+    assert isinstance(Counting.number, cached_property)
     assert Counting.number.__doc__ == "How often."
 
 
@@ -36,7 +36,7 @@ def test_a_thread_that_is_inside_keeps_nobody_waiting() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow:
-        @cached
+        @cached_property
         def value(self) -> str:
             if threading.current_thread() is slow:
                 begun.set()

@@ -11,7 +11,7 @@ import pytest
 from shardio import Array, List, Schema, ShardLoader, ShardReader, Text
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError, ShardCorrupt
-from shardio.format.codecs import Codec, known_dictionary, train_dictionary
+from shardio.format.codecs import Codec, cached_dictionary, train_dictionary
 from shardio.format.index import codecs
 from shardio.format.layout import Kind, Required
 from shardio.format.values import pack_list, unpack_list
@@ -239,5 +239,5 @@ def test_no_more_waits_for_a_dictionary_than_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"no dictionary", b"\x37\xa4\x30\xec" + b"\xff" * 100])
 def test_what_is_no_dictionary_is_refused(content: bytes) -> None:
     with pytest.raises(ShardCorrupt, match="no zstd dictionary") as caught:
-        known_dictionary(content)
+        cached_dictionary(content)
     assert caught.value.code == "dictionary"

@@ -28,10 +28,10 @@ from shardio.format.fields import Array, Bytes, Field
 from shardio.format.index import (
     ENTRY_DTYPE,
     Entries,
-    broken,
     codecs,
-    first_broken,
+    first_invalid,
     full_shape,
+    invalid_entries,
     pack_entry,
     stored_bytes,
 )
@@ -58,7 +58,7 @@ def test_an_entry_that_is_packed_is_read_again(
 def test_a_record_is_accepted_exactly_where_it_lies_inside_the_payload(
     payload: int, offset: int, n_stored: int
 ) -> None:
-    found = first_broken(entries_of((offset, n_stored, Codec.RAW, n_stored)), Bytes(), payload)
+    found = first_invalid(entries_of((offset, n_stored, Codec.RAW, n_stored)), Bytes(), payload)
     assert (found is None) == (offset + n_stored <= payload)
 
 
@@ -80,18 +80,18 @@ def test_whether_any_entry_is_broken_is_told_as_each_is(
     rows: list[tuple[int, int, Codec, int]], payload: int, field: Field
 ) -> None:
     entries = entries_of(*rows)
-    bad = np.flatnonzero(broken(entries, field, payload)).tolist()
-    assert first_broken(entries, field, payload) == (bad[0] if bad else None)
+    bad = np.flatnonzero(invalid_entries(entries, field, payload)).tolist()
+    assert first_invalid(entries, field, payload) == (bad[0] if bad else None)
 
 
 def test_the_first_of_several_broken_entries_is_named() -> None:
     good, bad = (0, 4, Codec.RAW, 4), (0, 4, Codec.RAW, 5)
-    assert first_broken(entries_of(good, bad, good, bad), Bytes(), 4) == 1
+    assert first_invalid(entries_of(good, bad, good, bad), Bytes(), 4) == 1
 
 
 def test_a_record_has_fewer_than_2_to_48_bytes() -> None:
     packed = entries_of(*((0, 1 << 40, Codec.ZSTD, n) for n in ((1 << 48) - 1, 1 << 48)))
-    assert broken(packed, Bytes(codec="zstd"), 1 << 60).tolist() == [False, True]
+    assert invalid_entries(packed, Bytes(codec="zstd"), 1 << 60).tolist() == [False, True]
 
 
 def test_an_empty_array_takes_fewer_than_2_to_48_bytes_where_a_0_counts_as_1() -> None:

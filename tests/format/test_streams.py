@@ -28,12 +28,12 @@ from shardio.format.streams import (
     Packets,
     StreamRecord,
     StreamTables,
-    broken_streams,
+    invalid_streams,
     pack_line,
     pack_packets,
     packet_flags,
     packet_sizes,
-    why_packets_are_wrong,
+    packets_error,
 )
 from shardio.format.values import EncodedImage, encode_record, encode_stream
 from tests.shards import made_stream
@@ -49,8 +49,8 @@ def test_packets_lie_back_to_back_with_their_sizes_and_flags(
     assert packet_sizes(packets).tolist() == sizes
     assert packet_flags(packets).tolist() == [flag] * len(sizes)
     assert packets["pts"].tolist() == [pts] * len(sizes)
-    assert why_packets_are_wrong(packets, sum(sizes)) is None
-    assert why_packets_are_wrong(packets, sum(sizes) + 1) is not None
+    assert packets_error(packets, sum(sizes)) is None
+    assert packets_error(packets, sum(sizes) + 1) is not None
 
 
 def broken_packets(what: str) -> Packets:
@@ -84,13 +84,13 @@ def broken_packets(what: str) -> Packets:
     ],
 )
 def test_packets_that_do_not_tile_their_bytes_are_told(what: str) -> None:
-    assert why_packets_are_wrong(broken_packets(what), 60) is not None
+    assert packets_error(broken_packets(what), 60) is not None
 
 
 def test_no_packets_tile_no_bytes() -> None:
     none = pack_packets([], 0, 0, 0)
-    assert why_packets_are_wrong(none, 0) is None
-    assert "no packet" in str(why_packets_are_wrong(none, 1))
+    assert packets_error(none, 0) is None
+    assert "no packet" in str(packets_error(none, 1))
 
 
 def line(**changes: int) -> Any:
@@ -115,7 +115,7 @@ def line(**changes: int) -> Any:
 
 
 def is_broken(found: Any, n_bytes: int = 70_000) -> bool:
-    return bool(broken_streams(found, np.array([n_bytes], np.uint64), 5, 3)[0])
+    return bool(invalid_streams(found, np.array([n_bytes], np.uint64), 5, 3)[0])
 
 
 def test_a_line_that_reaches_just_to_the_end_of_its_tables_is_right() -> None:

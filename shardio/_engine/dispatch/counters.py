@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.statistics import CHECK, DECODE, SPENT, TRANSFORM, LoadingStats, now_ns
+from shardio._base.statistics import CHECK, DECODE, PHASE_TIMES, TRANSFORM, LoadingStats, now_ns
 from shardio._workers.processes.linux import memory_file, resize_memory_file
 from shardio.order.partition import RankPartition
 
@@ -67,7 +67,7 @@ class Tally:
 
     def start(self) -> int:
         """Begin to fill a batch; what it returns is for `add`."""
-        SPENT.sums_ns[:] = 0, 0, 0
+        PHASE_TIMES.sums_ns[:] = 0, 0, 0
         return now_ns()
 
     def add(self, slot: int, step: int, start_ns: int) -> int:
@@ -77,7 +77,7 @@ class Tally:
         words[line + _FILLED] += 1
         words[line + _FILL] += end_ns - start_ns
         words[line + _READY] += end_ns - words[line + _BEGAN]
-        sums_ns = SPENT.sums_ns
+        sums_ns = PHASE_TIMES.sums_ns
         if any(sums_ns):
             words[line + _CHECK] += sums_ns[CHECK]
             words[line + _DECODE] += sums_ns[DECODE]

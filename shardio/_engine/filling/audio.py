@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.classes import Closing
-from shardio._base.statistics import DECODE, SPENT, now_ns
+from shardio._base.statistics import DECODE, PHASE_TIMES, now_ns
 from shardio._engine.filling.batch_index import Stretch
 from shardio._engine.filling.visual import VideoClips
 from shardio.dataset.dataset import Dataset
@@ -99,7 +99,7 @@ class Sounds(Closing):
         except (MediaError, InvalidArgument) as error:
             path = self._dataset.files.reader(shard, name).path
             raise MediaError(f"{path}, field {name!r}, sample {row}: {error}") from error
-        SPENT.sums_ns[DECODE] += now_ns() - start_ns
+        PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
         return self._typed(found), span
 
     def fields_of(self, shard: int, row: int, start: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.statistics import SPENT, TRANSFORM, now_ns
+from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
 from shardio._engine.filling.batch_index import Stretch
 from shardio._engine.filling.batch_spec import Recipe, Schemas
 from shardio._engine.filling.collate import (
@@ -224,7 +224,7 @@ class Batches:
         except BaseException as error:  # sys.exit and StopIteration are failures too
             said, text = told(what, error)
             raise TransformError(f"{said}\n  at {self._named(share)}\n\n{text}") from error
-        SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
+        PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
         try:
             return plain(made)
         except SchemaError as error:

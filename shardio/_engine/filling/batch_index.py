@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.classes import cached
+from shardio._base.classes import cached_property
 from shardio._engine.filling.batch_spec import Plan
 from shardio.batch.layout import CLAIMED, NO_FIELD, pack_state
 from shardio.dataset.dataset import Dataset
@@ -77,7 +77,7 @@ class Stretch:
             self._slots[name] = found
         return found
 
-    @cached
+    @cached_property
     def cuts(self) -> Cuts:
         """Where the clip of each sample begins, and is cropped; of a dataset that shows clips."""
         clips = self._dataset.rows.clips
@@ -86,7 +86,7 @@ class Stretch:
         seed, epoch, positions = self._keys
         return draw_cuts(clips, self.origins[:, 0], positions, seed=seed, epoch=epoch)
 
-    @cached
+    @cached_property
     def sound_draws(self) -> npt.NDArray[np.uint64]:
         """64 random bits for each sample, which say where its sound begins if that is drawn."""
         seed, epoch, positions = self._keys
@@ -187,7 +187,7 @@ class Itinerary:
         numbers = np.array([number])
         return Stretch(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
 
-    @cached
+    @cached_property
     def _bundling(self) -> ClipGrouping | None:
         # Late: a worker's dataset is told what it shows after it was opened.
         return self._dataset.rows.bundling

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.classes import cached
-from shardio._base.statistics import SPENT, TRANSFORM, now_ns
+from shardio._base.classes import cached_property
+from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
 from shardio._engine.filling.audio import Sounds
 from shardio._engine.filling.batch_index import Stretch
 from shardio._engine.filling.batch_spec import Recipe
@@ -27,7 +27,7 @@ from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, 
 from shardio.batch.schema_inference import check_sample
 from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
-from shardio.format.arrays import PLAIN_TYPES, with_arrays
+from shardio.format.arrays import PLAIN_TYPES, tensors_to_arrays
 from shardio.order.permutation import SampleGenerators
 
 _DEPTH: Final = 2
@@ -48,7 +48,7 @@ def plain(made: Any) -> Any:
     changed = dict[str, Any]()
     for name, value in made.items():
         if type(value) not in PLAIN_TYPES and not isinstance(value, np.generic):
-            found = with_arrays(name, value, _DEPTH)
+            found = tensors_to_arrays(name, value, _DEPTH)
             if found is not value:
                 changed[name] = found
     return {**made, **changed} if changed else made
@@ -153,7 +153,7 @@ class TransformedValues:
             states[i] = _FILLED
         return used
 
-    @cached
+    @cached_property
     def _first(self) -> str:
         """What batches are laid out by, in words."""
         rows = self._dataset.rows.at(np.zeros(1, np.int64))
@@ -193,7 +193,7 @@ class TransformedValues:
             if isinstance(error, ValueError) and "read-only" in what:
                 what += _READ_ONLY
             raise self.placed(what, row, shard, position, text) from error
-        SPENT.sums_ns[TRANSFORM] += now_ns() - start_ns
+        PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
         try:
             return plain(made)
         except SchemaError as error:

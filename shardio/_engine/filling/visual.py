@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.classes import Closing
-from shardio._base.statistics import DECODE, SPENT, now_ns
+from shardio._base.statistics import DECODE, PHASE_TIMES, now_ns
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
@@ -58,7 +58,7 @@ class Pictures:
         except (MediaError, InvalidArgument) as error:
             path = self._dataset.files.reader(shard, name).path
             raise MediaError(f"{path}, field {name!r}, sample {row}: {error}") from error
-        SPENT.sums_ns[DECODE] += now_ns() - start_ns
+        PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
         return pixels
 
     def of_sample(self, sample: dict[str, Any], shard: int, row: int) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class VideoClips(Closing):
             self._decoder.decode_many(stream, made, crop=places, pixels=self._cut.clip.pixels)
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
-        SPENT.sums_ns[DECODE] += now_ns() - start_ns
+        PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
 
     def _placed(self, error: Exception, shard: int, row: int) -> MediaError:
         """What is wrong with a video, and which it is."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar, get_args
 
-from shardio._base.callers import level_of_caller
+from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._workers.ray.job import connect, do_job, first_line, ray_module
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, WorkerDied
@@ -196,7 +196,7 @@ class Cluster(Closing):
                 f"waiting for a machine: none of the Ray cluster has a CPU{gpus} for a job now; "
                 "start one there, or interrupt this",
                 RuntimeWarning,
-                stacklevel=level_of_caller(),
+                stacklevel=caller_stacklevel(),
             )
         self._is_told = is_waiting
 

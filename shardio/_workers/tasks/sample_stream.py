@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from shardio._base.callers import level_of_caller
+from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._workers.processes.linux import Finalizer, interrupts_held, this_process
 from shardio._workers.processes.serialization import text_of, unpack_error
@@ -342,7 +342,7 @@ class Gathering(Closing):
                 f"worker {worker} ended after sample {self._arrivals.n_arrived[worker] - 1} of it "
                 "was skipped; a dataset that is a generator gives nothing more once it has raised",
                 RuntimeWarning,
-                stacklevel=level_of_caller(),
+                stacklevel=caller_stacklevel(),
             )
         self._going.discard(worker)
         self._supply.part_with(worker)

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from shardio._base.callers import level_of_caller
+from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Block, BlockPool, Bytes
 from shardio._workers.processes.serialization import pickle_apart
@@ -200,7 +200,7 @@ class ValueBlocks(Closing):
                 f"values are copied: the program holds all {len(pool)} blocks that memory_bytes, "
                 "or the limit of open files, allows; let go of values, or raise that limit",
                 RuntimeWarning,
-                stacklevel=level_of_caller(),
+                stacklevel=caller_stacklevel(),
             )
         return memory
 

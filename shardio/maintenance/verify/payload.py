@@ -19,8 +19,8 @@ from shardio.format.index import (
     RECORD_ALIGNMENT,
     Entries,
     alignment,
-    broken,
     codecs,
+    invalid_entries,
     stored_bytes,
 )
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
@@ -173,7 +173,9 @@ def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[
     fields = payload.fields
     bad = np.zeros(len(entries), np.bool_)
     for k, (_, field) in enumerate(fields):
-        bad[k :: len(fields)] = broken(entries[k :: len(fields)], field, payload.section.size)
+        bad[k :: len(fields)] = invalid_entries(
+            entries[k :: len(fields)], field, payload.section.size
+        )
     for i in np.flatnonzero(bad).tolist():
         number = first_row * len(fields) + i
         payload.findings.add(

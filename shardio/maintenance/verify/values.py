@@ -25,10 +25,10 @@ from shardio.format.streams import (
     STREAM,
     STREAM_DTYPE,
     Streams,
-    broken_streams,
     check_parameters,
+    invalid_streams,
     n_shown,
-    why_packets_are_wrong,
+    packets_error,
 )
 from shardio.format.values import check_json, decode_record, items_of, unpack_list
 from shardio.maintenance.verify.findings import Findings
@@ -167,7 +167,7 @@ class StreamAudit:
         """Check the streams of rows from `first_row` on, but for those whose entries are bad."""
         lines = self._lines(first_row, len(entries))
         sizes = entries["n_bytes"]
-        wrong = broken_streams(lines, sizes, self._packets.count, self._hashes.count)
+        wrong = invalid_streams(lines, sizes, self._packets.count, self._hashes.count)
         for i, line in enumerate(lines):
             row = first_row + i
             if bad[i]:
@@ -291,7 +291,7 @@ class StreamAudit:
         stored = self._content.bytes[start : start + count * PACKET.size]
         packets = np.frombuffer(stored, PACKET_DTYPE, count)
         said: dict[str, Any] = {}
-        code, wrong = "packet", why_packets_are_wrong(packets, n_bytes)
+        code, wrong = "packet", packets_error(packets, n_bytes)
         if wrong is None and isinstance(self._field, Video):
             shown, n_frames = n_shown(packets), int(line["n_frames"])
             if shown != n_frames:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from shardio._base.callers import level_of_caller
+from shardio._base.callers import caller_stacklevel
 from shardio.format.checksum import hash_bytes
 from shardio.storage import fs
 from shardio.storage.remote.locks import folder_lock, holds_folder_lock, try_exclusive
@@ -75,7 +75,7 @@ class CacheEvictor:
                         f"{self._folder}: {used} bytes are in use at once, and {n_bytes} are "
                         f"needed beside them: more than cache_bytes={self.max_bytes}, which would "
                         "have to be larger for as many workers, or such a shuffle",
-                        stacklevel=level_of_caller(),
+                        stacklevel=caller_stacklevel(),
                     )
             _write_count(self._place, used + n_bytes)  # first: too much is counted anew
             fs.perform("create", partial, _make_empty, partial)

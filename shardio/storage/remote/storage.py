@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from shardio._base.callers import level_of_caller
+from shardio._base.callers import caller_stacklevel
 from shardio.errors import (
     DatasetNotFound,
     InvalidArgument,
@@ -110,7 +110,7 @@ class ManifestCache:
             warnings.warn(
                 f"{self._objects.url}: goes by what the store said last, as it cannot be reached "
                 f"now: {error}",
-                stacklevel=level_of_caller(),
+                stacklevel=caller_stacklevel(),
             )
             return
         with folder_lock(self.folder):
