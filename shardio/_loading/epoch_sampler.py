@@ -28,7 +28,7 @@ from shardio.order.partition import RankPartition
 from shardio.order.permutation import OF_SAMPLERS, SampleGenerators
 from shardio.order.sampling import SamplingOptions, cumulative_weights, draw_without_replacement
 from shardio.order.shard_shuffle import ShardWindow
-from shardio.views.packing import Packed
+from shardio.views.packing import PackedWindows
 from shardio.views.row_sets import check_positions
 
 _VERSION: Final = 1
@@ -133,7 +133,7 @@ def _sizes(state: Mapping[str, Any], mixture: Mixture) -> tuple[int, ...]:
 
 
 def _tokens(
-    state: Mapping[str, Any], dataset: Dataset, packed: Packed, had: tuple[int, ...] | None
+    state: Mapping[str, Any], dataset: Dataset, packed: PackedWindows, had: tuple[int, ...] | None
 ) -> tuple[int, ...]:
     """How many tokens each source had when the state's epoch began; `had` is how many windows."""
     found, now = state.get("tokens"), packed.n_tokens

@@ -25,9 +25,15 @@ from shardio.format.schema import Schema
 from shardio.order.partition import Tail, rank_from_environment
 from shardio.order.sampling import SamplingOptions, check_not_distributed, check_one_argument
 from shardio.outputs.adapters import OUTPUTS, Output
-from shardio.samples.clips import Cut, cut, default_clip, videos_among
-from shardio.samples.media import decoded, hear, heard, picture_fields, sound_fields
-from shardio.samples.token_windows import pack_documents, to_be_packed
+from shardio.samples.clips import ClipSpec, default_clip, resolve_video_field, select_clips
+from shardio.samples.media import (
+    audio_fields,
+    audio_schema,
+    image_fields,
+    image_schema,
+    measure_audio,
+)
+from shardio.samples.token_windows import pack_documents, resolve_pack
 from shardio.shard.verification import VERIFY, Verify
 from shardio.storage.file_access import Access
 from shardio.views.clips import Clip
@@ -344,15 +350,15 @@ def _media_of(dataset: Dataset, asked: Asked) -> Media:
                     f"{name} needs decode=True: packets cannot be put into a batch"
                 )
         return Media(names, (), dct, None, None, (), Sound())
-    video, names = videos_among(schema, names, clip, is_asked=asked["fields"] is not None)
+    video, names = resolve_video_field(schema, names, clip, is_asked=asked["fields"] is not None)
     return Media(
         names,
-        pictures=picture_fields(schema, names),
+        pictures=image_fields(schema, names),
         dct=dct,
         # Named or not, the same field: loaders of the same clips take each other's states.
         clip=None if video is None else replace(clip or default_clip(dataset.view), field=video),
         video=video,
-        sounds=sound_fields(schema, names, sound),
+        sounds=audio_fields(schema, names, sound),
         sound=sound or Sound(),
     )
 
@@ -362,7 +368,7 @@ def _packed(schema: Schema, names: tuple[str, ...], asked: Asked) -> Media:
     given = [name for name in ("clip", "sound") if asked[name] is not None]
     if given:
         raise InvalidArgument(f"with pack a sample is a window of tokens: leave out {given[0]}")
-    pack = to_be_packed(schema, asked["pack"], None if asked["fields"] is None else names)
+    pack = resolve_pack(schema, asked["pack"], None if asked["fields"] is None else names)
     return Media((pack.name,), (), asked["dct"], None, None, (), Sound(), pack)
 
 
@@ -371,11 +377,13 @@ def _delivered(schema: Schema, media: Media) -> Schema:
     chosen = Schema({name: schema[name] for name in media.fields})
     if media.pack is not None:
         return media.pack.delivered(chosen)
-    chosen = heard(chosen, media.sound) if media.sounds else chosen
-    return decoded(chosen) if media.pictures else chosen
+    chosen = audio_schema(chosen, media.sound) if media.sounds else chosen
+    return image_schema(chosen) if media.pictures else chosen
 
 
-def recipe_of(options: Options, dataset: Dataset, n_at_most: int | None, cut: Cut | None) -> Recipe:
+def recipe_of(
+    options: Options, dataset: Dataset, n_at_most: int | None, cut: ClipSpec | None
+) -> Recipe:
     """What is in the batches of a loader whose epochs have so many positions, None if unknown.
 
     Raises:
@@ -410,12 +418,12 @@ def recipe_of(options: Options, dataset: Dataset, n_at_most: int | None, cut: Cu
         dct=media.dct,
         cut=cut,
         packing=None if media.pack is None else Packing(media.pack, dataset.rows.n_rows),
-        hearing=hear(dataset, media.sounds, media.sound, media.video),
+        hearing=measure_audio(dataset, media.sounds, media.sound, media.video),
         remote=dataset.remote.for_workers if isinstance(dataset, ShardDataset) else None,
     )
 
 
-def cut_of(options: Options, dataset: Dataset, *, is_asked: bool) -> Cut | None:
+def cut_of(options: Options, dataset: Dataset, *, is_asked: bool) -> ClipSpec | None:
     """Have a dataset show the clips that its loader was asked for; None if it has no videos.
 
     Or the windows of tokens, if it was asked for those.
@@ -441,4 +449,4 @@ def cut_of(options: Options, dataset: Dataset, *, is_asked: bool) -> Cut | None:
             f"{dataset.path}: its sources do not have the same clips by default: {views[0]}, and "
             f"{other}: say which with clip=Clip(…)"
         )
-    return cut(dataset, clip, video)
+    return select_clips(dataset, clip, video)

@@ -12,7 +12,7 @@ from shardio.format.checksum import distinct
 from shardio.order.clip_groups import ClipGrouping
 from shardio.shard.verification import Rows
 from shardio.views.clips import Clips
-from shardio.views.packing import Pack, Packed
+from shardio.views.packing import Pack, PackedWindows
 from shardio.views.row_sets import RowList, RowRuns
 
 
@@ -29,7 +29,7 @@ class RowSelection:
         """The number of each shard's first row, and the number of all rows at the end."""
         self._view = view
         self._clips: Clips | None = None
-        self._packed: Packed | None = None
+        self._packed: PackedWindows | None = None
 
     def __len__(self) -> int:
         if self._packed is not None:
@@ -90,7 +90,7 @@ class RowSelection:
         return self._clips
 
     @property
-    def packed(self) -> Packed | None:
+    def packed(self) -> PackedWindows | None:
         """The token windows that the samples are, made of the rows; None if they are not."""
         return self._packed
 
@@ -111,7 +111,7 @@ class RowSelection:
 
     def set_windows(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
         """Show windows of the documents in the rows that are shown; see Packed."""
-        self._packed = Packed(pack, ends, firsts=firsts)
+        self._packed = PackedWindows(pack, ends, firsts=firsts)
 
     def at(self, positions: Rows) -> Rows:
         """Return the rows of all shards that the samples at `positions` are, or are cut from.
@@ -215,7 +215,9 @@ class MixtureSelection(RowSelection):
         Raises:
             InvalidArgument: a source has none.
         """
-        self._packed = Packed(pack, ends, [source.n_rows for source in self._sources], firsts)
+        self._packed = PackedWindows(
+            pack, ends, [source.n_rows for source in self._sources], firsts
+        )
         self._ends = np.cumsum(self._packed.n_windows)
         for name, n in zip(self._names, self._packed.n_windows, strict=True):
             if not n:

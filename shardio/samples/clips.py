@@ -19,7 +19,7 @@ from shardio.media.frames import CropPosition
 from shardio.order.permutation import OF_CLIPS, OF_CROPS, derive_key, keyed_hashes
 from shardio.shard.verification import Rows
 from shardio.views.clips import Clip, Clips, Events
-from shardio.views.video_index import Footage, kind_of_events
+from shardio.views.video_index import VideoIndex, event_dtype
 
 _HALF: Final = 1 << 32
 _OPTIONS: Final = ("frames", "stride", "step", "size")
@@ -27,7 +27,7 @@ _OPTIONS: Final = ("frames", "stride", "step", "size")
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ClipSpec:
     """How clips are cut out of the videos of one field, and what they are in a batch.
 
     `size` is the (height, width) of their pictures; `n_videos` is how many samples of the dataset
@@ -52,7 +52,7 @@ class Cut:
     @property
     def names(self) -> tuple[str, ...]:
         """The fields that a clip makes: its pixels, and the times of its frames if asked for."""
-        return (self.name, *names_of_times(self.name)) if self.clip.times else (self.name,)
+        return (self.name, *time_field_names(self.name)) if self.clip.times else (self.name,)
 
     def delivered(self, schema: Schema) -> Schema:
         """The schema of samples whose video is a clip."""
@@ -64,12 +64,12 @@ class Cut:
         return Schema(fields)
 
 
-def names_of_times(name: str) -> tuple[str, str]:
+def time_field_names(name: str) -> tuple[str, str]:
     """The fields beside a video that have the times of a clip's frames, and their unit."""
     return f"{name}_pts", f"{name}_time_base"
 
 
-def videos_among(
+def resolve_video_field(
     schema: Schema, names: tuple[str, ...], clip: Any, *, is_asked: bool
 ) -> tuple[str | None, tuple[str, ...]]:
     """The field that clips are of, None where there is none, and the fields that are read.
@@ -99,7 +99,7 @@ def videos_among(
         names = tuple(name for name in names if name not in others)
     video = wanted or videos[0] if videos else None
     if clip is not None and clip.times and video is not None:
-        if both := [name for name in names_of_times(video) if name in names]:
+        if both := [name for name in time_field_names(video) if name in names]:
             raise InvalidArgument(
                 f"clip with times=True adds {', '.join(both)}, which is a field already: leave it "
                 "out with `fields`"
@@ -112,7 +112,7 @@ def default_clip(view: Mapping[str, Any]) -> Clip:
     return Clip(**{name: view[name] for name in _OPTIONS if name in view})
 
 
-def cut(dataset: Dataset, clip: Clip, name: str) -> Cut:
+def select_clips(dataset: Dataset, clip: Clip, name: str) -> ClipSpec:
     """Have a dataset show clips of the videos in a field, of the rows that it shows.
 
     How many frames each has and how long it is are in the index, 64 bytes for each video, all of
@@ -125,10 +125,10 @@ def cut(dataset: Dataset, clip: Clip, name: str) -> Cut:
     """
     n_frames = np.zeros(dataset.rows.n_rows, np.int64)
     sizes: set[tuple[int, int]] = set()
-    around = _Around(dataset, clip.around) if clip.around is not None else None
+    around = _EventCollector(dataset, clip.around) if clip.around is not None else None
 
-    def look(part: ShardSamples) -> tuple[Footage, Happened | None]:
-        videos = Footage(part.reader(name), name, part.rows, clip)
+    def look(part: ShardSamples) -> tuple[VideoIndex, VideoEvents | None]:
+        videos = VideoIndex(part.reader(name), name, part.rows, clip)
         return videos, None if around is None else around.look(part, videos)
 
     for part, (videos, happened) in scan(dataset, look):
@@ -141,18 +141,18 @@ def cut(dataset: Dataset, clip: Clip, name: str) -> Cut:
     events = None if around is None else around.events(len(n_frames))
     clips = Clips(clip, n_frames, events)
     if n_frames.any() and not len(clips):
-        raise InvalidArgument(_why_none(dataset, clip, name, int(n_frames.max())))
+        raise InvalidArgument(_no_clips_message(dataset, clip, name, int(n_frames.max())))
     size = clip.size or _common(dataset, clip, name, sizes)
     dataset.rows.set_clips(clips)
     told = None if events is None else (events.values.dtype.str, len(events.values))
-    return Cut(clip, name, size, len(n_frames), told)
+    return ClipSpec(clip, name, size, len(n_frames), told)
 
 
-Happened = tuple[Rows, npt.NDArray[Any]]
+VideoEvents = tuple[Rows, npt.NDArray[Any]]
 """How many events each video has, and all of them."""
 
 
-class _Around:
+class _EventCollector:
     """Gathers the events of those videos that are long enough for a clip.
 
     Raises:
@@ -161,16 +161,16 @@ class _Around:
 
     def __init__(self, dataset: Dataset, name: str) -> None:
         self._name = name
-        self._kind = kind_of_events(dataset.schema, name)
+        self._kind = event_dtype(dataset.schema, name)
         self._videos: list[Rows] = []
         self._values = [np.zeros(0, self._kind)]
 
-    def look(self, part: ShardSamples, videos: Footage) -> Happened:
+    def look(self, part: ShardSamples, videos: VideoIndex) -> VideoEvents:
         """The events of some videos of a shard."""
         return videos.events(part.reader(self._name), self._name)
 
     def take(
-        self, happened: Happened, numbers: Rows, is_long: npt.NDArray[np.bool_]
+        self, happened: VideoEvents, numbers: Rows, is_long: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
         """Take the events of some videos, which have these numbers; returns whose."""
         counts, values = happened
@@ -187,7 +187,7 @@ class _Around:
         return Events(np.bincount(videos, minlength=n_videos).astype(np.int64), values)
 
 
-def _why_none(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:
+def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:
     """Why videos of at most so many frames have no clip at all."""
     if longest >= clip.span:
         return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
@@ -235,7 +235,7 @@ def _common(
     return height, width
 
 
-class Cuts(NamedTuple):
+class ClipDraws(NamedTuple):
     """Of some samples, the first frame of each one's clip, and what is kept of its pictures.
 
     `places` has for each how much of what is left over goes at its left and above it, from 0 up to
@@ -250,7 +250,7 @@ class Cuts(NamedTuple):
         return None if self.places is None else CropPosition(*self.places[i].tolist())
 
 
-def draw_cuts(clips: Clips, samples: Rows, positions: Rows, *, seed: int, epoch: int) -> Cuts:
+def draw_clips(clips: Clips, samples: Rows, positions: Rows, *, seed: int, epoch: int) -> ClipDraws:
     """Where the clips begin that stand at some positions of an epoch, and where they are cropped.
 
     Args:
@@ -261,7 +261,7 @@ def draw_cuts(clips: Clips, samples: Rows, positions: Rows, *, seed: int, epoch:
     draws = keyed_hashes(positions, derive_key(OF_CLIPS, seed, epoch))
     starts = clips.starts(samples, clips.videos(samples), draws)
     if clips.clip.crop == "center":
-        return Cuts(starts, None)
+        return ClipDraws(starts, None)
     drawn = keyed_hashes(positions, derive_key(OF_CROPS, seed, epoch))
     halves = np.stack([drawn >> np.uint64(32), drawn & np.uint64(_HALF - 1)], axis=1)
-    return Cuts(starts, halves / _HALF)
+    return ClipDraws(starts, halves / _HALF)

@@ -28,12 +28,12 @@ Sizes = Mapping[str, tuple[int, int]]
 """Height and width of those fields whose pictures all have the same."""
 
 
-def picture_fields(schema: Schema, names: Iterable[str]) -> tuple[str, ...]:
+def image_fields(schema: Schema, names: Iterable[str]) -> tuple[str, ...]:
     """Those of some fields that hold pictures."""
     return tuple(name for name in names if isinstance(schema[name], Image))
 
 
-def decoded(schema: Schema, sizes: Sizes | None = None) -> Schema:
+def image_schema(schema: Schema, sizes: Sizes | None = None) -> Schema:
     """The schema of samples whose pictures are decoded: uint8 (height, width, 3).
 
     Args:
@@ -92,7 +92,7 @@ _NEARLY: Final = Fraction(199, 200)
 
 
 @dataclass(frozen=True, slots=True)
-class HeardField:
+class AudioField:
     """How the sound in one field arrives; `n_samples` is None where that varies."""
 
     name: str
@@ -103,28 +103,28 @@ class HeardField:
     @property
     def span(self) -> str:
         """The field beside it that says where in it there is sound."""
-        return span_of(self.name)
+        return span_field(self.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Hearing:
+class AudioSpec:
     """How the sound in some fields arrives."""
 
     sound: Sound
-    fields: tuple[HeardField, ...]
+    fields: tuple[AudioField, ...]
 
     def delivered(self, schema: Schema) -> Schema:
         """The schema of samples whose sound is decoded."""
         shapes = {field.name: (field.n_samples, field.channels) for field in self.fields}
-        return heard(schema, self.sound, shapes)
+        return audio_schema(schema, self.sound, shapes)
 
 
-def span_of(name: str) -> str:
+def span_field(name: str) -> str:
     """The name of the field that says where in the sound of another there is some."""
     return f"{name}_span"
 
 
-def sound_fields(schema: Schema, names: tuple[str, ...], sound: Any) -> tuple[str, ...]:
+def audio_fields(schema: Schema, names: tuple[str, ...], sound: Any) -> tuple[str, ...]:
     """Those of some fields that hold sound.
 
     Raises:
@@ -136,15 +136,15 @@ def sound_fields(schema: Schema, names: tuple[str, ...], sound: Any) -> tuple[st
     if sound is not None and not found:
         raise InvalidArgument("sound needs a field of type Audio; of those that are read none is")
     for name in found:
-        if span_of(name) in names:
+        if span_field(name) in names:
             raise InvalidArgument(
-                f"the sound of {name!r} adds {span_of(name)!r}, which is a field already: leave "
+                f"the sound of {name!r} adds {span_field(name)!r}, which is a field already: leave "
                 "one of them out with `fields`"
             )
     return found
 
 
-def heard(
+def audio_schema(
     schema: Schema, sound: Sound, shapes: Mapping[str, tuple[int | None, int]] | None = None
 ) -> Schema:
     """The schema of samples whose sound is decoded; where all have one length, none is silence.
@@ -161,13 +161,13 @@ def heard(
         if isinstance(field, Audio):
             shape = (shapes or {}).get(name, (None, sound.channels))
             fields[name] = Array(sound.dtype, shape, optional=field.optional and shape[0] is None)
-            fields[span_of(name)] = Array("int64", (2,))
+            fields[span_field(name)] = Array("int64", (2,))
     return Schema(fields)
 
 
-def hear(
+def measure_audio(
     dataset: Dataset, names: tuple[str, ...], sound: Sound, video: str | None
-) -> Hearing | None:
+) -> AudioSpec | None:
     """Look how long the sounds are, and the clips that they are beside, in all rows that are shown.
 
     That is in the index, 64 bytes for each, all of which are read unless the options say it.
@@ -186,17 +186,17 @@ def hear(
             'meanwhile; where="random" is for sound alone: leave it out and pass '
             'clip=Clip(where="random"), or leave the videos out with `fields`'
         )
-    return Hearing(sound, tuple(_field(dataset, name, sound, video) for name in names))
+    return AudioSpec(sound, tuple(_field(dataset, name, sound, video) for name in names))
 
 
-def _field(dataset: Dataset, name: str, sound: Sound, video: str | None) -> HeardField:
+def _field(dataset: Dataset, name: str, sound: Sound, video: str | None) -> AudioField:
     rate, channels = sound.rate, sound.channels
     if rate is None:
         rate = _common(dataset, name, "height", "rate", "samples per second")
     if channels is None:
         channels = _common(dataset, name, "width", "channels", "channels")
     if sound.length is not None:
-        return HeardField(name, rate, channels, n_samples(sound.length, rate))
+        return AudioField(name, rate, channels, n_samples(sound.length, rate))
     clip = None if dataset.rows.clips is None else dataset.rows.clips.clip
     if clip is None or video is None:
         lengths = _bounds(dataset, name, name, None)
@@ -207,7 +207,7 @@ def _field(dataset: Dataset, name: str, sound: Sound, video: str | None) -> Hear
     n = None
     if lengths is not None and lengths[0] >= _NEARLY * lengths[1]:
         n = n_samples(lengths[1], rate)
-    return HeardField(name, rate, channels, n)
+    return AudioField(name, rate, channels, n)
 
 
 def n_samples(seconds: Fraction, rate: int) -> int:

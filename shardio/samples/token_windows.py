@@ -16,7 +16,7 @@ from shardio.shard.verification import Rows
 from shardio.views.packing import Pack
 
 
-def to_be_packed(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pack:
+def resolve_pack(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pack:
     """How a loader packs, with the field that it packs.
 
     Args:
@@ -31,7 +31,7 @@ def to_be_packed(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pa
         raise InvalidArgument(f"pack must be a shardio.views.Pack; found {pack!r}")
     name = pack.field
     if name is None:
-        could = [each for each in asked or schema if _why_not(schema[each]) is None]
+        could = [each for each in asked or schema if _not_packable_reason(schema[each]) is None]
         if len(could) != 1:
             raise InvalidArgument(
                 "pack needs one field of tokens, integers in one dimension; of those that are "
@@ -41,7 +41,7 @@ def to_be_packed(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pa
     if name not in schema:
         raise InvalidArgument(f"pack: there is no field {name!r}; there are {', '.join(schema)}")
     field = schema[name]
-    why_not = _why_not(field)
+    why_not = _not_packable_reason(field)
     if why_not is not None or not isinstance(field, Array):
         raise InvalidArgument(f"pack: field {name!r} {why_not}; found {field!r}")
     others = [each for each in asked or () if each != name]
@@ -60,7 +60,7 @@ def to_be_packed(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pa
     return replace(pack, field=name)
 
 
-def _why_not(field: Field) -> str | None:
+def _not_packable_reason(field: Field) -> str | None:
     """Why a field cannot be packed; None if it can."""
     if not isinstance(field, Array) or field.numpy.kind not in "iu" or field.dtype == "bfloat16":
         return "must be an array of integers, to be packed as tokens"

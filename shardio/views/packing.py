@@ -140,7 +140,7 @@ class Packing(NamedTuple):
     n_documents: int
 
 
-class Parts(NamedTuple):
+class WindowParts(NamedTuple):
     """The parts of documents that some windows are made of, one after another.
 
     Of each part: `windows`, which of the windows it is in, from 0; `places`, where in the window;
@@ -157,9 +157,9 @@ class Parts(NamedTuple):
     is_last: npt.NDArray[np.bool_]
     n_tokens: _Numbers
 
-    def some(self, within: slice | npt.NDArray[np.bool_]) -> Parts:
+    def some(self, within: slice | npt.NDArray[np.bool_]) -> WindowParts:
         """Some of the parts, of the same windows."""
-        return Parts(
+        return WindowParts(
             self.windows[within],
             self.places[within],
             self.documents[within],
@@ -169,13 +169,13 @@ class Parts(NamedTuple):
             self.n_tokens,
         )
 
-    def of_windows(self, first: int, last: int, within: slice) -> Parts:
+    def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
         """Those of some of the windows, which are numbered from 0 then; `within` is where."""
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 
 
-class Packed:
+class PackedWindows:
     """The windows of some documents, by position: those of the first tokens first.
 
     Args:
@@ -243,7 +243,7 @@ class Packed:
         locals_ = numbers - (self._behind - self.n_windows).take(sources)
         return self._starts.take(sources) + locals_ * self.pack.length, sources
 
-    def parts(self, numbers: _Numbers, n_tokens: Sequence[int] | None = None) -> Parts:
+    def parts(self, numbers: _Numbers, n_tokens: Sequence[int] | None = None) -> WindowParts:
         """What some windows are made of; `numbers` are from 0 to len() - 1.
 
         `n_tokens` is how many tokens the stream of each source had when the epoch began that they
@@ -266,7 +266,7 @@ class Packed:
         from_ = np.maximum(starts, begins[windows])
         to = np.minimum(stops, ends[windows])
         places, is_last = from_ - begins[windows], to == stops
-        found = Parts(
+        found = WindowParts(
             windows, places, documents, from_ - starts, to - from_, is_last, ends - begins
         )
         # Empty documents are nowhere; nor is the one that the next window begins with, if all of it

@@ -154,7 +154,7 @@ _NEARLY: Final = 1 - 1e-9
 """What is below a product by so much is below it, however floats have rounded it."""
 
 
-def kind_of_events(schema: Schema, name: str) -> np.dtype[Any]:
+def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
     """What the events of a field are kept as: float64, seconds, or int64, numbers of frames.
 
     Raises:
@@ -196,7 +196,7 @@ def read_events(reader: ShardReader, name: str, rows: Rows) -> tuple[Rows, Value
     return np.array([len(each) for each in found], np.int64), np.concatenate([none, *found])
 
 
-def check_inside(
+def check_events(
     reader: ShardReader,
     name: str,
     rows: Rows,
@@ -255,7 +255,7 @@ def _seconds(line: np.void, length: np.uint64) -> Fraction:
     return Fraction(int(length) * int(line["numerator"]), max(1, int(line["denominator"])))
 
 
-def frames_of(clips: Clips, start: int, times: FrameTimes) -> Numbers:
+def clip_frames(clips: Clips, start: int, times: FrameTimes) -> Numbers:
     """The frames of the clip that `clips.starts` gives as `start`, of the video with these times.
 
     Whoever has another clip of it has other frames: nothing here depends on the position.
@@ -310,7 +310,7 @@ _MOST_FRAMES: Final = 1 << 40
 _MAX_DURATION: Final = (1 << 64) - 1
 
 
-class Footage:
+class VideoIndex:
     """What there is to cut clips out of, in some rows of a shard.
 
     `lines` are those of the streams. `n_frames` is how many frames each has; where clips go by
@@ -376,5 +376,5 @@ class Footage:
             ShardCorrupt: the field is damaged.
         """
         found = read_events(reader, name, self._rows)
-        check_inside(reader, name, self._rows, found, self.lines, self._lengths)
+        check_events(reader, name, self._rows, found, self.lines, self._lengths)
         return found

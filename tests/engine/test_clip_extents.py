@@ -14,7 +14,7 @@ from shardio._engine.filling.extents import ClipExtents, Files
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
 from shardio.format.streams import PACKET, STREAM_DTYPE, packet_sizes
-from shardio.samples.clips import Cut, cut
+from shardio.samples.clips import ClipSpec, select_clips
 from tests.loading import write_dataset
 from tests.media_made import write_video
 
@@ -36,14 +36,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardDataset]:
 
 
 @pytest.fixture(scope="module")
-def made(dataset: ShardDataset) -> Cut:
-    return cut(dataset, CLIP, "video")
+def made(dataset: ShardDataset) -> ClipSpec:
+    return select_clips(dataset, CLIP, "video")
 
 
 @pytest.mark.parametrize("start", [0, 7, 30, 52, 56])
 @pytest.mark.parametrize("row", [0, 1, 2])
 def test_the_packets_of_a_clip_and_their_table_are_among_what_is_found(
-    dataset: ShardDataset, made: Cut, start: int, row: int
+    dataset: ShardDataset, made: ClipSpec, start: int, row: int
 ) -> None:
     rows, files = np.array([row]), Files(dataset, ["video", "label"])
     shards = dataset.locate(rows)
@@ -69,7 +69,7 @@ def test_the_packets_of_a_clip_and_their_table_are_among_what_is_found(
     assert found.n_bytes < 0.5 * len(stream.data)
 
 
-def test_what_cannot_be_is_left_out(dataset: ShardDataset, made: Cut) -> None:
+def test_what_cannot_be_is_left_out(dataset: ShardDataset, made: ClipSpec) -> None:
     files = Files(dataset, ["video"])
     extents = ClipExtents(dataset, made, files)
     wild = extents.ranges(np.array([0, 2]), np.array([0, 1]), np.array([10**9, -(10**9)]))

@@ -21,7 +21,7 @@ from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, Transform
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
 from shardio.media import VideoFile
-from shardio.samples.clips import cut
+from shardio.samples.clips import select_clips
 from shardio.shard.reader import ShardReader
 from shardio.views.clips import Clips
 from tests.loading import bits, write_dataset
@@ -365,7 +365,7 @@ def test_of_so_many_videos_something_is_kept(
     monkeypatch.setattr(visual, name, most)
     with (
         ShardDataset(folder) as dataset,
-        visual.VideoClips(dataset, cut(dataset, clip, "video")) as video_clips,
+        visual.VideoClips(dataset, select_clips(dataset, clip, "video")) as video_clips,
     ):
         for row in (0, 1, 2, 0):
             video_clips.of_sample(row % 2, row // 2, 0, None)

@@ -27,7 +27,7 @@ from shardio.format.layout import Kind
 from shardio.maintenance import split
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.views.packing import Pack, Packed
+from shardio.views.packing import Pack, PackedWindows
 from tests.loading import bits, write_dataset
 from tests.packed_naively import Window, naive_windows
 
@@ -117,7 +117,7 @@ class _Memory:
         self.schema, self.access = SCHEMA, "pread"
         self.files = SimpleNamespace(is_partial=False)
         ends = ends_of([len(each) for each in documents], pack)
-        self.rows = SimpleNamespace(packed=Packed(pack, ends, sources))
+        self.rows = SimpleNamespace(packed=PackedWindows(pack, ends, sources))
         self.documents = documents
 
 
@@ -147,7 +147,9 @@ def test_what_is_appended_to_a_stream_is_in_no_window_that_it_had(
 ) -> None:
     old, new = [first for first, _ in sources], [first + more for first, more in sources]
     before, after = (
-        Packed(pack, ends_of([n for each in lengths for n in each], pack), [*map(len, lengths)])
+        PackedWindows(
+            pack, ends_of([n for each in lengths for n in each], pack), [*map(len, lengths)]
+        )
         for lengths in (old, new)
     )
     starts = [0, *np.cumsum(before.n_windows).tolist()], [0, *np.cumsum(after.n_windows).tolist()]
@@ -167,13 +169,13 @@ def test_windows_of_two_workers_steps_by_turns_are_worked_out_once(
     pack = dataclasses.replace(EVERYTHING, field="tokens")
     made: Any = _FromMemory(_Memory(DOCUMENTS, pack, [len(DOCUMENTS)]), pack)  # type: ignore[arg-type]
     asked: list[int] = []
-    parts = Packed.parts
+    parts = PackedWindows.parts
 
-    def counted(self: Packed, *given: Any) -> Any:
+    def counted(self: PackedWindows, *given: Any) -> Any:
         asked.append(len(given[0]))
         return parts(self, *given)
 
-    monkeypatch.setattr(Packed, "parts", counted)
+    monkeypatch.setattr(PackedWindows, "parts", counted)
     every = np.arange(len(made._packed))
     own, others = every[::2].copy(), every[1::2].copy()
     outs = {name: np.zeros((1, pack.length), f.numpy) for name, f in made._made.items()}

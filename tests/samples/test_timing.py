@@ -15,7 +15,7 @@ from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.order.permutation import keyed_hashes
 from shardio.views.clips import Clip, Clips, Events
-from shardio.views.video_index import FrameTimes, frames_of, n_times
+from shardio.views.video_index import FrameTimes, clip_frames, n_times
 
 MOST = (1 << 63) - 1
 HIDDEN = int(PacketFlag.HIDDEN)
@@ -100,7 +100,7 @@ def clips_of(made: Made, clip: Clip, events: Events | None = None) -> list[list[
     clips = Clips(clip, counted, events)
     positions = np.arange(len(clips))
     starts = clips.starts(positions, clips.videos(positions), keyed_hashes(positions, 3))
-    return [frames_of(clips, start, times).tolist() for start in starts.tolist()]
+    return [clip_frames(clips, start, times).tolist() for start in starts.tolist()]
 
 
 @settings(max_examples=50)

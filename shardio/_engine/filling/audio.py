@@ -19,7 +19,7 @@ from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.audio import AudioDecoder
 from shardio.media.audio_packets import begin_of, sample_rate
-from shardio.samples.media import HeardField, Hearing, n_samples
+from shardio.samples.media import AudioField, AudioSpec, n_samples
 from shardio.shard.verification import Rows
 
 Samples = npt.NDArray[Any]
@@ -40,7 +40,7 @@ class Sounds(Closing):
         clips: of the videos that it is beside, if samples are clips; borrowed.
     """
 
-    def __init__(self, dataset: Dataset, hearing: Hearing, clips: VideoClips | None) -> None:
+    def __init__(self, dataset: Dataset, hearing: AudioSpec, clips: VideoClips | None) -> None:
         self._dataset, self._clips = dataset, clips
         self._dtype = np.dtype(hearing.sound.dtype)
         self._is_drawn = hearing.sound.where == "random"
@@ -111,14 +111,14 @@ class Sounds(Closing):
             made[name], made[field.span] = samples, np.array(span, np.int64)
         return made
 
-    def _nothing(self, field: HeardField) -> Samples | None:
+    def _nothing(self, field: AudioField) -> Samples | None:
         """What stands for sound that is not there."""
         if field.n_samples is None:
             return None
         return np.zeros((field.n_samples, field.channels), self._dtype)
 
     def _place(
-        self, field: HeardField, stream: EncodedStream, shard: int, row: int, start: int
+        self, field: AudioField, stream: EncodedStream, shard: int, row: int, start: int
     ) -> tuple[Fraction, Fraction]:
         """From when on a sound is wanted, and for how many seconds where `field` does not say."""
         if self._clips is not None:
@@ -129,7 +129,7 @@ class Sounds(Closing):
             begin += Fraction(start * max(1, n_starts) >> 64, field.rate)
         return begin, Fraction(stream.n_frames, rate)
 
-    def _channels(self, field: HeardField, stream: EncodedStream) -> int | None:
+    def _channels(self, field: AudioField, stream: EncodedStream) -> int | None:
         """As many as the field has, however many those are; of a stream with as many, its own."""
         return None if stream.width == field.channels else field.channels
 

@@ -21,7 +21,7 @@ from shardio.order.mixture_order import MixtureOrder
 from shardio.order.permutation import CHUNK, OF_SOUNDS, Order, derive_key, keyed_hashes
 from shardio.order.sampling import WeightedOrder
 from shardio.order.shard_shuffle import ShardOrder, ShardWindow
-from shardio.samples.clips import Cuts, draw_cuts
+from shardio.samples.clips import ClipDraws, draw_clips
 from shardio.shard.verification import Rows
 
 _STATE_SHIFT: Final = 32
@@ -78,13 +78,13 @@ class Stretch:
         return found
 
     @cached_property
-    def cuts(self) -> Cuts:
+    def cuts(self) -> ClipDraws:
         """Where the clip of each sample begins, and is cropped; of a dataset that shows clips."""
         clips = self._dataset.rows.clips
         if clips is None:
             raise AssertionError("a recipe with a cut is for a dataset that shows its clips")
         seed, epoch, positions = self._keys
-        return draw_cuts(clips, self.origins[:, 0], positions, seed=seed, epoch=epoch)
+        return draw_clips(clips, self.origins[:, 0], positions, seed=seed, epoch=epoch)
 
     @cached_property
     def sound_draws(self) -> npt.NDArray[np.uint64]:

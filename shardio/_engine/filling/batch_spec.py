@@ -23,8 +23,8 @@ from shardio.order.block_shuffle import Window
 from shardio.order.mixture_order import MixtureSizes
 from shardio.order.partition import RankPartition
 from shardio.order.shard_shuffle import ShardWindow
-from shardio.samples.clips import Cut
-from shardio.samples.media import HeardField, Hearing, common_sizes, decoded
+from shardio.samples.clips import ClipSpec
+from shardio.samples.media import AudioField, AudioSpec, common_sizes, image_schema
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions
@@ -68,8 +68,8 @@ class Recipe:
     mixed: MixtureSpec | None = None
     pictures: tuple[str, ...] = ()
     dct: Dct = "accurate"
-    cut: Cut | None = None
-    hearing: Hearing | None = None
+    cut: ClipSpec | None = None
+    hearing: AudioSpec | None = None
     packing: Packing | None = None
     remote: RemoteOptions | None = None
 
@@ -83,7 +83,7 @@ class Recipe:
         return self.n_samples if self.cut is None else self.cut.n_videos
 
     @property
-    def heard(self) -> tuple[HeardField, ...]:
+    def heard(self) -> tuple[AudioField, ...]:
         """The fields whose sound is decoded."""
         return () if self.hearing is None else self.hearing.fields
 
@@ -110,7 +110,7 @@ class Recipe:
             found = self.cut.delivered(found)
         if self.hearing is not None:
             found = self.hearing.delivered(found)
-        return decoded(found, common_sizes(dataset, self.pictures)) if self.pictures else found
+        return image_schema(found, common_sizes(dataset, self.pictures)) if self.pictures else found
 
     def lay_out(self, schemas: Schemas) -> BlockLayout:
         """How batches lie in blocks.

@@ -28,7 +28,7 @@ from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.streams import PACKET, STREAM, STREAM_DTYPE
-from shardio.samples.clips import Cut
+from shardio.samples.clips import ClipSpec
 from shardio.shard.verification import Rows
 from shardio.storage.file_access import open_shard
 
@@ -365,7 +365,7 @@ class ClipExtents:
         files: of fields that the videos are among.
     """
 
-    def __init__(self, dataset: Dataset, cut: Cut, files: Files) -> None:
+    def __init__(self, dataset: Dataset, cut: ClipSpec, files: Files) -> None:
         self._dataset, self._cut, self._files = dataset, cut, files
         (self._numbers,) = (numbers for names, numbers in files.groups if cut.name in names)
 

@@ -31,7 +31,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.order.partition import RankPartition
-from shardio.samples.media import decoded
+from shardio.samples.media import image_schema
 from shardio.shard.verification import Rows
 
 RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
@@ -125,7 +125,7 @@ class Filler:
                 source = self._recipe.hearing.delivered(source)
             schema = self._recipe.collation.relax_shapes(infer_schema(sample, source))
             if self._recipe.pictures:
-                schema = decoded(schema)  # of one that the first sample lacks
+                schema = image_schema(schema)  # of one that the first sample lacks
             self._heap_bytes = heap_bytes_by(sample, schema, self._recipe.block_rows)
             return schema
         except SchemaError as error:

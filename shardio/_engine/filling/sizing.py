@@ -18,7 +18,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import InsufficientMemory
 from shardio.format.schema import Schema
 from shardio.format.values import encode_record
-from shardio.samples.media import HeardField
+from shardio.samples.media import AudioField
 from shardio.shard.verification import Rows
 
 _SAMPLED: Final = 256
@@ -110,7 +110,7 @@ def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: Dataset) -> int
     return _whole_pages(int(per_row * recipe.block_rows)) + mmap.PAGESIZE
 
 
-def _heard_bytes(dataset: Dataset, field: HeardField, rows: Rows) -> float:
+def _heard_bytes(dataset: Dataset, field: AudioField, rows: Rows) -> float:
     """What the longest of some sounds takes when it is decoded, and its mask if it is padded.
 
     Clips are shorter, but how much is not known here.

@@ -17,7 +17,7 @@ from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.index import Entries
 from shardio.shard.verification import Rows, Verify
-from shardio.views.packing import Pack, Packed, Parts
+from shardio.views.packing import Pack, PackedWindows, WindowParts
 
 Tokens = npt.NDArray[Any]
 Record = bytes | memoryview
@@ -40,7 +40,7 @@ class _Ahead(NamedTuple):
     numbers: Rows
     first: int
     last: int
-    parts: Parts
+    parts: WindowParts
     bounds: list[int]
     shards: Rows
     pieces: _Pieces | None
@@ -133,7 +133,7 @@ class PackedTokens:
         return {name: out[0] for name, out in outs.items()}
 
     @property
-    def _packed(self) -> Packed:
+    def _packed(self) -> PackedWindows:
         # Late: a worker's dataset is told what it shows after it was opened.
         packed = self._dataset.rows.packed
         if packed is None:
@@ -180,7 +180,7 @@ class PackedTokens:
         both[::2], both[1::2] = pieces, ahead.tails[within]
         return both
 
-    def _tails(self, parts: Parts) -> list[bytes]:
+    def _tails(self, parts: WindowParts) -> list[bytes]:
         """What comes behind each part: eot, padding, or nothing."""
         pack, dtype = self._pack, self._field.numpy
         missing = pack.reach - parts.n_tokens
@@ -198,7 +198,7 @@ class PackedTokens:
             self._places = np.zeros(len(self._packed.ends), np.int64)
         return bool(self._places.take(documents).all())
 
-    def _records(self, parts: Parts, shards: Rows) -> _Pieces:
+    def _records(self, parts: WindowParts, shards: Rows) -> _Pieces:
         """What holds each part, checked, and where in there it lies."""
         itemsize, documents, counts = self._field.numpy.itemsize, parts.documents, parts.counts
         if self._pack.eot is not None:
@@ -263,7 +263,7 @@ class PackedTokens:
             place = records.offset + int(entries["offset"][i])
             raise records.placed(error, name, int(local[i]), place)
 
-    def _mask(self, out: npt.NDArray[np.bool_], parts: Parts) -> None:
+    def _mask(self, out: npt.NDArray[np.bool_], parts: WindowParts) -> None:
         """Make False where tokens do not count: padding, and targets of another document."""
         pack = self._pack
         n_tokens = parts.n_tokens - pack.targets
@@ -275,7 +275,7 @@ class PackedTokens:
             out[parts.windows[is_inside], last[is_inside]] = False
 
 
-def _number(segments: Tokens, positions: Tokens, parts: Parts) -> None:
+def _number(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
     """Which of a window's documents each token is of, from 1 up, and how far it is in there.
 
     Where the window has its targets, the token behind it is left out.

@@ -22,10 +22,10 @@ from shardio.format.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.frames import CropBox, CropPosition
 from shardio.media.image import MAX_PIXELS, decode_image
-from shardio.samples.clips import Cut, Cuts, names_of_times
+from shardio.samples.clips import ClipDraws, ClipSpec, time_field_names
 from shardio.samples.media import clip_seconds
 from shardio.shard.verification import Rows
-from shardio.views.video_index import FrameTimes, frames_of
+from shardio.views.video_index import FrameTimes, clip_frames
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -115,14 +115,14 @@ class VideoClips(Closing):
     asked for moments.
     """
 
-    def __init__(self, dataset: Dataset, cut: Cut, *, needs_times: bool = False) -> None:
+    def __init__(self, dataset: Dataset, cut: ClipSpec, *, needs_times: bool = False) -> None:
         self._dataset, self._cut, self.name, self.names = dataset, cut, cut.name, cut.names
         self._needs_times = needs_times or cut.clip.goes_by_times or cut.clip.times
         self._decoder = ClipDecoder(max_streams=_MOST_STREAMS)
         self._n_packets = 0
         self._streams: OrderedDict[tuple[int, int], _Opened] = OrderedDict()
 
-    def fill(self, out: Pixels, rows: Rows, shards: Rows, cuts: Cuts, part: slice) -> None:
+    def fill(self, out: Pixels, rows: Rows, shards: Rows, cuts: ClipDraws, part: slice) -> None:
         """Decode the clips of a batch, those of one video together.
 
         Args:
@@ -177,7 +177,7 @@ class VideoClips(Closing):
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
         base = np.array([stream.time_base.numerator, stream.time_base.denominator])
-        return dict(zip(names_of_times(self.name), (times.pts[frames], base), strict=True))
+        return dict(zip(time_field_names(self.name), (times.pts[frames], base), strict=True))
 
     def moment(self, shard: int, row: int, start: int) -> tuple[Fraction, Fraction]:
         """When the first frame of a clip is shown, and how long the clip is, in seconds.
@@ -198,7 +198,7 @@ class VideoClips(Closing):
     def _frames(self, start: int, times: FrameTimes | None) -> range | Numbers:
         clip, clips = self._cut.clip, self._dataset.rows.clips
         if times is not None and clips is not None and clip.goes_by_times:
-            return frames_of(clips, start, times)
+            return clip_frames(clips, start, times)
         return range(start, start + clip.span, clip.stride)
 
     def _decode(self, shard: int, row: int, wanted: Wanted) -> None:

@@ -16,7 +16,7 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.external_lists import external_list_names
 from shardio.dataset.manifest import load
 from shardio.dataset.scan import ShardSamples, scan
-from shardio.samples.clips import cut
+from shardio.samples.clips import select_clips
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.cache_eviction import lock_byte
 from shardio.storage.remote.locks import try_exclusive
@@ -59,7 +59,7 @@ def test_clips_of_videos_in_a_store_are_those_of_the_same_in_a_folder(
                 shardio.mix([remote, folder], weights=[1, 2]),
                 shardio.mix([local, folder], weights=[1, 2]),
             )
-        found, expected = (cut(each, CLIP, "video") for each in pair)
+        found, expected = (select_clips(each, CLIP, "video") for each in pair)
         assert found == expected
         assert pair[0].rows.clips is not None
         assert pair[1].rows.clips is not None
@@ -73,11 +73,11 @@ def test_many_samples_are_looked_at_a_part_at_a_time(
 ) -> None:
     numbers = np.random.default_rng(4).integers(0, N, 3 * N)
     with shardio.open(folder) as local, local.select(numbers) as expected:
-        cut(expected, CLIP, "video")
+        select_clips(expected, CLIP, "video")
         monkeypatch.setattr("shardio.dataset.scan._SAMPLES_AT_ONCE", 7)
         with local.select(numbers) as here, remote.select(numbers) as there:
             for found in (here, there):
-                cut(found, CLIP, "video")
+                select_clips(found, CLIP, "video")
                 assert found.rows.clips is not None
                 assert expected.rows.clips is not None
                 assert found.rows.clips.n_frames.tolist() == expected.rows.clips.n_frames.tolist()
