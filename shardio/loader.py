@@ -31,9 +31,9 @@ from shardio.serving.client.address import is_address
 from shardio.serving.client.remote_loader import RemoteLoader, to_be_read_here
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
+from shardio.views.audio_options import Sound
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
-from shardio.views.sounds import Sound
 
 
 class ShardLoader(Closing):

@@ -36,9 +36,9 @@ from shardio.samples.media import (
 from shardio.samples.token_windows import pack_documents, resolve_pack
 from shardio.shard.verification import VERIFY, Verify
 from shardio.storage.file_access import Access
+from shardio.views.audio_options import Sound
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack, Packing
-from shardio.views.sounds import Sound
 
 OnError = Literal["raise", "skip"]
 _ON_ERROR: Final = get_args(OnError)

@@ -189,11 +189,16 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return self.files.reader(shard, name)
 
     def sample(
-        self, shard: int, row: int, names: Iterable[str] | None = None, *, beware: bool = True
+        self,
+        shard: int,
+        row: int,
+        names: Iterable[str] | None = None,
+        *,
+        check_truncated: bool = True,
     ) -> dict[str, Any]:
         """Return some fields (by default all) of one sample, by its row in its shard."""
         chosen = self.schema if names is None else names
-        return self.files.sample(shard, row, chosen, beware=beware)
+        return self.files.sample(shard, row, chosen, check_truncated=check_truncated)
 
     def samples(self, shard: int) -> Iterator[dict[str, Any]]:
         """Iterate over all samples of one shard, in order."""

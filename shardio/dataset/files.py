@@ -146,14 +146,18 @@ class DatasetFiles(ABC):
         return self.open_files.reader_if_open(first_file + self._numbers[shard])
 
     def sample(
-        self, shard: int, row: int, names: Iterable[str], *, beware: bool = True
+        self, shard: int, row: int, names: Iterable[str], *, check_truncated: bool = True
     ) -> dict[str, Any]:
         """Return some fields of one sample, by its row in its shard."""
         if not self._first_files:
-            return self.open_files.reader(self._numbers[shard]).sample(row, names, beware=beware)
+            return self.open_files.reader(self._numbers[shard]).sample(
+                row, names, check_truncated=check_truncated
+            )
         sample, number = dict[str, Any](), self._numbers[shard]
         for first_file, group in itertools.groupby(names, key=self.first_file):
-            sample |= self.open_files.reader(first_file + number).sample(row, group, beware=beware)
+            sample |= self.open_files.reader(first_file + number).sample(
+                row, group, check_truncated=check_truncated
+            )
         return sample
 
     @abstractmethod

@@ -21,8 +21,8 @@ from shardio.format.schema import Schema
 from shardio.format.streams import Streams
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
+from shardio.views.audio_options import Sound
 from shardio.views.clips import Clip
-from shardio.views.sounds import Sound
 
 Sizes = Mapping[str, tuple[int, int]]
 """Height and width of those fields whose pictures all have the same."""

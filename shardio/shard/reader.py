@@ -112,13 +112,15 @@ class ShardReader(Closing):
         """
         return self.sample(row, self.schema)
 
-    def sample(self, row: int, names: Iterable[str], *, beware: bool = True) -> dict[str, Any]:
+    def sample(
+        self, row: int, names: Iterable[str], *, check_truncated: bool = True
+    ) -> dict[str, Any]:
         """Some fields of one sample; nothing is read of the others.
 
         Without `beware` it is not looked whether the file was cut short: see `check_length`.
         """
         row = self._in_range(operator.index(row))
-        if beware:
+        if check_truncated:
             self.check_length()
         sample: dict[str, Any] = {}
         for name in names:

@@ -3,7 +3,7 @@
 Users choose one with a `shardio.Clip`, a `Pack` and a `Sound`.
 """
 
+from shardio.views.audio_options import Sound
 from shardio.views.packing import Pack
-from shardio.views.sounds import Sound
 
 __all__ = ["Pack", "Sound"]

@@ -19,7 +19,7 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
 from shardio.shard.reader import ShardReader
-from shardio.views.sounds import Sound
+from shardio.views.audio_options import Sound
 from tests.loading import bits, write_dataset
 from tests.media_made import write_flash
 

@@ -27,8 +27,8 @@ from shardio.serving.client.protocol import (
     unpack,
 )
 from shardio.serving.client.received_blocks import layout_of, layout_text, pack_batch, unpack_batch
+from shardio.views.audio_options import Sound
 from shardio.views.packing import Pack
-from shardio.views.sounds import Sound
 from tests.fuzz.mutate import change_bytes, change_json
 from tests.loading import bits, write_dataset
 

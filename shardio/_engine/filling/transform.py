@@ -166,7 +166,7 @@ class TransformedValues:
         row, shard = int(stretch.rows[k]), int(stretch.shards[k])
         # Whether files were cut short is looked at for a batch, where it must not kill (`Filler`).
         local = row - int(dataset.starts[shard])
-        sample = dataset.sample(shard, local, self._stored, beware=False)
+        sample = dataset.sample(shard, local, self._stored, check_truncated=False)
         if self._clips is not None:
             start, place = int(stretch.cuts.starts[k]), stretch.cuts.place(k)
             sample[self._clips.name] = self._clips.of_sample(shard, local, start, place)

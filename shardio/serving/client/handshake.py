@@ -18,9 +18,9 @@ from shardio.errors import InvalidArgument
 from shardio.order.sampling import holds_positions
 from shardio.serving.client.address import Address
 from shardio.serving.client.protocol import VERSION, Garbled, mapping, number, text
+from shardio.views.audio_options import Sound
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
-from shardio.views.sounds import Sound
 
 RECORDS: Final[dict[str, type[Clip | Sound | Pack]]] = {"clip": Clip, "sound": Sound, "pack": Pack}
 
