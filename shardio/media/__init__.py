@@ -1,10 +1,6 @@
-"""Encoded media to pixels, sound and exact times, and back.
+"""Decode encoded media to pixels, audio samples and exact times, and encode them again.
 
-`container` and `sniffing` look at files, `opening` opens them; `video` decodes whole files.
-`streams` cuts them into packets (`checking` proves them), `muxing` makes files of packets again,
-`clips` and `sound` decode any part of those, and `encoding` and `motion_jpeg` make ones that are
-decoded fast. `picture` has the pixels of all of them. `image` reads still pictures, and encodes
-JPEG. `into_rows` takes both in one call from a file to a row of a batch.
+README.md in this folder lists the modules. Public names are imported from here.
 """
 
 from shardio.media.audio import AudioDecoder

@@ -1,7 +1,8 @@
-"""Decodes any span of the samples of sound, by packets.
+"""Decode any range of audio samples from a stream of packets.
 
-A stream's ticks are its samples. Sample 0 is the first that is heard: what encoders put before it
-(and a container says so) is left out; its `pts` tells where it lies beside the video.
+A tick of an audio stream is one sample. Sample 0 is the first audible one: the padding that
+encoders put before it, as declared by the container, is dropped. The `pts` of the packets places
+sample 0 on the clock of the video.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _OpenAudio:
     sizes: npt.NDArray[np.int64]
 
     def parts(self, packets: range) -> Iterator[tuple[int, bytes]]:
-        """Some packets, each with its number."""
+        """Yield packets with their numbers."""
         part = slice(packets.start, packets.stop)
         offsets, sizes = self.offsets[part].tolist(), self.sizes[part].tolist()
         for number, offset, size in zip(packets, offsets, sizes, strict=True):
@@ -60,9 +61,9 @@ class _OpenAudio:
 
 
 class AudioDecoder(Closing):
-    """Decodes spans of sound; the streams used last stay open.
+    """A decoder of ranges of audio; keeps the most recently used streams open.
 
-    One thread; not to be shared among threads. `close()` or the end of `with` releases them.
+    Not thread-safe. `close()` or the end of `with` releases the streams.
     """
 
     def __init__(self, max_streams: int = 8) -> None:
@@ -83,16 +84,19 @@ class AudioDecoder(Closing):
         """Decode samples `start` to `stop` as float32 of (samples, channels), from -1 to 1.
 
         Args:
-            stream: sound.
-            start, stop: in samples of `rate`, counted from the first that is heard. What lies
-                behind the end is silence.
-            rate: samples per second; None is the stream's. The same sample has the same value
-                wherever the span begins, but for codecs that remember (MP3, AAC: by a hair).
-            channels: 1 or 2, mixed by FFmpeg's rules; None is as many as the stream has.
+            stream: audio.
+            start, stop: sample numbers at `rate`, counted from the first audible sample. Samples
+                after
+                the end of the stream are silence.
+            rate: samples per second; None keeps the rate of the stream. A sample has the same value
+                wherever the range begins, except for codecs with state (MP3, AAC), where it may
+                    differ
+                minimally.
+            channels: 1 or 2, mixed by FFmpeg's rules; None keeps the channels of the stream.
 
         Raises:
             MediaError: the stream is damaged.
-            InvalidArgument: the span or an option is not acceptable.
+            InvalidArgument: the range or an option is not valid.
         """
         rate = sample_rate(stream) if rate is None else rate
         if not 0 <= start <= stop <= start + _MOST_SAMPLES or not _is_valid(rate, channels):
@@ -115,20 +119,22 @@ class AudioDecoder(Closing):
         rate: int,
         channels: int | None = None,
     ) -> tuple[Samples, tuple[int, int]]:
-        """Decode so many samples from a time on, with silence before the sound and behind it.
+        """Decode `n_samples` samples from a time on, with silence before and after the stream.
 
         Args:
-            stream: sound.
-            begin: seconds, on the clock of the stream's `pts`: that of a video beside it, too. The
-                first sample is the nearest to it.
-            n_samples: of `rate`.
-            rate, channels: as of `decode`.
+            stream: audio.
+            begin: seconds, on the clock of the stream's `pts`, which a video of the same file
+                shares.
+                Decoding begins at the nearest sample.
+            n_samples: number of samples at `rate`.
+            rate, channels: as for `decode`.
 
         Returns:
-            float32 of (samples, channels), and from which to which of them there is sound.
+            float32 of (samples, channels), and the range of these samples that lies within the
+                stream.
 
         Raises:
-            MediaError, InvalidArgument: as of `decode`.
+            MediaError, InvalidArgument: as for `decode`.
         """
         if not 0 <= n_samples <= _MOST_SAMPLES or not _is_valid(rate, channels):
             raise InvalidArgument(
@@ -146,7 +152,7 @@ class AudioDecoder(Closing):
     def _decode_range(
         self, opened: _OpenAudio, start: int, stop: int, rate: int, channels: int | None
     ) -> Samples:
-        """Samples of a rate, by their numbers in the whole sound, which may lie outside of it."""
+        """Return samples by their numbers at `rate` in the whole stream; outside of it, silence."""
         source_rate, n_all = sample_rate(opened.stream), opened.sample_index.extent[1]
         layout = {None: opened.codec.layout.name, 1: "mono", 2: "stereo"}[channels]
         n_channels = channels or len(opened.codec.layout.channels)
@@ -180,7 +186,7 @@ class AudioDecoder(Closing):
         return found
 
     def close(self) -> None:
-        """Release the decoders and the streams that were decoded last."""
+        """Release all decoders and streams."""
         self._opened.clear()
 
 
@@ -189,7 +195,7 @@ def _is_valid(rate: int, channels: int | None) -> bool:
 
 
 def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None:
-    """Decode samples `start` to `stop`, with silence in gaps; None where no packet has any."""
+    """Decode samples `start` to `stop`, with silence in gaps; None if no packet covers them."""
     sample_index = opened.sample_index
     wanted = sample_index.packets(start, stop)
     stream = opened.stream
@@ -225,7 +231,7 @@ def _silence(like: npt.NDArray[Any], n_samples: int) -> npt.NDArray[Any]:
 
 
 def _concatenate(like: AudioFrame, parts: list[npt.NDArray[Any]]) -> AudioFrame:
-    """One frame of values, (channels, samples), for one call of the resampler."""
+    """Concatenate arrays of (channels, samples) into one frame, for one call of the resampler."""
     from av import AudioFrame
 
     values = np.concatenate(parts, axis=1)

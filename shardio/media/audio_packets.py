@@ -1,10 +1,8 @@
-"""When the samples of sound are heard, by the packets they are in. Pure.
+"""Demux audio into packets, and locate the samples of every packet in time.
 
-A container rounds times to its ticks, of a millisecond at worst, while the samples of a packet
-follow those of the one before. So all packets together say when the first is heard: in most files
-to the sample. Where packets leave a gap, there is silence.
-
-Cuts sound into packets, untouched, that know how many samples they hold and when.
+Containers round times to their ticks, which may be as coarse as a millisecond, while the samples
+of consecutive packets follow each other exactly. All packets together therefore give the time of
+the first sample, exactly in most files. Gaps between packets are silence.
 """
 
 from __future__ import annotations
@@ -53,14 +51,14 @@ __all__ = [
 
 
 LEAD_PACKETS: Final = 12
-"""Decoded and dropped before a span: MP3 looks 9 packets back, Opus 80 ms."""
+"""Packets decoded and dropped before a range: MP3 looks 9 packets back, Opus 80 ms."""
 _RESAMPLER_MARGIN: Final = 4096
-"""Samples on either side of a part that a resampler may look at."""
+"""Samples on either side of a part that a resampler may read."""
 _MAX_RATE: Final = 1 << 24
 _MOST: Final = 1 << 62
 
 _LARGEST_JITTER: Final = Fraction(1, 10)
-"""Seconds that a packet may be late or early without a gap: where FFmpeg draws the line, too."""
+"""Seconds that a packet may be late or early without a gap; FFmpeg uses the same limit."""
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -72,17 +70,17 @@ def packet_times(
     rate: int,
     n_before: int = 0,
 ) -> _Numbers:
-    """When the first sample of each packet is heard, in samples.
+    """Return the time of the first sample of each packet, in samples.
 
     Args:
-        times: of the packets as the container has them, in ticks of `time_base`; None: unknown.
-        counts: how many samples are decoded from each.
+        times: packet times stored in the container, in ticks of `time_base`; None if unknown.
+        counts: the number of samples decoded from each packet.
         time_base: seconds per tick.
         rate: samples per second.
-        n_before: how many samples come before the first that is heard.
+        n_before: the number of samples before the first audible one.
 
     Raises:
-        MediaError: times go back, by more than packets are early.
+        MediaError: a packet is early by more than the allowed jitter.
     """
     heard: _Numbers = np.cumsum(np.asarray(counts, np.int64)) - counts
     found = heard.copy()
@@ -95,9 +93,9 @@ def packet_times(
 
 @dataclass(slots=True)
 class _GaplessRun:
-    """Packets without a gap: the first, and between what their times less what is heard lie.
+    """Packets without a gap: the first packet, and bounds on the time of sample 0.
 
-    In halves of a sample's `unit`-th, of which a tick has 2 * `tick`.
+    The bounds are in halves of 1 / `unit` of a sample; a tick has 2 * `tick` of these.
     """
 
     first: int
@@ -107,7 +105,7 @@ class _GaplessRun:
     unit: int
 
     def begin(self, known: int) -> int:
-        """When sample 0 is heard, if sample `known` is one that a container times exactly."""
+        """Return the time of sample 0, given that the container times sample `known` exactly."""
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead
         if at > self.high:
@@ -118,7 +116,7 @@ class _GaplessRun:
 def _gapless_runs(
     times: Sequence[int | None], counts: Sequence[int], time_base: Fraction, rate: int
 ) -> list[_GaplessRun]:
-    """Cut packets where there are gaps, and narrow down when each part begins."""
+    """Split packets at gaps, and narrow down the start of each run."""
     tick, unit = (time_base * rate).as_integer_ratio()  # a tick is so many parts of a sample
     slack = tick if unit > 1 or tick > 1 else 0  # half a tick may be lost by rounding
     jitter = 2 * unit * rate * _LARGEST_JITTER
@@ -146,10 +144,10 @@ def _gapless_runs(
 
 
 def sample_rate(stream: EncodedStream) -> int:
-    """Samples per second of a sound.
+    """Return the sample rate of an audio stream.
 
     Raises:
-        MediaError: it does not say, or what cannot be.
+        MediaError: the rate is missing or out of range.
     """
     rate = stream.parameters.get("rate")
     if not isinstance(rate, int) or not 0 < rate <= _MAX_RATE:
@@ -158,16 +156,16 @@ def sample_rate(stream: EncodedStream) -> int:
 
 
 def first_sample_time(stream: EncodedStream) -> int:
-    """When sample 0 of a sound is heard, in samples: ticks of its time base."""
+    """Return the time of sample 0, in samples: the ticks of the stream's time base."""
     first = int(stream.packets["pts"][0]) if len(stream.packets) else 0
     return first + int_parameter(stream, "skip")
 
 
 def int_parameter(stream: EncodedStream, name: str, default: int = 0) -> int:
-    """Read a whole number of the parameters.
+    """Return an integer parameter of a stream.
 
     Raises:
-        MediaError: it is there and is none.
+        MediaError: the value is not an integer.
     """
     found = stream.parameters.get(name, default)
     if type(found) is not int or abs(found) > _MOST:
@@ -176,10 +174,10 @@ def int_parameter(stream: EncodedStream, name: str, default: int = 0) -> int:
 
 
 def begin_of(stream: EncodedStream) -> Fraction:
-    """When a sound begins, in seconds: with its sample 0, unless it is a part that says when.
+    """Return the start of an audio stream in seconds: `begin`, or else the time of sample 0.
 
     Raises:
-        MediaError: what it says is no time.
+        MediaError: the parameter `begin` is not a time.
     """
     text = stream.parameters.get("begin")
     if text is None:
@@ -194,20 +192,20 @@ def begin_of(stream: EncodedStream) -> Fraction:
 
 
 def nearest_sample(stream: EncodedStream, time: Fraction, rate: int) -> int:
-    """The number of the sample of `rate`, counted from sample 0, that is nearest to a time."""
+    """Return the number of the sample at `rate`, counted from sample 0, nearest to a time."""
     since = time - Fraction(first_sample_time(stream), sample_rate(stream))
     return math.floor(since * rate + Fraction(1, 2))
 
 
 def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> EncodedStream | None:
-    """The packets of a sound from a time on, untouched, and what decoding them needs.
+    """Cut a part out of an audio stream: untouched packets, including those needed to decode it.
 
-    Samples keep their times and values. None where there is nothing to be heard.
+    Samples keep their times and values. Returns None if the part contains no audible sample.
 
     Args:
-        stream: a whole sound.
+        stream: a whole audio stream.
         begin: seconds, on the clock of its `pts`.
-        seconds: how long the part is.
+        seconds: duration of the part.
     """
     rate, heard = sample_rate(stream), SampleIndex(stream)
     start = nearest_sample(stream, begin, rate)
@@ -238,7 +236,7 @@ def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> Encode
 
 
 class SampleIndex:
-    """Where the samples of each packet stand among those of a whole sound, gaps counted."""
+    """The sample range of each packet within a whole audio stream, gaps included."""
 
     def __init__(self, stream: EncodedStream) -> None:
         self.starts: _Numbers = stream.packets["pts"] - first_sample_time(stream)
@@ -249,10 +247,10 @@ class SampleIndex:
         n_all = int_parameter(stream, "samples", stream.n_frames)
         last = int(self.ends.max(initial=0))
         self.extent = first, max(first, min(n_all, last))
-        """From which to which sample there is sound."""
+        """The first sample of the stream, and the end of its last."""
 
     def packets(self, start: int, stop: int) -> range:
-        """Those that samples `start` to `stop` are in, and perhaps one more."""
+        """Return the packets that contain samples `start` to `stop`, and at most one more."""
         begin = int(np.searchsorted(self.ends, start, "right"))
         end = int(np.searchsorted(self.ends, stop, "left")) + 1
         return range(begin, min(len(self.ends), end))
@@ -262,10 +260,10 @@ _SKIP = struct.Struct("<II")  # samples to leave out at the beginning of a packe
 
 
 def demux_audio(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
-    """Cut an open container's first audio stream into packets; every one is decoded once.
+    """Demux the first audio stream of an open container; every packet is decoded once.
 
     Raises:
-        MediaError: there is no sound, it is damaged, or packets alone do not carry it.
+        MediaError: there is no audio, it is damaged, or packets alone cannot represent it.
     """
     stream = audio_stream(container, name)
     try:
@@ -275,14 +273,14 @@ def demux_audio(source: bytes | str, container: InputContainer, name: str) -> En
 
 
 def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
-    """Cut the first audio stream of a file into packets; None where nothing is to be heard.
+    """Demux the first audio stream of a file; None if the file has no audio.
 
     Args:
         source: a path, or the bytes of a file.
-        name: what errors call it; the path by default.
+        name: the name used in errors; the path by default.
 
     Raises:
-        MediaError: it is damaged, or packets alone do not carry it.
+        MediaError: the audio is damaged, or packets alone cannot represent it.
         FileNotFoundError: there is no such file.
     """
     name = name or (source if isinstance(source, str) else "media in memory")
@@ -300,7 +298,7 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
 def _read_packets(
     source: bytes | str, container: InputContainer, stream: AudioStream, name: str
 ) -> _AudioPackets:
-    """Take in every packet of an audio stream."""
+    """Read every packet of an audio stream."""
     import av
 
     codec = stream.codec_context
@@ -334,7 +332,7 @@ def _read_packets(
 
 @dataclass(slots=True)
 class _AudioPackets:
-    """The packets of an audio stream, and what their container says of each."""
+    """The packets of an audio stream, with the container's facts about each."""
 
     time_base: Fraction
     parameters: dict[str, Any]
@@ -346,7 +344,7 @@ class _AudioPackets:
     n_after: int = 0
 
     def add(self, packet: Packet[AudioStream]) -> None:
-        """Take a packet in."""
+        """Append a packet."""
         if packet.has_sidedata("skip_samples"):
             before, after = _SKIP.unpack(bytes(packet.get_sidedata("skip_samples"))[:8])
             self.n_before = self.n_before or before
@@ -356,10 +354,10 @@ class _AudioPackets:
         self.discarded.append(packet.is_discard)
 
     def stream(self) -> EncodedStream:
-        """Count the samples of each packet by decoding it, and find their times.
+        """Count the samples of each packet by decoding it, and build the stream.
 
         Raises:
-            MediaError: it is damaged, or packets alone do not carry it.
+            MediaError: the audio is damaged, or packets alone cannot represent it.
         """
         parameters, extradata = self.parameters, self.extradata
         counts = np.zeros(len(self.parts), np.int64)
@@ -402,7 +400,7 @@ class _AudioPackets:
 def decode_frames(
     codec: AudioCodecContext, parts: Iterable[tuple[int, bytes]], n_dropped: int = 0
 ) -> Iterator[tuple[int, AudioFrame]]:
-    """Decode numbered packets into (number of the packet, frame), one decoder after another."""
+    """Decode numbered packets, yielding (packet number, frame)."""
     import av
 
     codec.flush_buffers()

@@ -1,7 +1,7 @@
-"""What a packet's own first bits say, without decoding it: whether it is shown, or needed.
+"""Read facts from the first bits of packets without decoding them.
 
-Only what its codec's standard states in plain bits. Where nothing is known of a codec, its packets
-count as shown and as needed, which costs time and never a picture.
+Only facts that the codec's standard states in plain bits are used. Packets of other codecs count as
+shown and needed, which costs time and never a picture.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _Result = TypeVar("_Result", covariant=True)
 
 
 class PacketTest(Protocol[_Result]):
-    """Looks at the packet that lies in `data` from `begin` up to `stop`."""
+    """A test of the packet in `data[begin:stop]`."""
 
     def __call__(self, data: bytes, begin: int, stop: int) -> _Result: ...
 
 
 PACKED = -2
-"""Several pictures in one packet of MPEG-4 ("packed"): frames come out one packet later."""
+"""Several pictures in one packet of MPEG-4 ("packed"): frames are output one packet later."""
 
 _START = b"\0\0\1"
 _H264_SLICES, _H264_SEI = range(1, 6), 6
@@ -42,19 +42,20 @@ _MOST_HEAD = 4096
 
 
 def hidden_packet_test(codec: str) -> PacketTest[bool] | None:
-    """Make a function that says whether a packet is only there for others (an alternate reference).
+    """Return a function that tests whether a packet is never shown (an alternate reference frame).
 
-    None where no packet of the codec says that it is.
+    None if packets of the codec do not state that.
     """
     return {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}.get(codec)
 
 
 def disposable_layer_test(codec: str, extradata: bytes) -> PacketTest[int] | None:
-    """Make a function that says of a packet whether no packet of its layer or below needs it.
+    """Return a function that finds the temporal layer of an unreferenced packet.
 
-    It gives the packet's temporal layer, or -1 for one that others need: a packet in the highest
-    layer of its stream is needed by no other. Most codecs have one layer, 0. Where one is `PACKED`,
-    all are needed. None where a packet of the codec does not say it: all are needed as well.
+    The function returns the layer, or -1 for a packet that others of its layer or below refer to. A
+    packet in the highest layer of its stream is disposable; most codecs have only layer 0. If it
+    returns `PACKED`, all packets of the stream are needed. None if packets of the codec do not
+    state their layer; then all are needed as well.
     """
     if codec == "h264":
         return partial(_disposable_layer_h264, length_size=_length_size(extradata, 4))
@@ -68,10 +69,10 @@ def disposable_layer_test(codec: str, extradata: bytes) -> PacketTest[int] | Non
 
 
 def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
-    """Find the unit in which x264 says its version; empty if there is none.
+    """Return the SEI unit that holds x264's version; empty if there is none.
 
-    Older ones coded 4:4:4 otherwise than the standard, which decoders know by this note alone. It
-    stands in the first packet of a stream only.
+    Old versions coded 4:4:4 differently from the standard, and decoders recognise that by this unit
+    alone. It occurs only in the first packet of a stream.
     """
     size = _length_size(extradata, 4)
     at = packet.find(b"x264 - core")
@@ -92,10 +93,9 @@ def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
 
 
 def parameter_sets(codec: str, extradata: bytes) -> bytes:
-    """The parameter sets of H.264 or HEVC, as units of a packet.
+    """Return the parameter sets of H.264 or HEVC, as units of a packet.
 
-    Empty where there are none, or they are cut off; and of other codecs, whose keyframes have
-    theirs with them.
+    Empty if they are missing or truncated, and for other codecs, whose keyframes contain their own.
     """
     at = {"h264": 5, "hevc": 22}.get(codec)
     if at is None:
@@ -113,9 +113,9 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
 
 
 def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
-    """Make a function that says whether a packet has other parameter sets than its stream.
+    """Return a function that tests whether a packet's parameter sets differ from its stream's.
 
-    They stand before the picture, and a decoder keeps them.
+    They precede the picture, and a decoder keeps them.
     """
     if codec == "h264":
         size, mask, behind, kinds = _length_size(extradata, 4), 31, 6, {7, 8}
@@ -140,7 +140,7 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
 
 
 def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    """The sets of an "avcC": those of sequences, then those of pictures, each with a count."""
+    """Yield the parameter sets of an "avcC": sequence sets, then picture sets, each counted."""
     at = 5
     for mask in (31, 255):
         n_units = extradata[at] & mask
@@ -152,7 +152,7 @@ def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
 
 
 def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    """The sets of an "hvcC": arrays of a kind each, with a count."""
+    """Yield the parameter sets of an "hvcC": one counted array per kind."""
     at = 23
     for _ in range(extradata[22]):
         n_units = extradata[at + 1] << 8 | extradata[at + 2]
@@ -164,7 +164,7 @@ def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
 
 
 def _length_prefixed(data: bytes, at: int) -> bytes:
-    """What lies behind its size, of 16 bits; an IndexError where that is not all there."""
+    """Return the bytes after a 16-bit length; raise IndexError if they are truncated."""
     stop = at + 2 + (data[at] << 8 | data[at + 1])
     if stop > len(data):
         raise IndexError(stop)
@@ -172,9 +172,9 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 
 
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
-    """Whether a keyframe says that nothing that is sent after it needs anything before it.
+    """Return True if no packet sent after this keyframe needs any before it.
 
-    Those of most codecs always do. Others of H.264 and HEVC only say where pictures recover.
+    That holds for the keyframes of most codecs. Some of H.264 and HEVC only mark a recovery point.
     """
     if codec == "h264":
         units = _unit_headers(packet, 0, len(packet), _length_size(extradata, 4))
@@ -186,14 +186,14 @@ def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
 
 
 def _length_size(extradata: bytes, at: int) -> int:
-    """Bytes of the length before each unit; 0: units begin with a start code."""
+    """Return the bytes of the length before each unit; 0 if units begin with a start code."""
     if len(extradata) <= at or extradata.startswith((_START, b"\0" + _START)):
         return 0
     return (extradata[at] & 3) + 1
 
 
 def _unit_headers(data: bytes, at: int, stop: int, length_size: int) -> Iterator[tuple[int, int]]:
-    """The first two bytes of each unit of H.264 or HEVC."""
+    """Yield the first two bytes of each unit of H.264 or HEVC."""
     if not length_size:
         at = data.find(_START, at, stop)
         while at >= 0 and at + 4 < stop:
@@ -208,9 +208,9 @@ def _unit_headers(data: bytes, at: int, stop: int, length_size: int) -> Iterator
 
 
 def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]:
-    """The units of a packet of H.264 or HEVC, whatever is before each; of others, all of it.
+    """Yield the units of an H.264 or HEVC packet without their prefixes; other packets whole.
 
-    Of AV1, the mark of its beginning is left out, which files do not have.
+    The temporal delimiter of AV1 is removed: files do not contain it.
     """
     at = {"h264": 4, "hevc": 21}.get(codec)
     if at is None:
@@ -251,7 +251,7 @@ def _disposable_layer_hevc(data: bytes, begin: int, stop: int, length_size: int)
 def _disposable_layer_mpeg(
     data: bytes, begin: int, stop: int, code: bytes, skip: int, shift: int, kind: int
 ) -> int:
-    """Whether all pictures in a packet of MPEG video are of the kind that is never referred to."""
+    """Return 0 if all pictures in a packet of MPEG video are B pictures, else -1 or `PACKED`."""
     starts, at = [], data.find(_START + code, begin, stop)
     while at >= 0 and at + 4 + skip < stop:
         starts.append(at + 4 + skip)

@@ -1,4 +1,4 @@
-"""Decodes a stream once from its bare packets, and proves or mends what its table says of them."""
+"""Decode a stream once from its packets alone, to verify or correct its packet table."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def build_stream(
     data: bytes,
     time_base: Fraction,
 ) -> EncodedStream:
-    """Make a video of its packets: counts its frames, and says how large and long they are shown.
+    """Build a video stream from its packets; computes its frame count, display size and duration.
 
     Raises:
-        MediaError: nothing in it is shown.
+        MediaError: no frame is shown.
     """
     shown = packets[(packet_flags(packets) & PacketFlag.HIDDEN) == 0]
     if not len(shown):
@@ -74,18 +74,18 @@ def build_stream(
 def verify_by_decoding(
     stream: EncodedStream, untimed: npt.NDArray[np.bool_], interval: Fraction
 ) -> EncodedStream:
-    """Decode every packet, and return the stream with the table that this proves.
+    """Decode every packet, and return the stream with a corrected packet table.
 
-    Packets whose frames are not shown become HIDDEN; keyframes from which decoding gives other
-    pictures are none; times are given out in the order of presentation.
+    Packets whose frames are not shown become HIDDEN. Keyframes from which decoding gives other
+    pictures lose that flag. Times are assigned in presentation order.
 
     Args:
-        stream: what a container says.
-        untimed: the packets for which it stores no time; theirs are counted, by `with_all_times`.
+        stream: the stream as its container describes it.
+        untimed: the packets without a stored time; theirs are computed by `fill_missing_times`.
         interval: ticks from one frame to the next at the rate of the stream.
 
     Raises:
-        MediaError: a packet is damaged, or the clock of the stream starts anew in its midst.
+        MediaError: a packet is damaged, or the clock restarts within the stream.
     """
     shown = _DigestDecoder(stream).decode_all()
     flags = packet_flags(stream.packets)
@@ -109,7 +109,7 @@ def _times(
     untimed: npt.NDArray[np.bool_],
     interval: Fraction,
 ) -> list[int]:
-    """Return the time of each packet of `order`, which is that of presentation; they rise."""
+    """Return the time of each packet of `order`, in presentation order; times are sorted."""
     packets = stream.packets[order]
     stored = zip(packets["pts"].tolist(), untimed[order].tolist(), strict=True)
     known = [None if is_untimed else time for time, is_untimed in stored]
@@ -127,7 +127,7 @@ def _times(
 
 
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
-    """Decode each group of pictures alone: a keyframe that gives other pictures is none."""
+    """Decode each group of pictures on its own; unmark keyframes that give other pictures."""
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
     visible = (flags & PacketFlag.HIDDEN) == 0
@@ -146,7 +146,7 @@ def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> En
 
 
 class _DigestDecoder:
-    """A decoder and the packets of one stream; frames come out as digests of their pixels."""
+    """A decoder for the packets of one stream that returns digests of the frames' pixels."""
 
     def __init__(self, stream: EncodedStream) -> None:
         self._codec = open_video_decoder(stream.parameters, stream.extradata)
@@ -159,11 +159,11 @@ class _DigestDecoder:
         self._known: dict[str, list[int]] = {}
 
     def decode_all(self) -> dict[int, int]:
-        """Decode everything: the digest of each packet's frame, in the order of presentation."""
+        """Return the digest of each packet's frame, in presentation order."""
         return self.decode_group(range(len(self._sizes)))
 
     def decode_group(self, numbers: Sequence[int]) -> dict[int, int]:
-        """Decode these packets on their own."""
+        """Decode the given packets on their own."""
         import av
 
         codec, shown, number = self._codec, dict[int, int](), -1
@@ -190,7 +190,7 @@ class _DigestDecoder:
             shown[frame.pts] = self._digest(frame)
 
     def _digest(self, frame: VideoFrame) -> int:
-        """Hash what is seen of the planes; what pads their rows may be anything."""
+        """Hash the visible part of the planes; the padding of their rows is undefined."""
         name = frame.format.name
         if name not in self._known:
             self._known[name] = [0] * len(frame.planes)

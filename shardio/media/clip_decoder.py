@@ -1,7 +1,4 @@
-"""What the arrays that clips are decoded into have to be.
-
-Decodes any frames of encoded streams straight into arrays, by packets, without a container.
-"""
+"""Decode any frames of encoded streams into arrays, from packets alone, without a container."""
 
 from __future__ import annotations
 
@@ -47,10 +44,10 @@ def check_outputs(
     matrix: str,
     color_range: str,
 ) -> tuple[int, int]:
-    """The height and width of every clip's rows, as pictures.
+    """Return the height and width of the pictures in the output arrays of all clips.
 
     Raises:
-        InvalidArgument: an option is none, or an array has another shape.
+        InvalidArgument: an option is unknown, or an array has the wrong shape or dtype.
     """
     if pixels not in ("rgb", "yuv420"):
         raise InvalidArgument(f"pixels is {pixels!r}; expected 'rgb' or 'yuv420'")
@@ -78,7 +75,7 @@ def check_outputs(
 
 @dataclass(slots=True)
 class _OpenStream:
-    """A stream that was decoded lately: its table, and which decoder it goes through."""
+    """A recently decoded stream: its frame table, and the key of its decoder."""
 
     stream: EncodedStream  # keeps its id from being given to another
     table: FrameTable
@@ -94,7 +91,7 @@ class _OpenDecoder:
     codec: VideoCodecContext
     converter: FrameConverter
     is_changed: bool = False
-    """Whether a packet has brought parameters, which it keeps until it is told others."""
+    """True if a packet has replaced the decoder's parameter sets, which it keeps."""
     writer_options: object = None
     writer: FrameWriter | None = None
 
@@ -107,7 +104,7 @@ class _OpenDecoder:
         matrix: str,
         color_range: str,
     ) -> FrameWriter:
-        """The writer for these arguments of it; that of the clip before, if they are the same."""
+        """Return the writer for these options; the previous one if they are the same."""
         writer_options = (size, aspect, crop, pixels, matrix, color_range)
         if self.writer is None or self.writer_options != writer_options:
             self.writer_options, self.writer = (
@@ -118,13 +115,13 @@ class _OpenDecoder:
 
 
 class ClipDecoder(Closing):
-    """Owns decoders, one per configuration of a stream, the last used of which stay open.
+    """A cache of open decoders, one per stream configuration, least recently used first out.
 
-    One thread; not to be shared among threads. `close()` or the end of `with` releases them.
+    Not thread-safe. `close()` or the end of `with` releases the decoders.
 
     Args:
-        max_decoders: how many stay open; each holds some frames of its stream's size.
-        max_streams: of how many streams the tables are kept, 35 bytes for each packet.
+        max_decoders: decoders kept open; each holds a few frames of its stream's size.
+        max_streams: streams whose frame tables are kept, at 35 bytes per packet.
     """
 
     def __init__(self, max_decoders: int = 8, max_streams: int = 32) -> None:
@@ -147,22 +144,24 @@ class ClipDecoder(Closing):
         matrix: str = "bt601",
         color_range: str = "limited",
     ) -> None:
-        """Decode `frames`, numbered as shown, into `out`, whose shape says the size wanted.
+        """Decode `frames`, numbered in presentation order, into `out`, whose shape sets the size.
 
         Args:
             stream: a video.
-            frames: the number of the frame for each row of `out`; in any order, repeated or not.
+            frames: the frame number for each row of `out`, in any order, with or without
+                repetition.
                 Each group of pictures is decoded once.
             out: uint8; "rgb": (n, height, width, 3); "yuv420": (n, height * 3 / 2, width), Y above
-                U and V side by side, height and width even.
-            crop: which part of the picture; None is the largest in the centre.
+                U and V
+                side by side, height and width even.
+            crop: the part of the picture; None is the largest in the centre.
             pixels: "rgb" or "yuv420".
-            matrix: of "yuv420": what its colours are coded with; see `MATRICES`.
-            color_range: of "yuv420": "limited" or "full".
+            matrix: for "yuv420", the colour matrix of the output; see `MATRICES`.
+            color_range: for "yuv420", "limited" or "full".
 
         Raises:
-            MediaError: the stream is damaged; `out` then holds anything.
-            InvalidArgument: there is no such frame, or `out` has another shape.
+            MediaError: the stream is damaged; the contents of `out` are then undefined.
+            InvalidArgument: there is no such frame, or `out` has the wrong shape.
         """
         self.decode_many(
             stream,
@@ -183,10 +182,10 @@ class ClipDecoder(Closing):
         matrix: str = "bt601",
         color_range: str = "limited",
     ) -> None:
-        """Decode several clips, pairs of frames and where they go, as `decode` does each.
+        """Decode several clips, given as pairs of frames and output array, as `decode` does each.
 
-        A frame that several clips need is decoded once, and converted once for each `crop`, of
-        which there may be a list with one for each clip.
+        A frame that several clips need is decoded once, and converted once per crop. `crop` may be
+        a list with one crop per clip.
         """
         if not clips:
             return
@@ -247,17 +246,17 @@ class ClipDecoder(Closing):
         return found
 
     def forget(self, stream: EncodedStream) -> None:
-        """Release what is kept of a stream for its next clips."""
+        """Release the cached frame table of a stream."""
         self._opened.pop(id(stream), None)
 
     def close(self) -> None:
-        """Release the decoders and the streams that were decoded last."""
+        """Release all decoders and streams."""
         self._decoders.clear()
         self._opened.clear()
 
 
 class _RunDecoder:
-    """One way through the packets of a run, from its keyframe to its last wanted frame."""
+    """A decoding of runs of packets, each from its keyframe to its last wanted frame."""
 
     def __init__(
         self,
@@ -272,9 +271,9 @@ class _RunDecoder:
     def decode(self, run: DecodeRun) -> None:
         """Decode a run's frames into their rows.
 
-        Where a frame does not come out, or not without an error, its keyframe may be none for it (a
-        stream that is refreshed bit by bit, one that speaks of pictures long before it): then from
-        the one before, as will be all that begins there.
+        A frame may be missing or fail because its keyframe is not a real random access point (intra
+        refresh, references to much earlier pictures). Decoding is then retried from an earlier
+        keyframe, which is remembered for all frames that start there.
         """
         table, first, steps = self._opened.table, run.first, 1
         while True:
@@ -296,14 +295,14 @@ class _RunDecoder:
             table.start_earlier(run.first, first)
 
     def _is_closed(self, key: int) -> bool:
-        """Whether a keyframe says that nothing after it needs anything before it."""
+        """Return True if the keyframe starts a closed group of pictures."""
         table, stream = self._opened.table, self._opened.stream
         begin = int(table.offsets[key])
         packet = bytes(stream.data[begin : begin + int(table.sizes[key])])
         return starts_closed_gop(str(stream.parameters.get("codec")), stream.extradata, packet)
 
     def _decode_once(self, run: DecodeRun) -> dict[int, list[int]]:
-        """Decode from the run's keyframe on; returns what did not come out."""
+        """Decode from the run's keyframe on; return the wanted frames that were not output."""
         import av
 
         codec, wanted = self._decoder.codec, dict(run.wanted)
@@ -330,7 +329,7 @@ class _RunDecoder:
         return wanted
 
     def _packets(self, run: DecodeRun) -> Iterator[tuple[int, memoryview, bytes, bool]]:
-        """Of each packet that is sent: number, bytes, what precedes them, whether it is a key."""
+        """Yield each packet to decode: number, bytes, bytes to prepend, is keyframe."""
         table = self._opened.table
         numbers = table.packets_to_decode(run)
         begin, end = numbers[0], numbers[-1]
@@ -351,7 +350,10 @@ class _RunDecoder:
             lead = b""
 
     def _packet_prefix(self) -> bytes:
-        """What precedes the first packet: where others have changed them, its own parameters."""
+        """Return the bytes before the first packet.
+
+        These include the stream's own parameter sets if those of another stream replaced them.
+        """
         lead, stream = self._opened.lead_in, self._opened.stream
         if self._decoder.is_changed:
             self._decoder.is_changed = False
@@ -359,7 +361,7 @@ class _RunDecoder:
         return lead
 
     def _write_frame(self, frame: VideoFrame, wanted: dict[int, list[int]]) -> None:
-        """Write a frame into its rows, if it is one that is wanted."""
+        """Write a frame into its rows if it is wanted."""
         number = frame.pts
         places = wanted.pop(number, None) if number is not None else None
         if frame.is_corrupt:

@@ -1,17 +1,12 @@
-"""What a decoded frame says about itself: its matrix, its range, how it is to be turned.
+"""Convert decoded frames to other sizes and colour spaces with swscale.
 
-What is untagged is taken as FFmpeg takes it: limited range, BT.601.
+Accurate and bit-exact flags give the same bytes on every machine of an architecture. Colour range,
+matrix, bit depth and chroma layout are read from the frame; untagged frames are limited range and
+BT.601, as FFmpeg treats them.
 
-Frames on the shortest way to where they go: upright ones, as bare planes or by swscale's planes.
-
-The frames of a stream look alike. What `PictureWriter` asks about a frame before it converts it is
-asked here of the first that looks so; for all others, five attributes are compared, and the rest is
-the copy itself. What comes out is bit for bit what the long way gives: a test compares them.
-
-Frames to another size and other colours, by swscale.
-
-With its accurate and bit-exact flags: the same bytes on every machine of an architecture. What it
-takes from the frame itself: colour range, matrix, bit depth, chroma layout.
+The frames of a stream usually share one format. `PlaneCopyPath` and `PlanarRgbPath` write upright
+frames of one format with as little Python as possible: the caller compares five attributes per
+frame. Their output equals that of the general path bit for bit; a test compares the two.
 """
 
 from __future__ import annotations
@@ -45,29 +40,29 @@ __all__ = [
 _FULL_RANGE = 2
 _NAMES = {1: "bt709", 4: "fcc", 7: "smpte240m", 9: "bt2020"}
 MATRICES = {"bt709": 1, "fcc": 4, "bt601": 5, "smpte240m": 7, "bt2020": 9}
-"""FFmpeg's numbers of the matrices."""
+"""FFmpeg's numbers of the colour matrices."""
 RANGES = {"limited": 1, "full": 2}
-"""FFmpeg's numbers of the ranges."""
+"""FFmpeg's numbers of the colour ranges."""
 
 
 def is_full_range(frame: VideoFrame) -> bool:
-    """Whether black is 0, not 16."""
+    """Return True if black is 0, not 16."""
     return frame.color_range == _FULL_RANGE or frame.format.name.startswith("yuvj")
 
 
 def matrix_name(frame: VideoFrame) -> str:
-    """The name of the matrix that takes the frame's colours to RGB."""
+    """Return the name of the matrix that converts the frame's colours to RGB."""
     return _NAMES.get(frame.colorspace, "bt601")
 
 
 def display_matrix(frame: VideoFrame) -> bytes | None:
-    """The display matrix of a frame, its rotation and mirroring: nine int32, as FFmpeg has them."""
+    """Return the display matrix of a frame, rotation and mirroring, as FFmpeg's nine int32."""
     data = cast("Buffer | None", frame.side_data.get("DISPLAYMATRIX"))
     return bytes(data) if data is not None else None
 
 
 def frame_facts(frame: VideoFrame) -> dict[str, Any]:
-    """Say in JSON's terms what a stream's first frame is, and what of it has to be normalised."""
+    """Describe a stream's first frame in JSON types, including properties that are normalised."""
     facts: dict[str, Any] = {
         "width": frame.width,
         "height": frame.height,
@@ -83,22 +78,22 @@ def frame_facts(frame: VideoFrame) -> dict[str, Any]:
 
 Picture = np.ndarray[Any, np.dtype[np.uint8]]
 FrameFormat = tuple[int, int, str, int, int]
-"""All that decides how a frame is converted, but for its rotation."""
+"""All properties that decide how a frame is converted, except its rotation."""
 
 _UINT8 = np.dtype(np.uint8)
 
 
 def frame_format(frame: VideoFrame) -> FrameFormat:
-    """Width, height, format, matrix and range of a frame."""
+    """Return width, height, pixel format, matrix and range of a frame."""
     return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
 
 
 class PlaneCopyPath:
-    """Copies a part of frames that are 4:2:0 already, as they were decoded.
+    """A fast path that copies a part of frames that are 4:2:0 already.
 
     Args:
         size: height and width of the part; even.
-        top, left: where it begins; even.
+        top, left: position of the part; even.
     """
 
     def __init__(self, size: tuple[int, int], top: int, left: int) -> None:
@@ -123,13 +118,13 @@ class PlaneCopyPath:
 
 
 class PlanarRgbPath:
-    """Has swscale make planes of green, blue and red, and lays a part of them side by side.
+    """A fast path through planes of green, blue and red, which swscale makes and this interleaves.
 
     Args:
-        reformatter: borrowed, for frames of one look.
-        arguments: its own, after the frame, for a target of "gbrp".
+        reformatter: borrowed; used for frames of one format.
+        arguments: for `reformat`, after the frame, with the target "gbrp".
         size: height and width of the part.
-        top, left: where it begins in what is made.
+        top, left: position of the part in the scaled picture.
     """
 
     def __init__(
@@ -144,7 +139,7 @@ class PlanarRgbPath:
         self._size, self._at = size, (top, left)
 
     def write(self, frame: VideoFrame, out: Picture) -> None:
-        """Scale, convert and cut `frame` into RGB."""
+        """Scale, convert and crop `frame` into RGB."""
         planes: Any = self._reformat(frame, *self._arguments).planes
         green, blue, red = planes
         line = green.line_size
@@ -167,9 +162,9 @@ _GBR = (1, 2, 0)  # the channels of the planes, in their order
 
 
 class FrameConverter:
-    """Scales frames and changes their colours; owns swscale's contexts, kept across frames.
+    """A converter of frame sizes and colours; owns swscale's contexts and keeps them across frames.
 
-    A context made anew for every frame costs three times the conversion itself.
+    Creating a context for every frame costs three times the conversion itself.
     """
 
     def __init__(self) -> None:
@@ -210,7 +205,7 @@ class FrameConverter:
         size: tuple[int, int],
         corner: tuple[int, int],
     ) -> PlanarRgbPath | None:
-        """What writes upright frames that look like this one, if swscale makes planes of them."""
+        """Return a fast path for upright frames of this format; None if swscale makes no planes."""
         width, height = scaled
         if not _converts_to_planes(frame, height):
             return None
@@ -221,7 +216,7 @@ class FrameConverter:
     def _rgb_arguments(
         self, frame: VideoFrame, width: int, height: int, target: str
     ) -> tuple[Any, ...]:
-        """What `reformat` takes after the frame."""
+        """Return the arguments of `reformat` after the frame."""
         matrix = _BT601 if frame.colorspace == _RESERVED_MATRIX else None
         ranges_and_tags, n_threads = (None,) * 4, 1
         return (width, height, target, matrix, matrix, self._flags, *ranges_and_tags, n_threads)
@@ -236,9 +231,9 @@ class FrameConverter:
         color_range: str,
         chroma: str = "yuv420p",
     ) -> VideoFrame:
-        """Give `frame` at this size as 8-bit planes of this matrix and range.
+        """Convert `frame` to this size, as 8-bit planes of this matrix and range.
 
-        The frame itself, where it is that already.
+        Returns the frame itself if it has them already.
         """
         full = is_full_range(frame)
         alike = matrix_name(frame) == matrix and full == (color_range == "full")
@@ -262,7 +257,7 @@ class FrameConverter:
         )
 
     def _reformatter(self, frame: VideoFrame, target: str) -> VideoReformatter:
-        """The context for conversions from the frame's format to `target`."""
+        """Return the context for conversions from the frame's format to `target`."""
         key = (frame.format.name, target)
         found = self._reformatters.get(key)
         if found is None:
@@ -277,9 +272,9 @@ class FrameConverter:
         return self._alpha[name]
 
     def _blend_over_black(self, frame: VideoFrame) -> VideoFrame:
-        """Lay a frame with transparent parts over black.
+        """Blend a frame with transparent parts over black.
 
-        Before scaling: afterwards, the colour that hides under transparent pixels has bled out.
+        Done before scaling: afterwards, the colour under transparent pixels would have bled out.
         """
         from av import VideoFrame
 
@@ -298,6 +293,6 @@ def _converts_to_planes(frame: VideoFrame, height: int) -> bool:
 
 
 def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Picture:
-    """A part of a plane, as a view; rows are padded."""
+    """Return a part of a plane as a view; the rows of the plane are padded."""
     line = plane.line_size
     return np.ndarray((height, n_bytes), np.uint8, plane, top * line + left, (line, 1))

@@ -1,14 +1,10 @@
-"""What a media file says about itself, read from its bytes: whether it is one, and whole.
+"""Recognise media files by name and first bytes, detect truncation, and open containers.
 
-Nothing here decodes. `has_media_signature` looks at the first bytes, so that a video without a
-suffix is found and a picture is not taken for one; `missing_bytes` compares the sizes that a
-container declares with the size of the file, which tells a truncated file exactly, without a
-guess from durations.
+`missing_bytes` compares the sizes that a container declares with the size of the file, which
+detects truncation exactly, without a guess from durations.
 
-Opens media files for those who decode and those who only cut: one list of what is tried.
-
-Strict on purpose: a file that ends before its container does is an error, and so is a container
-that FFmpeg would read on into a text file, a playlist or an address.
+Opening is strict on purpose: a file that ends before its container does is an error, and only a
+fixed list of demuxers is tried, so that FFmpeg never follows a text file, a playlist or an address.
 """
 
 from __future__ import annotations
@@ -87,19 +83,19 @@ _STARTS = (
 
 
 def has_media_suffix(name: str) -> bool:
-    """Whether the suffix of `name` promises video or audio."""
+    """Return True if the suffix of `name` is one of video or audio."""
     return PurePath(name).suffix.lower() in _SUFFIXES or has_sound_suffix(name)
 
 
 def has_sound_suffix(name: str) -> bool:
-    """Whether the suffix of `name` promises sound alone."""
+    """Return True if the suffix of `name` is one of audio."""
     return PurePath(name).suffix.lower() in _SOUND_SUFFIXES
 
 
 def has_media_signature(head: bytes) -> bool:
-    """Whether a file's first `HEAD_BYTES` bytes (or fewer) are those of video or audio.
+    """Return True if a file's first `HEAD_BYTES` bytes (or fewer) are those of video or audio.
 
-    Still pictures are not, in whatever container; GIF is, since it may hold many frames.
+    Still pictures do not count, whatever their container. GIF does: it may hold many frames.
     """
     if head.startswith(_STARTS):
         return True
@@ -115,12 +111,11 @@ def has_media_signature(head: bytes) -> bool:
 
 
 def missing_bytes(file: BinaryIO) -> int:
-    """Count the bytes by which the file is shorter than its own container declares.
+    """Return the number of bytes by which a file is shorter than its own container declares.
 
-    Knows the containers that declare their size: ISO base media (MP4, MOV), RIFF (AVI), Matroska
-    and WebM, FLV (in its metadata), GIF (whose last byte is fixed: without it, the file counts as
-    one byte short). For every other file, and where the size is left open as in live recordings,
-    the answer is 0.
+    Supports the containers that declare their size: ISO base media (MP4, MOV), RIFF (AVI), Matroska
+    and WebM, FLV (in its metadata), GIF (whose last byte is fixed; without it, one byte is
+    missing). Returns 0 for every other file, and for live recordings, which leave the size open.
     """
     n_bytes = file.seek(0, 2)
     file.seek(0)
@@ -139,7 +134,7 @@ def missing_bytes(file: BinaryIO) -> int:
 
 
 def _is_transport_stream(head: bytes) -> bool:
-    """Whether a sync byte stands at every packet, of 188 bytes or of 192 (Blu-ray, from 4)."""
+    """Return True if every packet has a sync byte, at 188 bytes or at 192 (Blu-ray, from 4)."""
     for first, stride in ((0, 188), (4, 192)):
         syncs = head[first::stride]
         if len(syncs) >= 4 and set(syncs) == {0x47}:
@@ -165,7 +160,7 @@ def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Read the property `filesize` of the metadata, a number of AMF 0; live recordings have 0."""
+    """Read the metadata property `filesize`, an AMF 0 number; live recordings store 0."""
     file.seek(0)
     _, found, rest = file.read(_FLV_HEAD_BYTES).partition(b"\0\x08filesize\0")
     if not found or len(rest) < 8:
@@ -189,7 +184,7 @@ def _riff_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _gif_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Look for the trailer, 0x3B, in the last bytes: some writers add zeros after it."""
+    """Find the trailer, 0x3B, in the last bytes: some writers add zeros after it."""
     file.seek(max(0, n_bytes - 16))
     return 0 if file.read().rstrip(b"\0").endswith(b";") else 1
 
@@ -213,7 +208,7 @@ def _matroska_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _ebml_size(file: BinaryIO) -> int | None:
-    """Read a variable-length integer; None where it is "unknown" (all ones) or cut off."""
+    """Read a variable-length integer; None if it is "unknown" (all ones) or truncated."""
     first = file.read(1)
     if not first or not first[0]:
         return None
@@ -233,15 +228,15 @@ _DEMUXERS = (
     ",wav,w64,mp3,aac,ac3,eac3,flac,aiff,caf,amr,ape,au,wv,tta"
 )
 DECODER_OPTIONS = {"err_detect": "crccheck+explode"}
-"""FFmpeg conceals damage where it can; with these the decoder reports it."""
+"""Decoder options that report damage, which FFmpeg would otherwise conceal."""
 _STALE_TAG_US = 1_000_000  # a duration that a muxer wrote may be a little off; never by a second
 
 
 def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True) -> InputContainer:
-    """Open a path, or the bytes of a file; `name` is what errors call it.
+    """Open a path, or the bytes of a file; `name` is used in errors.
 
     Args:
-        fills_in: have FFmpeg guess the times and durations that the container does not store.
+        fill_in_times: let FFmpeg guess the times and durations that the container does not store.
 
     Raises:
         MediaError: no container is recognised.
@@ -263,10 +258,10 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
 
 
 def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
-    """Name the video streams that are no cover pictures; the first is the one to read.
+    """Return the video streams other than cover pictures; the first is the one to read.
 
     Raises:
-        MediaError: there is none, or nothing decodes the first.
+        MediaError: there is none, or no decoder for the first.
     """
     from av.stream import Disposition
 
@@ -283,10 +278,10 @@ def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
 
 
 def audio_stream(container: InputContainer, name: str) -> AudioStream:
-    """Find the first audio stream.
+    """Return the first audio stream.
 
     Raises:
-        MediaError: there is none, or nothing decodes it.
+        MediaError: there is none, or no decoder for it.
     """
     if not container.streams.audio:
         raise MediaError(f"{name}: no audio stream (streams: {_stream_types(container)})")
@@ -299,16 +294,16 @@ def audio_stream(container: InputContainer, name: str) -> AudioStream:
 def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStream) -> bool:
     """Return True if FFmpeg may guess the times of the first packets. Call it before reading any.
 
-    FFmpeg drops times below 0 from Matroska, and of some codecs it guesses them instead: back
-    from the first time it has, by durations rounded to milliseconds, or, if the probed packets
-    have no time, up from 0, so that the clock starts anew where the first known time follows.
+    FFmpeg drops times below 0 from Matroska, and for some codecs guesses them instead: backwards
+    from the first known time, by durations rounded to milliseconds, or, if the probed packets have
+    no time, upwards from 0, so that the clock restarts at the first known time.
     """
     start = stream.start_time
     return "matroska" in container.format.name and (start is None or start < 0)
 
 
 def stored_times(source: str | bytes, name: str, index: int) -> list[int | None]:
-    """Return the time of each packet of a stream as its container stores it, else None."""
+    """Return the time of each packet of a stream as stored in its container, or None."""
     with open_container(source, name, fill_in_times=False) as container:
         packets = container.demux(container.streams[index])
         return [packet.pts for packet in packets if packet.size]
@@ -321,12 +316,12 @@ def _stream_types(container: InputContainer) -> str:
 def check_complete(
     source: str | bytes, container: InputContainer, stream: VideoStream | AudioStream, end: int
 ) -> None:
-    """Compare what was read with what the container declares.
+    """Compare the data that was read with the amount that the container declares.
 
-    `end` is where the last packet of `stream` ends, in its time base.
+    `end` is the end of the last packet of `stream`, in its time base.
 
     Raises:
-        MediaError: there is less than declared.
+        MediaError: data is missing.
     """
     with _open_source(source) as file:
         n_missing = missing_bytes(file)

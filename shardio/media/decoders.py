@@ -1,6 +1,6 @@
-"""Opens decoders from what a stream says about itself, without its container.
+"""Open decoders from the parameters of a stream, without its container.
 
-Strict, like `VideoFile`: one thread, and every damage that the decoder notices is an error.
+Strict, like `VideoFile`: single-threaded, and every damage that the decoder notices is an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MAX_REORDERED = 16
 
 
 def decoder_parameters(codec: VideoCodecContext) -> dict[str, Any]:
-    """Say in JSON's terms what the decoder of a bare stream has to be told."""
+    """Return, in JSON types, the parameters that a decoder of the bare stream needs."""
     found: dict[str, Any] = {"codec": codec.codec.canonical_name, "pixel_format": codec.pix_fmt}
     for name in _TAGS:
         if getattr(codec, name):
@@ -60,7 +60,7 @@ def decoder_parameters(codec: VideoCodecContext) -> dict[str, Any]:
 
 
 def decoder_key(parameters: Mapping[str, Any], extradata: bytes) -> tuple[object, ...]:
-    """What streams that can share a decoder have in common."""
+    """Return a key that is equal for streams that can share a decoder."""
     return bytes(extradata), *(repr(parameters.get(name)) for name in _KEY_PARAMETERS)
 
 
@@ -68,7 +68,7 @@ def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Video
     """Open a decoder for the packets of a stream with these parameters.
 
     Raises:
-        MediaError: the codec is unknown or no video's, a parameter is out of bounds, or the
+        MediaError: the codec is unknown or not a video codec, a parameter is out of range, or the
             decoder does not open.
     """
     from av.video.codeccontext import VideoCodecContext
@@ -92,10 +92,10 @@ def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Video
 
 
 def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> AudioCodecContext:
-    """Open a decoder for the packets of sound with these parameters.
+    """Open a decoder for the audio packets of a stream with these parameters.
 
     Raises:
-        MediaError: as `open_video_decoder`.
+        MediaError: as for `open_video_decoder`.
     """
     from av.audio.codeccontext import AudioCodecContext
 
@@ -117,10 +117,10 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
 
 
 def fraction_parameter(parameters: Mapping[str, Any], name: str) -> Fraction:
-    """Read a ratio such as "64:51"; 0 where it is not there.
+    """Return a ratio such as "64:51" as a fraction; 0 if it is missing.
 
     Raises:
-        MediaError: it is there and is none.
+        MediaError: the value is not a ratio.
     """
     text = parameters.get(name)
     if text is None:
@@ -132,10 +132,10 @@ def fraction_parameter(parameters: Mapping[str, Any], name: str) -> Fraction:
 
 
 def display_parameter(parameters: Mapping[str, Any]) -> bytes | None:
-    """Read the display matrix, nine numbers, as the bytes that FFmpeg keeps it in.
+    """Return the display matrix, nine numbers, as the bytes in which FFmpeg stores it.
 
     Raises:
-        MediaError: it is there and is none.
+        MediaError: the value is not a display matrix.
     """
     numbers = parameters.get("display")
     if numbers is None:
@@ -149,10 +149,10 @@ def display_parameter(parameters: Mapping[str, Any]) -> bytes | None:
 
 
 def lead_in(parameters: Mapping[str, Any]) -> bytes:
-    """Read what is put before the first packet of every pass through a decoder.
+    """Return the bytes to prepend to the first packet of every pass through a decoder.
 
     Raises:
-        MediaError: it is there and is no text of bytes.
+        MediaError: the value is not hexadecimal text.
     """
     try:
         return bytes.fromhex(parameters.get("lead_in", ""))
@@ -163,11 +163,11 @@ def lead_in(parameters: Mapping[str, Any]) -> bytes:
 def numbered_packet(
     number: int, part: bytes | memoryview, lead: bytes = b"", *, is_key: bool = False
 ) -> Packet[Any]:
-    """Copy a packet for a decoder, with its number in place of a time.
+    """Copy a packet for a decoder, with its number in place of its time.
 
-    The frame that comes out of it has the number, whatever its container thought of times. The copy
-    is padded with zeros: decoders read over the end. Some also read whether it is a keyframe: that
-    of PNG adds a picture that is none to the one before.
+    The decoded frame has this number, whatever times its container stores. The copy is padded with
+    zeros, because decoders read past the end. Some decoders use the keyframe flag, too: without it,
+    the PNG decoder adds a picture to the previous one.
     """
     import av  # not `from av`, which costs a fifth of all this
 

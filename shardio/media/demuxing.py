@@ -1,10 +1,8 @@
-"""Cuts media files into packets, untouched, with a table from which any frame is decodable.
+"""Demux media files into untouched packets, with a table from which any frame can be decoded.
 
-What a container knows needs no decoding but of the first frame, which alone tells how frames are to
-be turned and coloured. Where containers are known to be wrong or silent about times and about
-what is shown, every frame is decoded once (`checking`).
-
-Cuts spans of time out of a video file: packets untouched, each span a stream of its own.
+Only the first frame is decoded: it alone gives orientation and colours. Containers and codecs known
+for wrong or missing times and keyframes are decoded once in full (`checking`). `SpanReader` cuts
+spans of time out of a video file, each a stream of its own.
 """
 
 from __future__ import annotations
@@ -107,12 +105,12 @@ def demux(
 
 @dataclass(slots=True)
 class PacketReader:
-    """The packets of one stream of an open container, and what is known of them.
+    """The packets of one stream of an open container, and the facts known about them.
 
     Args:
-        packets: which; all by default.
-        like: a cut of the same stream, which knows what its first frame tells.
-        is_head: whether to stop at the first frame that comes out.
+        packets: the packets to read; all by default.
+        facts_from: a reader of the same stream that has decoded its first frame already.
+        stop_at_first_frame: stop reading at the first decoded frame.
 
     Raises:
         MediaError: a packet is damaged, or there is no frame.
@@ -144,7 +142,7 @@ class PacketReader:
         self._read(is_known=True)
 
     def _begin(self) -> None:
-        """Read the packets, and what the first frame tells."""
+        """Read the packets, and the facts given by the first frame."""
         import av
 
         codec = self.source.codec_context
@@ -161,9 +159,9 @@ class PacketReader:
         self._record_facts(first)
 
     def _read(self, *, is_known: bool = False) -> VideoFrame | None:
-        """Take in every packet, with little ado, for there are many; returns the first frame.
+        """Read every packet in a tight loop, as there are many; return the first frame.
 
-        None as well where the facts are known.
+        Returns None if the facts are known already.
         """
         first: VideoFrame | None = None
         sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
@@ -192,7 +190,7 @@ class PacketReader:
         return first
 
     def _frame_of(self, packet: Packet[VideoStream]) -> VideoFrame | None:
-        """Decode the next packet of those up to the first that gives a frame."""
+        """Decode the next packet, up to the first that outputs a frame."""
         import av
 
         found = next(iter(packet.decode()), None)
@@ -208,7 +206,7 @@ class PacketReader:
         return found
 
     def _reject_configuration_change(self, packet: Packet[VideoStream]) -> None:
-        """Refuse what alters the decoder on the way; what stands at the beginning is known."""
+        """Raise MediaError if a packet reconfigures the decoder after the start of the stream."""
         n = len(self.sizes)
         changed = [kind for kind in _CHANGES if packet.has_sidedata(kind)]  # type: ignore[arg-type]
         if changed and (n or changed != ["new_extradata"]):
@@ -218,7 +216,7 @@ class PacketReader:
             )
 
     def _record_facts(self, frame: VideoFrame) -> None:
-        """Record what the first frame tells."""
+        """Record the facts that the first frame gives."""
         self.parameters |= frame_facts(frame)
         if self.parameters["codec"] == "h264" and "444" in self.parameters["pixel_format"]:
             if note := x264_version_unit(self.extradata, self.content.getvalue()[: self.sizes[0]]):
@@ -233,12 +231,12 @@ class PacketReader:
             self.parameters["display"] = np.frombuffer(self.display, "<i4").tolist()
 
     def end(self) -> int:
-        """When the packet that ends last does, in ticks."""
+        """Return the end of the packet that ends last, in ticks."""
         spans = zip(self.times, self.durations, strict=True)
         return max((time + n for time, n in spans if time is not None), default=0)
 
     def stream(self, n_streams: int) -> EncodedStream:
-        """What was read, as the container has it; times that it lacks are those before them."""
+        """Build the stream as its container describes it; a missing time repeats the one before."""
         if n_streams > 1:
             self.parameters |= {"stream": self.source.index, "video_streams": n_streams}
         data = self.content.getvalue()
@@ -251,7 +249,7 @@ class PacketReader:
         return build_stream(self.parameters, self.extradata, packets, data, self.time_base())
 
     def _filled_times(self) -> list[int]:
-        """The time of each packet; what has none follows what is before it."""
+        """Return the time of each packet; a missing time repeats the one before."""
         times, latest = [], next((time for time in self.times if time is not None), 0)
         for time in self.times:
             latest = latest if time is None else time
@@ -259,7 +257,7 @@ class PacketReader:
         return times
 
     def _known_flags(self, data: bytes) -> npt.NDArray[np.int64]:
-        """What the container says of each packet, and what its first bits do."""
+        """Return the flags of each packet, from the container and from the packet's first bits."""
         codec, flags = self.parameters["codec"], np.array(self.flags, np.int64)
         stops = list(accumulate(self.sizes))
         places = (repeat(data), [0, *stops[:-1]], stops)
@@ -282,7 +280,7 @@ class PacketReader:
         return frame_interval(self.source.average_rate, self.time_base())
 
     def needs_decoding(self, stream: EncodedStream) -> bool:
-        """Whether the table needs a decoder's word."""
+        """Return True if only decoding can confirm the packet table."""
         flags, pts = packet_flags(stream.packets), stream.packets["pts"]
         shown = (flags & PacketFlag.HIDDEN) == 0
         first = int(np.flatnonzero(flags & PacketFlag.KEY)[0])
@@ -296,14 +294,14 @@ class PacketReader:
 
 
 class SpanReader(Closing):
-    """Owns an open video file, from which spans are cut in any order; no more than they is read.
+    """An open video file from which spans are cut in any order; reads no more than the spans.
 
     Args:
         path: of the file.
-        check: decode every frame of a span once, as `demux` does of a whole file.
+        check: decode every frame of a span once, as `demux` does for a whole file.
 
     Raises:
-        MediaError: it is no video, or it is damaged.
+        MediaError: the file is not a video, or is damaged.
         FileNotFoundError: there is no such file.
     """
 
@@ -329,14 +327,15 @@ class SpanReader(Closing):
     def cut(
         self, begin: Fraction, end: Fraction | None = None, zero: Fraction = Fraction(0)
     ) -> EncodedStream:
-        """Cut out the frames that are shown from `begin` on, and before `end`, in seconds.
+        """Cut out the frames shown from `begin` on and before `end`, in seconds.
 
-        Where the first of them is no keyframe, what comes before it from a keyframe on is there as
-        well, and what frames behind the span the last ones need: decoded, and never shown.
+        If the first of them is not a keyframe, the packets from the preceding keyframe on are
+        included, as are the packets after the span that its last frames need. These are decoded,
+        and never shown.
 
         Args:
             end: the end of the file by default.
-            zero: the time of the file that is 0 in the stream.
+            zero: the time of the file that becomes 0 in the stream.
 
         Raises:
             MediaError: there is no frame in the span, or the file is damaged.
@@ -360,11 +359,11 @@ class SpanReader(Closing):
         return stream
 
     def _container_end(self) -> int:
-        """When the file ends by what it says itself, in ticks."""
+        """Return the end of the stream that the container declares, in ticks."""
         return (self._source.start_time or 0) + (self._source.duration or 0)
 
     def _packets(self, first: int, stop: int | None) -> list[Packet[VideoStream]]:
-        """Read what a span needs, from the last keyframe shown no later than its first frame on."""
+        """Read the packets of a span, from the last keyframe at or before its first frame."""
         start = self._source.start_time or 0
         back = max(first, start)
         while True:
@@ -388,7 +387,7 @@ class SpanReader(Closing):
     def _read(self, back: int, stop: int | None) -> tuple[list[Packet[VideoStream]], list[int]]:
         """Read from the keyframe at or before `back` to the last packet shown before `stop`.
 
-        The packets, and when each is shown.
+        Returns the packets and their presentation times.
         """
         packets: list[Packet[VideoStream]] = []
         times: list[int] = []
@@ -413,7 +412,7 @@ class SpanReader(Closing):
 
 
 def times_of(stream: EncodedStream) -> npt.NDArray[np.int64]:
-    """When each frame of a video is shown, in ticks, in order."""
+    """Return the presentation time of each frame of a video, in ticks, sorted."""
     is_shown = (packet_flags(stream.packets) & PacketFlag.HIDDEN) == 0
     return np.sort(stream.packets["pts"][is_shown].astype(np.int64))
 
@@ -427,7 +426,7 @@ def _no_frame_error(first: int, stop: int | None, time_base: Fraction, *, is_the
 def _restrict_to_span(
     stream: EncodedStream, first: int, stop: int | None, zero: int
 ) -> EncodedStream:
-    """The stream with frames outside of a span hidden, and with times that count from `zero`."""
+    """Hide the frames outside of a span, and make times count from `zero`."""
     flags, pts = packet_flags(stream.packets), stream.packets["pts"].astype(np.int64)
     outside = pts < first if stop is None else (pts < first) | (pts >= stop)
     flags[outside] |= PacketFlag.HIDDEN

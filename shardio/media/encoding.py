@@ -1,10 +1,9 @@
-"""Encodes pictures for random access: short closed groups of pictures, as few needed as can be.
+"""Encode frames for random access: short closed groups of pictures with few references.
 
-The settings favour whoever decodes: a keyframe every `gop` frames, never one more; x264's
-`fastdecode`; and in H.264 three of four frames that no other needs, so that a clip decodes few
-frames but its own. One thread: the same pictures give the same bytes.
-
-Encodes pictures to a stream of JPEGs: every frame stands alone, and is decoded alone.
+The settings favour decoding speed: a keyframe exactly every `gop` frames; x264's `fastdecode`; and
+in H.264, three of four frames that no other frame refers to, so that a clip decodes few frames
+beside its own. One thread: the same frames give the same bytes. `JpegEncoder` encodes each frame as
+a JPEG instead, which is decoded alone.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ _RATE = Fraction(25)
 def keep_scheduling_policy() -> Iterator[None]:
     """Restore the scheduling policy of every thread that an encoder has made real-time.
 
-    SVT-AV1 gives the thread that opens it, and its own, the highest real-time priority where it may
-    (as root): on two cores, two of its processes leave no time to any other, and a process that is
-    started later inherits it. Wrap the call that opens the encoder.
+    As root, SVT-AV1 gives the thread that opens it, and its own threads, the highest real-time
+    priority: on two cores, two of its processes starve all others, and child processes inherit the
+    priority. Wrap the call that opens the encoder.
     """
     if not hasattr(os, "sched_setscheduler"):  # not Linux
         yield
@@ -115,19 +114,19 @@ _ENCODERS: dict[str, tuple[str, Callable[[int, int], dict[str, str]]]] = {
 
 
 class StreamEncoder:
-    """Encodes pictures, one after another, to a stream of 8-bit 4:2:0.
+    """An encoder of frames to a stream of 8-bit 4:2:0.
 
     Args:
-        width, height: of the pictures, in pixels; even.
+        width, height: of the frames, in pixels; even.
         time_base: seconds per tick of the times.
         gop: frames from one keyframe to the next.
-        crf: quality by the codec's own scale; lower is better.
+        crf: quality on the codec's own scale; lower is better.
         codec: "h264", "hevc" or "av1".
-        matrix, color_range: what the colours are coded with, and those of YUV pictures given.
+        matrix, color_range: colours of the stream, and of frames passed as YUV.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
-        UnsupportedEnvironment: FFmpeg lacks the encoder here.
+        InvalidArgument: an option is not valid.
+        UnsupportedEnvironment: this FFmpeg lacks the encoder.
     """
 
     def __init__(
@@ -244,14 +243,13 @@ class StreamEncoder:
             self._packet_frames.append(packet.pts)
 
     def finish(self, *, last_duration: int = 0) -> EncodedStream:
-        """Take what the encoder still holds, and return the stream; only once.
+        """Flush the encoder, and return the stream. Call it once.
 
         Args:
-            last_duration: for how many ticks the last picture is shown; 0 is as long as the one
-                before it.
+            last_duration: duration of the last frame in ticks; 0 repeats the one before.
 
         Raises:
-            MediaError: no picture was given, or the encoder did not do as it was told.
+            MediaError: no frame was added, or the encoder dropped frames.
         """
         import av
 
@@ -299,9 +297,9 @@ def encode(
     matrix: str = "bt601",
     color_range: str = "limited",
 ) -> EncodedStream:
-    """Encode pairs of time and picture, as `VideoFile.pictures` gives them, to a stream.
+    """Encode pairs of time and picture, as from `VideoFile.pictures`, to a stream.
 
-    Pictures that are None are left out. The arguments and errors are `StreamEncoder`'s.
+    Pictures that are None are left out. The arguments and errors are those of `StreamEncoder`.
     """
     encoder = StreamEncoder(
         width,
@@ -320,15 +318,15 @@ def encode(
 
 
 class JpegEncoder:
-    """Encodes pictures, one after another, to JPEGs of 4:2:0, each a packet.
+    """An encoder of frames to JPEGs of 4:2:0, one packet each.
 
     Args:
-        width, height: of the pictures, in pixels.
+        width, height: of the frames, in pixels.
         time_base: seconds per tick of the times.
         quality: libjpeg's, 1 to 100; higher is better.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is not valid.
     """
 
     def __init__(self, width: int, height: int, time_base: Fraction, *, quality: int = 90) -> None:
@@ -342,10 +340,10 @@ class JpegEncoder:
         self._times: list[int] = []
 
     def add(self, time: int, picture: Picture) -> None:
-        """Encode the next picture, shown from `time` on, in ticks; times rise.
+        """Encode the next frame, shown from `time` on, in ticks; times must rise.
 
         Raises:
-            InvalidArgument: it is not uint8 (height, width, 3), or the time does not rise.
+            InvalidArgument: the picture is not uint8 (height, width, 3), or the time does not rise.
             UnsupportedEnvironment: simplejpeg is not installed.
         """
         width, height = self._size
@@ -359,10 +357,10 @@ class JpegEncoder:
         self._times.append(time)
 
     def finish(self, *, last_duration: int = 0) -> EncodedStream:
-        """Return the stream; only once. `last_duration` is as in `StreamEncoder`.
+        """Return the stream. Call it once. `last_duration` is as for `StreamEncoder`.
 
         Raises:
-            MediaError: no picture was given.
+            MediaError: no frame was added.
         """
         if not self._times:
             raise MediaError("no picture to encode")

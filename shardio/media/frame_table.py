@@ -1,4 +1,4 @@
-"""Which packets have to be decoded for which frames of a stream: pure, from its table alone."""
+"""Plan which packets to decode for which frames, from the packet table of a stream alone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MAX_STEPS = 32  # keyframes back: a table may be made to need all of them for a
 
 @dataclass(slots=True)
 class DecodeRun:
-    """Packets that are decoded in one go, from a keyframe on.
+    """A run of packets that are decoded in one pass, from a keyframe on.
 
-    `wanted` says of a packet's number, where among the frames that were asked for its frame goes.
+    `wanted` maps a packet's number to the indices of its frame in the request.
     """
 
     first: int
@@ -29,10 +29,10 @@ class DecodeRun:
 
 
 class FrameTable:
-    """A stream's packets seen as frames: in order of presentation, each with where to begin.
+    """The packets of a stream as frames in presentation order, each with its decoding start.
 
     Raises:
-        MediaError: no packet is a keyframe, or the table counts other frames than the stream.
+        MediaError: no packet is a keyframe, or the number of frames differs from the stream's.
     """
 
     def __init__(self, packets: Packets, n_frames: int) -> None:
@@ -52,17 +52,17 @@ class FrameTable:
         if not rising:
             shown = shown[np.argsort(times, kind="stable")]
         self.packet_of = shown
-        """The packet of each frame as shown."""
+        """The packet of each frame, in presentation order."""
         if len(shown) != n_frames:
             raise MediaError(f"a table of packets holds {len(shown)} frames; expected {n_frames}")
         self.start_of = self._starts()
-        """The keyframe's packet from which each frame is decoded."""
+        """The packet of the keyframe from which each frame is decoded."""
 
     def _starts(self) -> npt.NDArray[np.int64]:
         """Find the last keyframe that is neither sent nor shown after each frame.
 
-        A frame shown before a keyframe that is sent before it (a "leading" one of an open group of
-        pictures) needs what came before that keyframe.
+        A frame sent after a keyframe and shown before it (a leading picture of an open group of
+        pictures) needs the packets before that keyframe.
         """
         at = np.searchsorted(self._keys, self.packet_of, "right") - 1
         if len(at) and at.min() < 0:
@@ -77,9 +77,11 @@ class FrameTable:
         return found
 
     def runs(self, frames: npt.NDArray[np.int64]) -> list[DecodeRun]:
-        """Plan the decoding of `frames` (numbers as shown, in any order, repeated or not).
+        """Plan the decoding of `frames`, numbered in presentation order.
 
-        Every group of pictures is gone through at most once.
+        Any order, with repetition.
+
+        Every group of pictures is decoded at most once.
 
         Raises:
             InvalidArgument: there is no such frame.
@@ -104,16 +106,17 @@ class FrameTable:
         return runs
 
     def _with_hidden(self, stop: int) -> int:
-        """Take in what follows unseen: it may complete the frame before it, as a second field."""
+        """Extend a run over hidden packets, which may complete its last frame as a second field."""
         hidden = self._is_hidden
         while stop < len(hidden) and hidden[stop]:
             stop += 1
         return stop
 
     def packets_to_decode(self, run: DecodeRun) -> Sequence[int]:
-        """List the packets of a run that its frames may need, in order.
+        """Return the packets of a run that its frames may need, in order.
 
-        Without those that no other frame needs, and without the leading ones of its keyframe.
+        Disposable packets of other frames, and leading pictures of the run's keyframe, are left
+        out.
         """
         if self._is_plain:
             return range(run.first, run.stop)
@@ -124,13 +127,16 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int = 1) -> int | None:
-        """The keyframe so many before the one at packet `first`, or the first; None before that."""
+        """Return the keyframe `steps` before the one at packet `first`, or the first keyframe.
+
+        Returns None if there is no earlier one.
+        """
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Have frames that were decoded from the keyframe at packet `first` begin at that at `key`.
+        """Decode frames from the keyframe at packet `key` that were decoded from `first` until now.
 
-        So have those that were decoded from a keyframe between the two.
+        Frames that start at a keyframe between the two are changed, too.
         """
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key

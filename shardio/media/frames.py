@@ -1,12 +1,8 @@
-"""Which part of a picture is taken, and how large the whole of it has to become for that.
+"""Scale, crop and rotate decoded frames into pictures of one size.
 
-All in exact arithmetic, upright, with square pixels: the whole picture is scaled once, and the
-part is cut out of it, so that a pixel does not depend on where the cut lies.
-
-One decoded frame becomes one upright picture of the training size.
-
-Size, colour and crop are one pass of swscale over the planes that the decoder filled; upright
-pictures are cut out of what it made, others are turned first.
+Crop geometry is exact arithmetic on upright pictures with square pixels: the whole picture is
+scaled once, and the part is cut out of the result, so that a pixel does not depend on the position
+of the crop. Size and colour are converted in one pass of swscale over the decoder's planes.
 """
 
 from __future__ import annotations
@@ -55,10 +51,10 @@ MAX_SIDE = 16384  # pixels after scaling: a strip of 4000x1 would become half a 
 
 @dataclass(frozen=True, slots=True)
 class CropPosition:
-    """Where the cut lies in what is left over once the picture covers it; the centre by default.
+    """The position of a crop in the margin around it; None in its place centres the crop.
 
-    0 is the left or upper edge, 1 the right or lower; evenly drawn numbers in [0, 1) give every
-    offset the same chance.
+    0 is the left or upper edge, 1 the right or lower; numbers drawn uniformly from [0, 1) make
+    every offset equally likely.
     """
 
     x: float
@@ -67,7 +63,7 @@ class CropPosition:
 
 @dataclass(frozen=True, slots=True)
 class CropBox:
-    """A part of the picture as shown, in pixels as shown; it is scaled to the size wanted."""
+    """A part of the displayed picture, in display pixels; it is scaled to the requested size."""
 
     left: int
     top: int
@@ -77,7 +73,7 @@ class CropBox:
 
 @dataclass(frozen=True, slots=True)
 class CropGeometry:
-    """The whole picture as shown becomes `width` x `height`; the part begins at `left`, `top`."""
+    """The size of the whole scaled picture, and the position of the crop in it."""
 
     width: int
     height: int
@@ -86,9 +82,9 @@ class CropGeometry:
 
 
 def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> tuple[int, int]:
-    """Width and height as shown: pixels made square, and swapped after a quarter turn.
+    """Return width and height as displayed: with square pixels, swapped after a quarter turn.
 
-    `aspect` is a stored pixel's width over its height; 0 means unknown, that is square.
+    `aspect` is a stored pixel's width over its height; 0 means unknown, which is taken as square.
     """
     wide = max(1, _round_half_up(width * (aspect or Fraction(1))))
     return (height, wide) if turned else (wide, height)
@@ -100,7 +96,7 @@ def covering_size(
     aspect: Fraction,
     size: int | tuple[int, int],
 ) -> tuple[int, int]:
-    """Width and height after scaling to the smallest that covers `size`, pixels made square.
+    """Return width and height, with square pixels, after scaling to cover `size`.
 
     `size` is (height, width), or one side of a square: the short side is fitted to it.
     """
@@ -117,11 +113,16 @@ def crop_geometry(
     size: tuple[int, int],
     crop: CropPosition | CropBox | None,
 ) -> CropGeometry:
-    """Frame a picture of `shown` (width, height) pixels for a part of `size` (height, width).
+    """Compute the geometry of a crop.
+
+    Args:
+        shown: width and height of the displayed picture.
+        size: height and width of the crop.
+        crop: its position; None is the centre.
 
     Raises:
         InvalidArgument: the box does not lie within the picture.
-        ValueError: the scaled picture would be out of all proportion.
+        ValueError: the scaled picture would exceed `MAX_SIDE`.
     """
     height, width = size
     wide, tall = shown
@@ -158,7 +159,7 @@ def _check_box(box: CropBox, shown: tuple[Fraction, Fraction]) -> None:
 
 
 def _round_half_up(value: Fraction) -> int:
-    """Round half up; `round` would go to the even neighbour."""
+    """Round half up; `round` would round to even."""
     return (2 * value.numerator + value.denominator) // (2 * value.denominator)
 
 
@@ -166,14 +167,15 @@ _UPRIGHT = (False, 1, 1)
 
 
 class FrameWriter:
-    """Writes frames into arrays of `size` (height, width), upright, with square pixels.
+    """A writer of frames into arrays of `size` (height, width), upright, with square pixels.
 
     Args:
-        size: height and width of what is written.
+        size: height and width of the output.
         aspect: a stored pixel's width over its height; 0 if unknown.
-        crop: which part is taken; None is the largest in the centre.
+        crop: the part of the picture; None is the largest in the centre.
         pixels: "rgb" writes (height, width, 3); "yuv420" writes (height * 3 / 2, width): Y above U
-            and V side by side, of this `matrix` and `color_range`, height and width even.
+            and
+            V side by side, with this `matrix` and `color_range`, height and width even.
     """
 
     def __init__(
@@ -195,13 +197,14 @@ class FrameWriter:
         self._fast_path: PlaneCopyPath | PlanarRgbPath | None = None
 
     def write(self, frame: VideoFrame, display: bytes | None, out: Picture) -> None:
-        """Scale, convert, turn upright and cut `frame` into `out`.
+        """Scale, convert, rotate and crop `frame` into `out`.
 
         `display` is the frame's display matrix as FFmpeg stores it (nine int32), or None.
 
         Raises:
-            ValueError: the shape of the frame is out of all proportion.
-            av.FFmpegError: swscale refuses the frame's colours (YCgCo, constant luminance, …).
+            ValueError: the scaled frame would exceed `MAX_SIDE`.
+            av.FFmpegError: swscale does not support the frame's colours (YCgCo, constant luminance,
+                …).
         """
         if display is None:
             frame_format_now = frame_format(frame)
@@ -214,7 +217,7 @@ class FrameWriter:
         self._write_generic(frame, _UPRIGHT if display is None else display_rotation(display), out)
 
     def _find_fast_path(self, frame: VideoFrame) -> PlaneCopyPath | PlanarRgbPath | None:
-        """What writes upright frames that look like this one, where there is a shorter way."""
+        """Return the fast path for upright frames of this format, or None."""
         framing = self._framing(frame, turned=False)
         whole, (top, left) = (framing.width, framing.height), (framing.top, framing.left)
         if not self._is_yuv:
@@ -227,7 +230,7 @@ class FrameWriter:
         return PlaneCopyPath(self._size, top, left)
 
     def _write_generic(self, frame: VideoFrame, turns: tuple[bool, int, int], out: Picture) -> None:
-        """The long way, for all frames."""
+        """Write any frame, without the fast path."""
         framing = self._framing(frame, turned=turns[0])
         width, height = framing.width, framing.height
         if turns[0]:
@@ -246,7 +249,7 @@ class FrameWriter:
         framing: CropGeometry,
         out: Picture,
     ) -> None:
-        """Write planes; where chroma's pairs are not those of the whole, by way of whole chroma."""
+        """Write YUV planes; by way of full-resolution chroma if the crop splits chroma pairs."""
         colours: dict[str, Any] = {"matrix": self._matrix, "color_range": self._range}
         tall, wide = self._size
         odd = (framing.width | framing.height | framing.left | framing.top) & 1
@@ -270,7 +273,7 @@ class FrameWriter:
     def _oriented_crop(
         self, image: Picture, turns: tuple[bool, int, int], framing: CropGeometry
     ) -> Picture:
-        """Turn the whole picture upright, and cut the part out of it; a view."""
+        """Rotate the whole picture upright and crop it; returns a view."""
         turned, down, right = turns
         if turned:
             image = image.swapaxes(0, 1)
@@ -290,7 +293,7 @@ class FrameWriter:
 
 
 class FrameRenderer:
-    """Makes pictures, each in memory of its own, as `PictureWriter` writes them.
+    """A `FrameWriter` that allocates a new array for every picture.
 
     Args:
         size: (height, width), or the side of a square.
@@ -309,16 +312,16 @@ class FrameRenderer:
         self._writer = FrameWriter((height, width), aspect, None, pixels, matrix, color_range)
 
     def render(self, frame: VideoFrame, display: bytes | None) -> Picture:
-        """Scale, convert, turn upright and crop `frame`."""
+        """Scale, convert, rotate and crop `frame` into a new array."""
         made = np.empty(self._shape, np.uint8)
         self._writer.write(frame, display, made)
         return made
 
 
 def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
-    """Whether rows become columns, then the signs of down and right: to the nearest quarter turn.
+    """Return the nearest quarter turn: (is transposed, sign of down, sign of right).
 
-    The matrix ((a, b), (c, d)) takes pixel (x, y) to (ax + cy, bx + dy).
+    The matrix ((a, b), (c, d)) maps pixel (x, y) to (ax + cy, bx + dy).
     """
     if display is None:
         return _UPRIGHT

@@ -1,11 +1,9 @@
-"""Whether a file should be a still picture, by its first bytes or its name; nothing is decoded.
+"""Decode still pictures: probe headers, decode them whole or a crop at another size, encode JPEG.
 
-Encoded pictures to pixels: what a file holds, all of it, or a crop at another size.
-
-docs/reference/images.md has the table of what becomes of grey, alpha, inks, palettes, 16 bits,
+docs/reference/images.md has the table of conversions of grey, alpha, CMYK, palettes, 16 bits,
 several frames, orientation and colour profiles.
 
-A picture that is cut off or damaged is an error, also where a viewer would show the rest in grey.
+A truncated or damaged picture is an error, even if a viewer would show the rest in grey.
 """
 
 from __future__ import annotations
@@ -53,14 +51,14 @@ _STILL_BRANDS = frozenset((b"avif", b"avis", b"heic", b"heix", b"mif1"))
 
 
 def has_image_suffix(name: str) -> bool:
-    """Whether the suffix of `name` promises a picture."""
+    """Return True if the suffix of `name` is one of a still picture."""
     return PurePath(name).suffix.lower() in _SUFFIXES
 
 
 def has_image_signature(head: bytes) -> bool:
-    """Whether a file's first 16 bytes (or fewer) are those of a picture.
+    """Return True if a file's first 16 bytes (or fewer) are those of a still picture.
 
-    Formats whose first bytes are two letters (BMP, PPM) are known by their suffix alone.
+    Formats whose signature is two letters (BMP, PPM) are recognised by their suffix alone.
     """
     if head[:4] == b"RIFF":
         return head[8:12] == b"WEBP"
@@ -80,10 +78,10 @@ _SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What a picture's header says; `height` and `width` as shown, after its orientation.
+    """The facts in a picture's header; `height` and `width` as displayed, after orientation.
 
-    `channels` is 1 (grey), 2 (grey and alpha), 3, or 4 (alpha or inks), and those of its colours
-    for a palette; `bits` counts those of each; `orientation` is EXIF's number, 1 to 8.
+    `channels` is 1 (grey), 2 (grey and alpha), 3, or 4 (alpha or CMYK); for a palette, the channels
+    of its colours. `bits` is the depth of each channel; `orientation` is EXIF's number, 1 to 8.
     """
 
     format: str
@@ -94,7 +92,7 @@ class ImageFacts:
     orientation: int
 
     def decoded_size(self, min_size: tuple[int, int] | None) -> tuple[int, int]:
-        """Height and width of what `decode_image` gives for that `min_size`."""
+        """Return height and width of the result of `decode_image` with this `min_size`."""
         if min_size is None or self.format != "JPEG":
             return self.height, self.width
         divisor = jpeg.scale_divisor(self.height, self.width, min_size)
@@ -102,11 +100,12 @@ class ImageFacts:
 
 
 def probe(data: Buffer) -> ImageFacts:
-    """Read what a picture's header says; no pixel is decoded.
+    """Read a picture's header; no pixel is decoded.
 
     Raises:
-        MediaError: no known format, a header that is cut off or makes no sense, or more than
-            `MAX_PIXELS`.
+        MediaError: the format is unknown, the header is truncated or invalid, or the picture has
+            more
+            than `MAX_PIXELS`.
     """
     view = _view(data)
     if jpeg.is_jpeg(view):
@@ -133,15 +132,17 @@ def decode_image(
     """Decode a picture to upright uint8 pixels, height x width x 3 (`"grey"`: 1).
 
     Args:
-        out: filled and returned; uint8, C-contiguous, of the picture's shape. An upright JPEG
-            is decoded straight into it. Without it, new memory. Undefined after an error.
+        out: filled and returned; uint8, C-contiguous, of the picture's shape. An upright JPEG is
+            decoded directly into it. Without it, new memory. Undefined after an error.
         dct: `"fast"` decodes a JPEG about 5 % faster, most pixels within 2 levels of accurate.
-        min_size: (height, width) that is enough: a JPEG is decoded at the half, quarter or eighth
-            that is not smaller, in far less time. Other formats come at full size.
+        min_size: (height, width) that suffices: a JPEG is decoded at the smallest of full, half,
+            quarter or eighth size that is not smaller, in far less time. Other formats are decoded
+                at
+            full size.
 
     Raises:
-        MediaError: the picture is damaged, cut off, too large or in no known format.
-        InvalidArgument: an option, or `out` does not fit.
+        MediaError: the picture is damaged, truncated, too large or in no known format.
+        InvalidArgument: an option is not valid, or `out` does not fit.
     """
     channels, fast = _CHANNELS.get(mode), _DCTS.get(dct)
     if channels is None or fast is None:
@@ -173,14 +174,15 @@ def decode_crop(
 ) -> Pixels:
     """Decode the part `box` of a picture, resampled to `size`: uint8 height x width x 3, RGB.
 
-    `box` is (top, left, height, width) in pixels as shown, `size` (height, width). A JPEG is
-    decoded at the smallest of its sizes at which the part is not smaller than `size`. Resampling is
-    bilinear, over all pixels that a new one covers; the same bytes on every run. `out` and `dct`
-    as in `decode_image`.
+    `box` is (top, left, height, width) in display pixels, `size` (height, width). A JPEG is decoded
+    at the smallest of its sizes at which the part is not smaller than `size`. Resampling is
+    bilinear, averaging all source pixels that a new one covers; the same bytes on every run. `out`
+    and `dct` as in `decode_image`.
 
     Raises:
-        MediaError: the picture is damaged, cut off, too large or in no known format.
-        InvalidArgument: `box` is not within the picture; an option, or `out` does not fit.
+        MediaError: the picture is damaged, truncated, too large or in no known format.
+        InvalidArgument: `box` is not within the picture, an option is not valid, or `out` does not
+            fit.
     """
     fast = _option("dct", dct, _DCTS)
     view = _view(data)
@@ -205,10 +207,10 @@ def encode_jpeg(
 ) -> bytes:
     """Encode uint8 pixels, height x width x 3 (RGB) or 1 (grey), as a JPEG file.
 
-    `quality` is libjpeg's, 1 to 100; `subsampling` says how colour is thinned (`"444"`: not).
+    `quality` is libjpeg's, 1 to 100; `subsampling` is that of chroma (`"444"`: none).
 
     Raises:
-        InvalidArgument: the pixels, or an option.
+        InvalidArgument: the pixels or an option are not valid.
     """
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
         raise InvalidArgument(

@@ -1,8 +1,8 @@
-"""JPEG through libjpeg-turbo: headers, pixels at full size or a half, quarter or eighth, and back.
+"""Read, decode and encode JPEG with libjpeg-turbo, at full size or a half, quarter or eighth.
 
-libjpeg conceals damage: it fills what is missing with grey or with what came before, and warns.
-Here every warning is an error. What shows no sign is damage that decodes by the rules: JPEG has no
-checksum, so that a flipped bit may change colours and nothing else.
+libjpeg conceals damage: it fills missing parts with grey or with earlier data, and warns. Here
+every warning is an error. Some damage goes unnoticed: JPEG has no checksum, so a flipped bit may
+only change colours.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PROGRESSIVE = frozenset((0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE))
 
 
 class JpegHeader(NamedTuple):
-    """What stands before the first scan; height and width as stored."""
+    """The facts before the first scan; height and width as stored."""
 
     height: int
     width: int
@@ -54,7 +54,7 @@ class JpegHeader(NamedTuple):
 
     @property
     def shown(self) -> tuple[int, int]:
-        """Height and width as shown."""
+        """Height and width as displayed."""
         return (
             (self.width, self.height)
             if self.orientation >= TRANSPOSED
@@ -63,15 +63,15 @@ class JpegHeader(NamedTuple):
 
 
 def is_jpeg(data: Encoded) -> bool:
-    """Whether `data` begins as a JPEG file does."""
+    """Return True if `data` begins with the JPEG signature."""
     return data[:3] == _START
 
 
 def read_header(data: Encoded) -> JpegHeader:
-    """Walk the segments up to the first scan.
+    """Parse the segments up to the first scan.
 
     Raises:
-        MediaError: they are cut off, are no segments, or describe no picture.
+        MediaError: a segment is truncated or invalid, or no picture is described.
     """
     at, frame, orientation = 2, None, None
     unpack_from = _PAIR.unpack_from  # nine segments are usual: the walk costs 1 % of small pictures
@@ -116,10 +116,10 @@ def _build_header(frame: tuple[int, ...] | None, orientation: int) -> JpegHeader
 
 
 def check_scans(data: Encoded) -> None:
-    """Refuse a progressive file of so many scans that it was made to keep a decoder busy.
+    """Reject a progressive file with so many scans that it would keep a decoder busy.
 
     Raises:
-        MediaError: there are more than 500, counting those of a preview within.
+        MediaError: there are more than 500, including those of an embedded preview.
     """
     n_scans = bytes(data).count(_START_OF_SCAN.to_bytes(2, "big"))
     if n_scans > _MAX_SCANS:
@@ -127,9 +127,9 @@ def check_scans(data: Encoded) -> None:
 
 
 def scale_divisor(height: int, width: int, min_size: tuple[int, int]) -> int:
-    """Choose the largest of 1, 2, 4 and 8 that leaves at least `min_size` (height, width).
+    """Return the largest of 1, 2, 4 and 8 that leaves at least `min_size` (height, width).
 
-    Only these: libjpeg-turbo has no vector code for the sizes between them.
+    libjpeg-turbo has no vector code for the sizes between these.
     """
     for divisor in (8, 4, 2):
         if -(-height // divisor) >= min_size[0] and -(-width // divisor) >= min_size[1]:
@@ -148,11 +148,11 @@ def decode(
 ) -> Pixels:
     """Decode into `out`, or new memory, as stored: `height` x `width` x `channels` (1 or 3).
 
-    The size is the header's, or that divided by its `reduction`, rounded up. Inks (CMYK, YCCK)
-    are read as Adobe writes them, inverted, and mixed without a profile.
+    The size is the header's, or that divided by the `scale_divisor`, rounded up. CMYK and YCCK are
+    read inverted, as Adobe writes them, and converted without a profile.
 
     Raises:
-        MediaError: libjpeg-turbo refuses the data, or has to conceal damage.
+        MediaError: libjpeg-turbo rejects the data, or would have to conceal damage.
     """
     library = load_simplejpeg()
     try:
@@ -192,7 +192,7 @@ def compress(pixels: Pixels, quality: int, subsampling: str) -> bytes:
 
 @functools.cache
 def load_simplejpeg() -> ModuleType:
-    """Load simplejpeg, which carries its own libjpeg-turbo.
+    """Import simplejpeg, which bundles its own libjpeg-turbo.
 
     Raises:
         UnsupportedEnvironment: it is not installed.

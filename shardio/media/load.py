@@ -1,4 +1,4 @@
-"""Files of pictures and videos, or their bytes, decoded straight into a row of a batch."""
+"""Decode picture and video files, or their bytes, directly into a row of a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["load_clip", "load_image"]
 Fit = Literal["crop", "stretch"]
 _FITS: Final = ("crop", "stretch")
 _MOST_FRAMES: Final = 1 << 31
-"""No video has so many frames."""
+"""The upper limit for `start` and `step`; no video has more frames."""
 
 
 def load_image(
@@ -32,18 +32,19 @@ def load_image(
     fit: Fit = "crop",
     dct: Literal["accurate", "fast"] = "accurate",
 ) -> Pixels:
-    """Decode a picture into `out`, whose shape says the size wanted, and return that.
+    """Decode a picture into `out`, whose shape sets the size, and return it.
 
     Args:
         source: a path, or the bytes of a file.
         out: uint8, height x width x 3, C-contiguous, as a row of a batch. Undefined after an error.
-        fit: "crop" takes the largest part in the centre that has the shape of `out`; "stretch"
-            takes all of the picture, whatever becomes of its proportions.
+        fit: "crop" takes the largest part in the centre that has the proportions of `out`;
+            "stretch"
+            takes the whole picture and ignores its proportions.
         dct: as in `decode_image`.
 
     Raises:
-        MediaError: the picture is damaged, cut off, too large or in no known format.
-        InvalidArgument: an option, or `out` does not fit.
+        MediaError: the picture is damaged, truncated, too large or in no known format.
+        InvalidArgument: an option is not valid, or `out` does not fit.
         FileNotFoundError: there is no such file.
     """
     if fit not in _FITS:
@@ -71,20 +72,20 @@ def _decode_to_fit(data: Buffer, out: Pixels, fit: Fit, dct: Literal["accurate",
 def load_clip(
     source: str | os.PathLike[str] | bytes, out: Pixels, *, start: int = 0, step: int = 1
 ) -> Pixels:
-    """Decode frames of a video into `out`, whose shape says how many and the size, and return that.
+    """Decode frames of a video into `out`, whose shape sets their number and size, and return it.
 
-    Each is the largest part in the centre that has the shape wanted. All of the file is read; what
-    takes many clips out of long videos is a dataset of them.
+    Each frame is the largest part in the centre that has the proportions of `out`. The whole file
+    is read: to take many clips out of long videos, make a dataset of them.
 
     Args:
         source: a path, or the bytes of a file.
         out: uint8, frames x height x width x 3, as a row of a batch. Undefined after an error.
-        start: the number of the first frame, as shown, from 0.
-        step: how many frames further the next is.
+        start: the number of the first frame in presentation order, from 0.
+        step: the distance between frames.
 
     Raises:
-        MediaError: the video is damaged, or nothing decodes it.
-        InvalidArgument: it has no such frames, or `out` has another shape.
+        MediaError: the video is damaged, or there is no decoder for it.
+        InvalidArgument: it has no such frames, or `out` has the wrong shape.
         FileNotFoundError: there is no such file.
     """
     _check_out(out, "frames", "height", "width", "3")
@@ -102,7 +103,7 @@ def load_clip(
 
 
 def _check_out(out: Any, *axes: str) -> None:
-    """Refuse what has not the shape of pixels along these axes."""
+    """Raise InvalidArgument unless `out` has the shape of pixels along these axes."""
     shape: tuple[int, ...] | None = getattr(out, "shape", None)
     if shape is None or len(shape) != len(axes) or shape[-1] != 3 or 0 in shape[-3:]:
         found = type(out).__name__ if shape is None else shape
@@ -117,7 +118,7 @@ def _check_n_frames(name: str, value: Any) -> None:
 
 
 def _with_file_name(path: str | os.PathLike[str], decode: Callable[[], Pixels]) -> Pixels:
-    """Decode what is in a file; errors say which."""
+    """Call `decode`, and name the file in its errors."""
     name = os.fspath(path)
     try:
         return decode()

@@ -1,9 +1,7 @@
-"""What a file of MP3 says in its first frame of the samples that nobody is to hear.
+"""Mux the packets of a stream, untouched, into a file that players open, and verify the result.
 
-Puts the packets of a stream into a file that players open, untouched, and proves it.
-
-What was written is cut into packets again and compared: nothing is handed out that differs. Only
-H.264 and HEVC whose units begin with start codes get lengths in their place, as containers want it.
+The file is demuxed again and compared with the stream before it is returned. The only change to
+packets: units of H.264 and HEVC with start codes get lengths instead, as containers require.
 """
 
 from __future__ import annotations
@@ -31,16 +29,16 @@ __all__ = ["MuxedStream", "mux", "write_mp3_trim"]
 
 
 _DECODER_DELAY: Final = 529
-"""Samples that every decoder is late; neither number in the file counts them as it should."""
+"""Samples of delay of every decoder, which neither number in the file includes."""
 _MOST: Final = (1 << 12) - 1
 _NAME_AT: Final = 120  # bytes from the mark to the encoder's name
 _NUMBERS_AT, _CRC_AT = 21, 34  # bytes from there
 
 
 def write_mp3_trim(data: bytes, stream: EncodedStream) -> bytes:
-    """A file as FFmpeg writes it, with how many samples are left out at its beginning and end.
+    """Write the numbers of padding samples at start and end into the first frame of an MP3 file.
 
-    Unchanged where it has no first frame to say it in, or cannot.
+    Returns the data unchanged if it has no such frame, or the numbers do not fit.
     """
     n_tags = 10 + int.from_bytes(data[6:10]) if data.startswith(b"ID3") else 0  # one of 127 at most
     mark_at = max(data.find(mark, n_tags, n_tags + 64) for mark in (b"Xing", b"Info"))
@@ -96,7 +94,7 @@ _COLOURS: Final = ("color_range", "colorspace", "color_primaries", "color_trc")
 
 @dataclass(frozen=True, slots=True)
 class MuxedStream:
-    """A file of one stream: its bytes, and how its name ends, with the dot."""
+    """A file with one stream: its bytes, and the suffix of its name, with the dot."""
 
     data: bytes
     suffix: str
@@ -106,13 +104,13 @@ class MuxedStream:
 
 
 def mux(stream: EncodedStream) -> MuxedStream:
-    """Make a file of a stream; its packets and times are those that demuxing it gives.
+    """Make a file of a stream; demuxing it gives the same packets and times.
 
-    Of sound, the clock may begin elsewhere; the samples that are heard are the same. Video that
-    begins before 0, where few containers store times, may begin at 0.
+    The clock of audio may begin elsewhere; its audible samples are the same. Video that begins
+    before 0, where few containers store times, may begin at 0.
 
     Raises:
-        MediaError: no container that is tried carries the stream unchanged; it says why.
+        MediaError: none of the containers tried represents the stream unchanged; gives the reasons.
         ShardCorrupt: the stream is damaged.
     """
     is_sound = "rate" in stream.parameters
@@ -138,13 +136,13 @@ def mux(stream: EncodedStream) -> MuxedStream:
 
 
 class _FormatRejected(Exception):
-    """FFmpeg does not write this stream in this format."""
+    """FFmpeg cannot write this stream in this format."""
 
 
 def _candidate_formats(
     stream: EncodedStream, codec: str, is_sound: object
 ) -> Iterator[tuple[str, str, int]]:
-    """Formats, the ends of their names, and by how many ticks times are put earlier."""
+    """Yield formats, file suffixes, and the ticks to subtract from times."""
     if not is_sound:
         is_shown = packet_flags(stream.packets) & PacketFlag.HIDDEN == 0
         first = int(stream.packets["pts"][is_shown].min(initial=0))
@@ -181,7 +179,7 @@ def _write_file(stream: EncodedStream, form: str, shift: int, is_sound: object) 
 
 
 def _video_target(container: OutputContainer, stream: EncodedStream) -> Any:
-    """A stream of the file that is to be, which says of itself what the given one does."""
+    """Add a video stream with the parameters of `stream` to the container."""
     told = stream.parameters
     target: Any = container.add_stream(_encoder(stream), rate=25)
     codec = target.codec_context
@@ -225,7 +223,7 @@ def _encoder(stream: EncodedStream) -> str:
 
 
 def _packets(stream: EncodedStream, shift: int, is_sound: object) -> Iterator[Any]:
-    """The packets, with the times at which they are decoded: no later than any is shown."""
+    """Yield the packets with decoding times, which are no later than any presentation time."""
     import av
 
     table = stream.packets
@@ -250,7 +248,7 @@ def _packets(stream: EncodedStream, shift: int, is_sound: object) -> Iterator[An
 def _difference(
     stream: EncodedStream, again: EncodedStream, codec: str, shift: int, is_sound: object
 ) -> str | None:
-    """Name what two streams have in different ways; None where that is nothing."""
+    """Return the name of the first property in which two streams differ, or None."""
     if is_sound and codec.startswith("pcm"):
         same_data = bytes(again.data[:]) == bytes(stream.data[:])
         return None if same_data and again.n_frames == stream.n_frames else "samples"

@@ -1,12 +1,11 @@
-"""Every picture that is no JPEG, through Pillow, as 8-bit grey or RGB, upright, without alpha.
+"""Decode still pictures other than JPEG with Pillow, to upright 8-bit grey or RGB, and resample.
 
-Pillow knows many formats, some of them harmful (EPS runs Ghostscript): those listed here are tried
-and no others (JPEG 2000 is not among them because of one that is cut off it makes a black
-picture). Of what Pillow does not check, the checksums of PNG are checked here.
+Pillow supports many formats, some of them harmful (EPS runs Ghostscript): only the formats listed
+here are tried. JPEG 2000 is not among them, because a truncated file decodes to a black picture.
+PNG checksums, which Pillow checks only in part, are checked here.
 
-Pixels to another size, by Pillow: bilinear over all pixels that a new one covers.
-
-Its arithmetic is in integers and the same everywhere; what makes a picture smaller does not alias.
+Resampling is bilinear over all source pixels that a new one covers. Pillow's arithmetic is in
+integers and the same everywhere; shrinking does not alias.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ _BITS_PER_SAMPLE = 258  # a tag of TIFF
 
 @contextmanager
 def open_picture(data: bytes | memoryview) -> Iterator[Image]:
-    """Open a picture by its header; whatever Pillow raises within is a MediaError.
+    """Open a picture by its header; turns any exception of Pillow within the block into MediaError.
 
-    Hostile data leads Pillow to more kinds of exception than its documentation lists.
+    Hostile data makes Pillow raise more exception types than its documentation lists.
     """
     image = pillow_image()
     try:
@@ -71,7 +70,7 @@ def open_picture(data: bytes | memoryview) -> Iterator[Image]:
 
 
 def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
-    """Give the channels and the bits of each as encoded; a palette's are those of its colours."""
+    """Return the channels and the bits of each as encoded; for a palette, those of its colours."""
     mode, transparent = picture.mode, picture.has_transparency_data
     if picture.format == "PNG":  # Pillow's mode for grey and alpha of 16 bits has colours
         channels = _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
@@ -88,7 +87,7 @@ def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[
 
 
 def _bits_per_channel(picture: Image, data: bytes | memoryview) -> int:
-    """Look where Pillow, which gives 8 bits for more, does not say."""
+    """Return the encoded bit depth, which Pillow does not report after reducing it to 8."""
     if picture.format == "PNG":
         return int(data[24])
     if picture.format == "TIFF":
@@ -104,16 +103,16 @@ def _bits_per_channel(picture: Image, data: bytes | memoryview) -> int:
 
 
 def _ppm_max_value(picture: Image) -> int:
-    """Find a PPM's largest number, which Pillow keeps for its decoder."""
+    """Return the maximum value of a PPM, which Pillow keeps for its decoder."""
     file: Any = picture
     arguments = file.tile[0].args
     return int(arguments[1]) if isinstance(arguments, tuple) and len(arguments) > 1 else 255
 
 
 def orientation(picture: Image) -> int:
-    """Read how a picture that was opened and not yet decoded is to be turned, 1 to 8.
+    """Return the orientation, 1 to 8, of a picture that is opened and not yet decoded.
 
-    Of TIFF this is what was turned: Pillow gives it upright.
+    For TIFF this is the orientation that Pillow has applied already.
     """
     if picture.format == "TIFF":
         found = picture.getexif().get(0x0112, UPRIGHT)
@@ -123,7 +122,7 @@ def orientation(picture: Image) -> int:
 
 
 def decode_pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pixels:
-    """Decode the first frame, upright, in 1 or 3 channels; transparent parts lie over black."""
+    """Decode the first frame, upright, in 1 or 3 channels, transparent parts over black."""
     turned = orientation(picture) if picture.format != "TIFF" else UPRIGHT
     bits = _bits_per_channel(picture, data)
     picture.load()
@@ -136,7 +135,7 @@ def decode_pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pi
 
 
 def _flatten(picture: Image) -> Pixels:
-    """Bring any of Pillow's modes to 8-bit grey or RGB."""
+    """Convert any of Pillow's modes to 8-bit grey or RGB."""
     if picture.mode[0] in "IF":
         return _high_bytes_of_grey(picture)
     if picture.has_transparency_data:
@@ -151,7 +150,7 @@ def _flatten(picture: Image) -> Pixels:
 
 
 def _scale_transparent_color(picture: Image, bits: int) -> None:
-    """Bring a PNG's transparent colour to the 8 bits of the pixels, which Pillow leaves out."""
+    """Scale a PNG's transparent colour to the 8 bits of the pixels, which Pillow does not do."""
     key = picture.info.get("transparency")
     if picture.format != "PNG" or key is None:
         return
@@ -162,10 +161,10 @@ def _scale_transparent_color(picture: Image, bits: int) -> None:
 
 
 def _high_bytes_of_grey(picture: Image) -> Pixels:
-    """Of 16-bit grey, the upper 8 bits, as Pillow and libpng take them of 16-bit colours.
+    """Return the upper 8 bits of 16-bit grey, as Pillow and libpng do for 16-bit colours.
 
     Raises:
-        MediaError: numbers of 32 bits, whose black and white nothing says.
+        MediaError: the picture has 32-bit numbers, whose black and white are not defined.
     """
     if picture.mode[:4] != "I;16" and picture.format != "PPM":
         raise MediaError(
@@ -181,17 +180,17 @@ def _high_bytes_of_grey(picture: Image) -> Pixels:
 
 
 def to_luma(rgb: Pixels) -> Pixels:
-    """Weigh RGB as BT.601 does, which is what a JPEG holds as its first component."""
+    """Convert RGB to BT.601 luma, which a JPEG stores as its first component."""
     return np.asarray(pillow_image().fromarray(rgb).convert("L"))[..., np.newaxis]
 
 
 def check_png_checksums(data: bytes | memoryview) -> None:
-    """Check a PNG's chunks against their checksums, up to IEND; anything else passes.
+    """Check a PNG's chunks against their checksums, up to IEND; other formats pass.
 
     Pillow checks the chunks before and after the pixels, and not those of the pixels.
 
     Raises:
-        MediaError: a chunk is damaged, cut off or missing.
+        MediaError: a chunk is damaged, truncated or missing.
     """
     if data[:8] != _PNG:
         return
@@ -217,7 +216,7 @@ def check_png_checksums(data: bytes | memoryview) -> None:
 
 @functools.cache
 def pillow_image() -> ModuleType:
-    """Load Pillow's module Image.
+    """Import Pillow's module Image.
 
     Raises:
         UnsupportedEnvironment: it is not installed.
@@ -235,7 +234,7 @@ _MAX_SIDE = 16384
 
 
 def resize(pixels: Pixels, size: tuple[int, int], *, out: Pixels | None = None) -> Pixels:
-    """Bring uint8 pixels, height x width x 3 (RGB) or 1 (grey), to `size` (height, width).
+    """Resize uint8 pixels, height x width x 3 (RGB) or 1 (grey), to `size` (height, width).
 
     Bilinear; the same bytes on every run and machine. `out` is filled and returned: uint8,
     C-contiguous, of the new shape.
@@ -261,7 +260,7 @@ def resample(
 ) -> Pixels:
     """Resample the part `box` (top, left, height, width, in fractions of pixels) to `size`.
 
-    Nothing outside of the pixels that the box touches has a part in the result.
+    Only pixels that the box touches contribute to the result.
     """
     if not all(0 < side <= _MAX_SIDE for side in size):
         raise InvalidArgument(f"size: expected height and width of 1 to {_MAX_SIDE}, found {size}")

@@ -1,9 +1,7 @@
-"""Which way up a picture is shown: the orientation in its EXIF block, and pixels turned by it.
+"""Apply EXIF orientation to decoded pixels, and copy them to the caller's output array.
 
-EXIF numbers the eight ways in which a camera can be held: 1 is upright, 2 to 4 are mirrored or
-upside down, 5 to 8 lie on their side, so that height and width change places.
-
-Where decoded pixels go: a destination of the caller's, checked, or memory of their own.
+EXIF numbers the eight orientations: 1 is upright, 2 to 4 are mirrored or upside down, 5 to 8 are
+transposed, so that height and width are swapped.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ _MARK = b"Exif\0\0"
 
 
 def exif_orientation(exif: bytes) -> int:
-    """Read the orientation, 1 to 8, from an EXIF block, with or without its leading mark.
+    """Read the orientation, 1 to 8, from an EXIF block, with or without its leading signature.
 
-    1 where the block says nothing, is damaged, or holds another number: it decides over no pixel.
+    Returns 1 if the block has no valid orientation: it never makes a picture fail.
     """
     block = exif.removeprefix(_MARK)
     order = _BYTE_ORDERS.get(block[:4])
@@ -50,7 +48,7 @@ def exif_orientation(exif: bytes) -> int:
 
 
 def turn_upright(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
-    """Turn and mirror stored `pixels` (height x width x channels) as they are shown; a view."""
+    """Rotate and mirror stored `pixels` (height x width x channels) for display; returns a view."""
     if orientation >= TRANSPOSED:
         pixels = pixels.transpose(1, 0, 2)
     down = -1 if orientation in (3, 4, 7, 8) else 1
@@ -64,7 +62,7 @@ _UINT8 = np.dtype(np.uint8)
 
 
 def to_output(pixels: Pixels, out: Pixels | None) -> Pixels:
-    """Copy into `out` what could not be made there; without one, make it contiguous."""
+    """Copy pixels into `out`; without one, return them C-contiguous."""
     if out is None:
         return np.ascontiguousarray(pixels)
     check_out(out, pixels.shape)
@@ -73,10 +71,10 @@ def to_output(pixels: Pixels, out: Pixels | None) -> Pixels:
 
 
 def check_out(out: Pixels, shape: tuple[int, ...]) -> None:
-    """Refuse a destination that pixels of that shape cannot be written to as they are.
+    """Check that pixels of that shape can be written to `out` directly.
 
     Raises:
-        InvalidArgument: `out` has another shape or type, or is strided or read-only.
+        InvalidArgument: `out` has another shape or dtype, or is strided or read-only.
     """
     if out.shape == shape and out.dtype is _UINT8 and out.flags.carray:
         return

@@ -1,4 +1,4 @@
-"""The presentation time of every frame, as integers in the stream's own time base."""
+"""Compute the presentation time of every frame, as integers in the stream's own time base."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ REORDER_WINDOW = 16  # frames: no coding standard in use lets a decoder hold bac
 
 
 def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[int, _T]]:
-    """Give every frame its time, so that times rise with the order of presentation.
+    """Assign times to frames so that times rise in presentation order.
 
-    `frames` are (time, frame) in the order in which the decoder hands them out, which is the order
-    of presentation. Where the container stores presentation times they rise already and nothing
-    changes. AVI stores none: what is read there numbers the frames in *coding* order, so that
-    with B-frames the times are the right ones in the wrong places (1, 2, 4, 3, …). Hence the
-    n-th frame shown gets the n-th smallest time, looking `REORDER_WINDOW` frames ahead.
+    `frames` are (time, frame) in decoder output order, which is presentation order. If the
+    container stores presentation times, they rise already and nothing changes. AVI stores none: its
+    times number the frames in *coding* order, so that with B-frames they are the right times in the
+    wrong places (1, 2, 4, 3, …). Hence the n-th frame gets the n-th smallest time, looking
+    `REORDER_WINDOW` frames ahead.
 
-    A time before one that was already given out means that the stream's clock started anew
-    (recordings joined end to end); the order starts anew there.
+    A time before one that was already assigned means that the stream's clock restarted (recordings
+    joined end to end); ordering restarts there.
 
     Raises:
-        MediaError: `frames` raised it; the frames before it have been given out.
+        MediaError: re-raised from `frames` after the frames before it have been yielded.
     """
     waiting: deque[_T] = deque()
     times: list[int] = []
@@ -85,22 +85,22 @@ def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
 
 
 def round_to_tick(time: Fraction) -> int:
-    """Round to whole ticks, halves up: times that are a tick or more apart stay apart."""
+    """Round to whole ticks, halves up: times that are a tick or more apart stay distinct."""
     return math.floor(time + Fraction(1, 2))
 
 
 def fill_missing_times(
     times: Sequence[int | None], durations: Sequence[int], interval: Fraction
 ) -> list[int]:
-    """Return the time of every frame: its own, or one counted from the frames that have one.
+    """Return the time of every frame: its stored time, or one counted from frames that have one.
 
     Frames before the first known time are counted back from it, all others onwards from the latest
-    known time before them. Where the next known time is too near for that, they are spread evenly
-    in between. If no time is known, the first frame is shown at 0.
+    known time before them. If the next known time is too near for that, they are spread evenly in
+    between. If no time is known, the first frame is shown at 0.
 
     Args:
-        times: in ticks, in the order of presentation; None where the container stores none.
-        durations: in ticks; 0 where unknown.
+        times: in ticks, in presentation order; None if the container stores none.
+        durations: in ticks; 0 if unknown.
         interval: ticks from one frame to the next, from `frame_interval`.
     """
     found = [0 if time is None else time for time in times]
@@ -123,10 +123,10 @@ def fill_missing_times(
 
 
 class MonotonicTimestamps:
-    """Makes times rise: a table of packets has no room for a clock that starts anew.
+    """A function that makes times strictly rise: packet tables do not allow a clock that restarts.
 
-    Where it does, it goes on from the end of the last frame; of two frames with one time, the
-    second is shown a tick later. `n_changed` counts the times that became others.
+    After a restart, times continue from the end of the last frame; of two frames with one time, the
+    second is shown a tick later. `n_changed` counts the changed times.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class MonotonicTimestamps:
         self._latest, self._step, self._shift = 0, 1, 0
 
     def __call__(self, time: int) -> int:
-        """The time of the next frame, whose own is `time`; both in ticks."""
+        """Return the new time of the next frame, whose stored time is `time`; both in ticks."""
         latest = self._latest
         if self._given is None:
             self._given = self._latest = time
@@ -151,11 +151,11 @@ class MonotonicTimestamps:
 
 
 def frame_durations(times: Sequence[int], last: int = 0) -> npt.NDArray[np.int64]:
-    """For how many ticks each frame is shown: until the next one.
+    """Return the duration of each frame in ticks: the time until the next one.
 
     Args:
-        times: of the frames; they rise.
-        last: for how long the last is; 0 is as long as the one before it.
+        times: of the frames, rising.
+        last: duration of the last frame; 0 repeats the one before.
     """
     found: npt.NDArray[np.int64] = np.diff(np.array([*times, 0], np.int64)).view(np.int64)
     found[-1] = last or (found[-2] if len(found) > 1 else 1)

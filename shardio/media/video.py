@@ -1,9 +1,9 @@
-"""Decodes video files to upright RGB pictures of one size, each with its exact integer time.
+"""Decode video files to upright RGB pictures of one size, each with its exact integer time.
 
-Strict on purpose: FFmpeg conceals damage where it can (grey blocks, repeated frames), which suits
-a player and not a training set. Here every sign of damage is an error: what the decoder reports
-(its `explode` mode), packets and frames that are marked corrupt, and files that are shorter than
-their container declares. Damage that changes pixels within the rules of the codec shows no sign.
+Strict on purpose: FFmpeg conceals damage where it can (grey blocks, repeated frames), which suits a
+player and not a training set. Here every sign of damage is an error: errors of the decoder (its
+`explode` mode), packets and frames that are marked corrupt, and files that are shorter than their
+container declares. Damage that changes pixels within the rules of the codec shows no sign.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["Picture", "VideoFile", "library_versions"]
 
 
 def library_versions() -> dict[str, str]:
-    """Give the versions of PyAV and of the parts of FFmpeg that decide over pixels."""
+    """Return the versions of PyAV and of the parts of FFmpeg that affect pixels."""
     import av
 
     parts = ("libavformat", "libavcodec", "libswscale")
@@ -51,15 +51,15 @@ def library_versions() -> dict[str, str]:
 class VideoFile(Closing):
     """An open video file and its decoder; `close()` or the end of `with` releases both.
 
-    The first video stream that is not a cover picture is read, by one thread: parallelism is
-    across files.
+    Reads the first video stream that is not a cover picture, in one thread: parallelism is across
+    files.
 
     Args:
         path: of the file.
-        fills_in: have FFmpeg guess the times and durations that the container does not store.
+        fill_in_times: let FFmpeg guess the times and durations that the container does not store.
 
     Raises:
-        MediaError: no container is recognised, it holds no video, or nothing decodes it.
+        MediaError: no container is recognised, it holds no video, or there is no decoder for it.
         FileNotFoundError: there is no such file.
     """
 
@@ -81,11 +81,11 @@ class VideoFile(Closing):
 
     @property
     def interval(self) -> Fraction:
-        """Seconds from one frame to the next, as its container has it on the average."""
+        """Seconds from one frame to the next, at the average rate of the container."""
         return 1 / (self._stream.average_rate or Fraction(25))
 
     def facts(self) -> dict[str, Any]:
-        """Say what was decoded, in JSON's terms, for records: the stream, and what was normalised.
+        """Return a record, in JSON types, of the stream and of the properties that were normalised.
 
         Complete once a frame has been decoded.
         """
@@ -114,15 +114,15 @@ class VideoFile(Closing):
         *,
         pixels: str = "rgb",
     ) -> Iterator[tuple[int, Picture | None]]:
-        """Decode every frame once, in order of presentation, as (time, picture).
+        """Decode every frame once, in presentation order, as (time, picture).
 
-        The time counts in `time_base`. The picture is uint8, `size` x `size` x 3, RGB, and lives
-        as long as it is referenced; it is None for the n-th frame where `wanted(n)` is false,
-        which saves its conversion. `size` may be (height, width); with `pixels` "yuv420" pictures
-        are what an encoder takes: see `PictureWriter`.
+        The time is in ticks of `time_base`. The picture is uint8, `size` x `size` x 3, RGB, and
+        lives as long as it is referenced. It is None if `wanted(n)` is false for the n-th frame,
+        which saves its conversion. `size` may be (height, width); with `pixels` "yuv420" the
+        pictures are in the form that encoders take: see `FrameWriter`.
 
         Raises:
-            MediaError: the file breaks; what came before is whole.
+            MediaError: the file breaks; the pictures before that are valid.
         """
         renderer = FrameRenderer(size, self._stream.sample_aspect_ratio or Fraction(1), pixels)
         return in_presentation_order(self._render_timed(renderer, wanted))
@@ -156,7 +156,7 @@ class VideoFile(Closing):
             raise MediaError(f"{self.path}: its video stream holds no frame")
 
     def _record_facts(self, frame: VideoFrame) -> None:
-        """Record what the first frame is and what has to be normalised."""
+        """Record the facts that the first frame gives."""
         aspect = self._stream.sample_aspect_ratio
         self._facts |= frame_facts(frame)
         if aspect and aspect != 1:
@@ -177,10 +177,10 @@ class VideoFile(Closing):
             yield time, frame
 
     def _count_times(self, interval: Fraction) -> list[int]:
-        """Return the time of every frame up to the end or a break, by `with_all_times`.
+        """Return the time of every frame up to the end or a break, by `fill_missing_times`.
 
-        The file is decoded once more: only a decoder can count the frames before the first known
-        time, and holding their pictures back could take any amount of memory.
+        The file is decoded a second time: only a decoder can count the frames before the first
+        known time, and buffering their pictures could take any amount of memory.
         """
         import av
 
@@ -215,5 +215,5 @@ class VideoFile(Closing):
                 yield frame
 
     def close(self) -> None:
-        """Release the file and the decoder; pictures handed out stay valid."""
+        """Release the file and the decoder; pictures already returned stay valid."""
         self._container.close()
