@@ -1,8 +1,6 @@
-"""A column of many files in one reserved range of addresses. Used by `rows`.
+"""Copies rows of one column from many shards: from one address range, or by reads.
 
-Rows of one column of many shards, copied to where they are wanted: from maps, or by reads.
-
-Used by `gather`, for columns and for the hashes of their rows.
+`gather` uses them for columns and for the hashes of their rows.
 """
 
 from __future__ import annotations
@@ -31,9 +29,9 @@ _Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ColumnLocation:
-    """Where one shard keeps a column: n_rows rows of the range's stride from `offset` on.
+    """The location of a column in a shard: `n_rows` rows of the range's stride from `offset` on.
 
-    The file at `path` must still be the one that `file` was.
+    The file at `path` must still have the state `file`.
     """
 
     path: str
@@ -43,22 +41,21 @@ class ColumnLocation:
 
 
 class ColumnRange:
-    """Owns one reserved address range, into whose parts a column of many files is mapped.
+    """Owns a reserved address range, into parts of which a column of many files is mapped.
 
-    Each part begins a whole number of strides behind the first, so that one stride addresses every
-    row of every file and a batch over any number of shards is one gather. What is not mapped, and
-    the gaps between parts, must never be read: that kills. `slots[i]` is the range's own number of
-    the first row of part i.
+    Each part starts a whole number of strides after the first, so that one stride addresses every
+    row of every file, and a batch over any number of shards is one gather. Unmapped addresses and
+    the gaps between parts must never be read: that kills the process. `slots[i]` is the range's own
+    number of the first row of part i.
 
-    The memory is valid until `close()` (or until the object is collected); no view of it may be
-    handed on beyond that.
+    The memory is valid until `close()`, or until the object is collected; no view may outlive it.
 
     Args:
-        stride: from one row to the next.
-        counts: how many rows each part has room for.
+        stride: distance between rows in bytes.
+        counts: the number of rows for which each part has room.
 
     Raises:
-        InsufficientMemory: the addresses of this process do not suffice.
+        InsufficientMemory: the address space of this process is exhausted.
         UnsupportedEnvironment: memory pages are larger than the 4096 bytes that shards are aligned
             to.
     """
@@ -72,10 +69,10 @@ class ColumnRange:
         step = math.lcm(stride, mmap.PAGESIZE)
         n_steps = [max(1, -(-n * stride // step)) for n in counts]
         self.n_bytes = max(1, sum(n_steps)) * step
-        """Of addresses."""
+        """The size of the address range."""
         used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
         self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
-        """How many maps a part takes: of a file, and of the gap behind it."""
+        """Maps that a part takes: the file, and the gap after it."""
         self._stride, self._is_scattered = stride, False
         self._address = reserve(self.n_bytes)
         self._close = weakref.finalize(self, unmap, self._address, self.n_bytes)
@@ -83,7 +80,7 @@ class ColumnRange:
         ends: _Numbers = np.cumsum(np.array(n_steps, np.int64))
         self.slots: _Numbers = (ends - n_steps) * (step // stride)
         self._mapped: dict[int, int] = {}
-        """Bytes of each part that are mapped."""
+        """The number of mapped bytes of each part."""
         raw = (ctypes.c_ubyte * self.n_bytes).from_address(self._address)
         n_slots = self.n_bytes // stride
         self.rows: npt.NDArray[np.uint8] = np.frombuffer(memoryview(raw), np.uint8)[
@@ -91,11 +88,11 @@ class ColumnRange:
         ].reshape(n_slots, stride)
 
     def map(self, part: int, place: ColumnLocation) -> None:
-        """Map what a file has of the column into a part, which has room for it and is not mapped.
+        """Map the column of a file into a part, which has room for it and is not mapped.
 
         Raises:
             ShardNotFound: the file is missing.
-            ShardChanged: it is another one, or has another size.
+            ShardChanged: it is another file, or has another size.
             UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
         """
         n_bytes = place.n_rows * self._stride
@@ -117,12 +114,12 @@ class ColumnRange:
             disable_readahead_at(address, n_bytes)
 
     def unmap(self, part: int) -> None:
-        """Have a part hold nothing, if it is mapped."""
+        """Unmap a part, if it is mapped."""
         if n_bytes := self._mapped.pop(part, 0):
             clear_reserved(self._address + int(self.slots[part]) * self._stride, n_bytes)
 
     def disable_readahead(self) -> None:
-        """Have the kernel read no more than the pages that are touched, also of later maps."""
+        """Disable read-ahead, for later maps as well."""
         self._is_scattered = True
         disable_readahead_at(self._address, self.n_bytes)
 
@@ -134,23 +131,24 @@ class ColumnRange:
 Lines = npt.NDArray[np.uint8]
 
 _SCRATCH_BYTES: Final = 1 << 20
-"""Rows that are padded on disk pass through this much memory, small enough to stay in cache."""
+"""Padded rows pass through a buffer of this size, which fits in the CPU cache."""
 
 _PREFAULTED_BYTES: Final = range(512, (16 << 10) + 1)
 """Sizes of rows that are touched before they are copied: 0.6 of the time at 2 KiB, 0.93 at 16 KiB;
-rows that are smaller or larger gain nothing by it."""
+smaller and larger rows gain nothing.
+"""
 _PREFAULTED_ROWS: Final = 512
-"""Rows that are touched and then copied: a third of the pages that processors keep track of."""
+"""Rows that are touched and then copied: a third of the entries in a processor's TLB."""
 
 
 class MappedRows:
-    """A column of many files in one range of addresses, which it owns until `close`.
+    """A column of many files in one address range, which it owns until `close`.
 
-    Every shard has a part of the range, into which its file's is put.
+    Every shard has a part of the range, into which its file is mapped.
 
     Args:
-        stride, row_bytes: from one row to the next, and without padding.
-        starts, counts: the dataset's row number of each shard's first row, and how many it has.
+        stride, row_bytes: size of a row with and without padding.
+        starts, counts: the dataset's row number of each shard's first row, and its number of rows.
     """
 
     def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Rows) -> None:
@@ -158,9 +156,9 @@ class MappedRows:
         self._shift = self._range.slots - starts
 
     def _use_range(self, parts: ColumnRange, stride: int, row_bytes: int) -> None:
-        """Copy from this range."""
+        """Copy rows from this range."""
         self.maps_per_shard = parts.maps_per_shard
-        """How many maps a shard takes that is put."""
+        """Maps that an attached shard takes."""
         self._range, self._row_bytes = parts, row_bytes
         self._prefaulted, self._n_at_once = None, sys.maxsize
         if row_bytes in _PREFAULTED_BYTES:
@@ -172,7 +170,7 @@ class MappedRows:
             self._scratch = np.empty((self._n_at_once, stride), np.uint8)
 
     def attach(self, shard: int, place: ColumnLocation) -> None:
-        """Map what the file of a shard has.
+        """Map the file of a shard.
 
         Raises:
             ShardNotFound, ShardChanged, UnsupportedEnvironment: as `ColumnRange.map`.
@@ -180,16 +178,16 @@ class MappedRows:
         self._range.map(shard, place)
 
     def detach(self, shard: int) -> None:
-        """Let go of the file of a shard."""
+        """Unmap the file of a shard."""
         self._range.unmap(shard)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Where in the address range `rows` of the dataset, which lie in `shards`, are."""
+        """Return the positions in the address range of `rows`, which lie in `shards`."""
         slots: Rows = rows + self._shift.take(shards)
         return slots
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
-        """Copy rows into the lines of out, one after the other; `slots` is what `place` gave."""
+        """Copy rows into the lines of `out`; `slots` is the result of `place`."""
         step = self._n_at_once
         if len(slots) <= step:
             self._copy_slice(slots, out)
@@ -212,7 +210,7 @@ class MappedRows:
         out[:] = scratch[:, : self._row_bytes]
 
     def disable_readahead(self) -> None:
-        """Have the kernel read no more than the pages that are touched."""
+        """Disable read-ahead for the range."""
         self._range.disable_readahead()
 
     def close(self) -> None:
@@ -221,14 +219,14 @@ class MappedRows:
 
 
 class PooledRows(MappedRows):
-    """Likewise, where too many files have a column for all to be mapped at a time.
+    """A column of more files than can be mapped at a time.
 
-    The range has as many parts as there may be, and a shard has one only for as long as its file is
-    put there: so rows are found when they are copied, not before.
+    The range has as many parts as shards may be attached. A shard has a part only while it is
+    attached, so rows are located when they are copied, not before.
 
     Args:
-        stride, row_bytes, starts, counts: as above.
-        most: how many shards may have been put at a time.
+        stride, row_bytes, starts, counts: as of MappedRows.
+        max_parts: the number of shards that may be attached at a time.
     """
 
     def __init__(
@@ -242,7 +240,7 @@ class PooledRows(MappedRows):
         self._free = list(range(n_parts))
 
     def attach(self, shard: int, place: ColumnLocation) -> None:
-        """Map what the file of a shard has, into any part that is free."""
+        """Map the file of a shard into a free part."""
         if not self._free:  # Ctrl-C may have cost some
             taken = self._parts.values()
             self._free = [part for part in range(len(self._range.slots)) if part not in taken]
@@ -252,49 +250,49 @@ class PooledRows(MappedRows):
         self._shift[shard] = self._range.slots[part] - self._starts[shard]
 
     def detach(self, shard: int) -> None:
-        """Let go of the file of a shard; its part is free for another."""
+        """Unmap the file of a shard and free its part."""
         if (part := self._parts.pop(shard, None)) is not None:
             self._range.unmap(part)
             self._free.append(part)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Give `rows` as they are: `copy` finds their places itself."""
+        """Return `rows` unchanged: `copy` locates them."""
         return rows
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
-        """Copy rows, of shards that are put, into the lines of out, one after the other."""
+        """Copy rows of attached shards into the lines of `out`."""
         super().copy(rows + self._shift.take(shards), rows, shards, out)
 
 
 class FileRows:
-    """A column of many files that are not mapped; borrows them.
+    """A column of many files that are not mapped; borrows the files.
 
     Args:
-        stride: from one row to the next.
+        stride: distance between rows in bytes.
         starts: the dataset's row number of each shard's first row.
     """
 
     maps_per_shard: Final = 0
-    """How many maps a shard takes that is put."""
+    """Maps that an attached shard takes."""
 
     def __init__(self, stride: int, starts: Rows) -> None:
         self._stride, self._starts = stride, starts
         self._places: dict[int, tuple[PreadFile, int]] = {}
 
     def attach(self, shard: int, file: PreadFile, offset: int) -> None:
-        """Read a shard's rows from this file, in which the column begins there."""
+        """Read a shard's rows from this file, in which the column starts at `offset`."""
         self._places[shard] = file, offset
 
     def detach(self, shard: int) -> None:
-        """Let go of the file of a shard."""
+        """Forget the file of a shard."""
         self._places.pop(shard, None)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Give `rows` as they are: `copy` finds their places itself."""
+        """Return `rows` unchanged: `copy` locates them."""
         return rows
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
-        """Copy rows into the lines of out, one after the other.
+        """Copy rows into the lines of `out`.
 
         Raises:
             ShardChanged: naming file, row in it, and offset.
@@ -313,15 +311,15 @@ class FileRows:
             start = end
 
     def disable_readahead(self) -> None:
-        """Do nothing: nothing is read beyond what is asked for."""
+        """Do nothing: only the requested bytes are read."""
 
     def close(self) -> None:
-        """Let go of all files. Idempotent."""
+        """Forget all files. Idempotent."""
         self._places.clear()
 
 
 def read_hashes(hashes: MappedRows | FileRows, rows: Rows, shards: Rows) -> npt.NDArray[np.uint64]:
-    """The stored hashes of rows of the dataset."""
+    """Return the stored hashes of rows of the dataset."""
     out = np.empty((len(rows), 8), np.uint8)
     hashes.copy(hashes.place(rows, shards), rows, shards, out)
     return out.reshape(-1).view("<u8")

@@ -1,4 +1,4 @@
-"""Datasets as sequences of samples; a ShardDataset is a folder of shards, see `dataset_writer`."""
+"""Datasets as sequences of samples: ShardDataset opens a folder of shards, or a URL."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _AT_ONCE: Final = 8192
 
 
 class Dataset(Sequence[dict[str, Any]], Closing):
-    """A sequence of samples that are stored in shards; owns `files` until `close`.
+    """A sequence of samples that are stored in shards; owns `files` until `close`. Not thread-safe.
 
-    A ShardDataset or a Mixture. For one thread at a time.
+    A ShardDataset or a Mixture.
 
     Args:
-        path: as it was named, for messages.
-        root: its folder, absolute, or its URL; a mixture has no folder, and its path stands here.
-        generation: the state that was opened.
-        files: the files that its samples lie in; from now on its own.
-        rows: the samples that it shows.
+        path: as the user named it, for messages.
+        root: the absolute path of the folder, or the URL; for a mixture, its `path`.
+        generation: the generation that was opened.
+        files: the files of the samples; owned from now on.
+        rows: the selected samples.
         verify: when hashes are checked, see ShardReader.
-        subset: the name of the subset that `rows` shows, if any.
+        subset: the name of the subset that `rows` selects, if any.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         self.schema: Schema = generation.whole_schema
         """The fields of its samples."""
         self.files = files
-        """The files that its samples lie in."""
+        """The files of its samples."""
         self.rows = rows
-        """The samples that it shows, and the rows that they are."""
+        """The selected samples and their rows."""
         self.starts: Rows = rows.shard_starts
         """The number of each shard's first row, and the number of all rows at the end."""
         self._generation, self._verify = generation, verify
@@ -80,7 +80,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def place(self) -> str:
-        """Its folder as it was named, or absolute where a chdir has made that another one."""
+        """The folder as it was named; absolute if a chdir has changed the meaning of that name."""
         return self.path if os.path.abspath(self.path) == self.root else self.root
 
     @property
@@ -100,17 +100,17 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def generation(self) -> int:
-        """The number of the state that was opened."""
+        """The number of the generation that was opened."""
         return self._generation.number
 
     @property
     def shards(self) -> Sequence[ShardSummary]:
-        """Its shards in order: name, samples, bytes, id; without those beside them."""
+        """The shards in order: name, samples, bytes, id; without those of added columns."""
         return self._generation.shards
 
     @property
     def sides(self) -> Mapping[str, Sequence[ShardSummary]]:
-        """By name, each column that was added later: its shards, in the order of `shards`."""
+        """The shards of each column that was added later, by its name, in the order of `shards`."""
         return {side.name: side.shards for side in self._generation.column_groups}
 
     @property
@@ -130,7 +130,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def view(self) -> Mapping[str, Any]:
-        """The samples of a loader that is not asked for others: rows, or clips of videos."""
+        """The default samples of a loader: rows, or clips of videos."""
         return self._generation.view
 
     @property
@@ -140,7 +140,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def stats(self) -> Mapping[str, Any]:
-        """The counts of `shardio stats`: of the "whole", and of its "subsets"."""
+        """The statistics of `shardio stats`: of the "whole", and of its "subsets"."""
         return self._generation.stats
 
     @property
@@ -178,12 +178,12 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return (sample for shard in range(len(self.shards)) for sample in self.samples(shard))
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """Return the reader of a shard, opened if need be; it belongs to the dataset.
+        """Return the reader of a shard, opened if needed; it belongs to the dataset.
 
         With a `name`, return that of the file with this field: the shard, or the one beside it.
 
         Raises:
-            DatasetCorrupt: the file is another one than the generation names.
+            DatasetCorrupt: it is not the file that the generation names.
             IndexError: there is no such shard.
         """
         return self.files.reader(shard, name)
@@ -213,7 +213,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         where: Callable[[dict[str, npt.NDArray[Any]]], Any] | None = None,
         fields: Iterable[str] = (),
     ) -> Dataset:
-        """Return some of its samples as a dataset of their own; see ShardDataset."""
+        """Return some of the samples as a new dataset; see ShardDataset."""
 
     def locate(self, rows: Rows) -> Rows:
         """Return the number of the shard that each of `rows` lies in."""
@@ -249,7 +249,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         )
 
     def close(self) -> None:
-        """Let go of all shards. Samples that were handed out stay valid. Idempotent."""
+        """Close all files. Samples that were returned stay valid. Idempotent."""
         for gather in self._gathers.values():
             gather.close()
         self._gathers = {}
@@ -257,22 +257,22 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
 
 class ShardDataset(Dataset):
-    """All samples of a dataset, by number; owns its shards' maps until `close()`.
+    """The samples of a dataset, by number; owns its shards' maps until `close()`. Not thread-safe.
 
-    Pickled, it is opened anew where it arrives: the same state and samples, of files by their path.
-    A shard is opened when it is first needed. A column that was added later lies in shards of its
-    own beside the others; *files* are all of them, those beside come behind. The object is for one
-    thread at a time. `verify` and `access` are as in ShardReader; the file system of the folder
-    decides for all shards.
+    A pickle opens the same generation and samples again where it is loaded, by the path of the
+    folder. A shard is opened when it is first needed. A column that was added later has shards of
+    its own; *files* are all shards, those of added columns last. The file system of the folder
+    decides `access` for all shards.
 
     Args:
         path: the folder, or its URL: s3://, gs://, az://, https://.
         verify: when hashes are checked, see ShardReader.
-        subset: the name of a subset: its samples alone, numbered from 0.
-        generation: the number of the state to open; by default the published one.
-        cache, cache_bytes, storage_options: of a URL, see ShardLoader. Here shards that are not in
+        access: the access method, see ShardReader.
+        subset: the name of a subset: only its samples, numbered from 0.
+        generation: the number of the generation to open; by default the published one.
+        cache, cache_bytes, storage_options: for a URL, see ShardLoader. Here shards that are not in
             the cache are read by ranges.
-        remote: what these three come to, in their place.
+        remote: the same options in one object.
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: from the folder itself.
@@ -299,7 +299,7 @@ class ShardDataset(Dataset):
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         path = local_path(os.fspath(path))
         self.remote = remote or RemoteOptions.of(cache, cache_bytes, storage_options)
-        """How it is read if it is in an object store."""
+        """The options for reading it from an object store."""
         storage = _storage_of(path, self.remote)
         access = storage.resolve_access(access)
         state = _load(storage, generation)
@@ -323,7 +323,7 @@ class ShardDataset(Dataset):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how pickle and copy open it anew: by its place, in this state, these samples."""
+        """Return a call that opens the same samples of the same generation."""
         reopen = functools.partial(
             ShardDataset,
             verify=self._verify,
@@ -350,18 +350,19 @@ class ShardDataset(Dataset):
         where: Callable[[dict[str, npt.NDArray[Any]]], Any] | None = None,
         fields: Iterable[str] = (),
     ) -> ShardDataset:
-        """Return some of its samples as a dataset of their own, numbered from 0, of the same files.
+        """Return some of the samples as a new dataset of the same files, numbered from 0.
 
-        It opens the shards anew, and is closed by itself. One of three says which samples:
+        It opens the shards again, and is closed separately. Pass one of `indices`, `mask` and
+        `where`:
 
         Args:
-            indices: their numbers here, in any order, also repeatedly.
-            mask: for every sample, whether it is one of them.
-            where: gives such a mask for a dict of columns; called once.
+            indices: sample numbers in any order, with repetitions.
+            mask: a bool for every sample.
+            where: a function that returns such a mask for a dict of columns; called once.
             fields: names of the columns for `where`: raw arrays of fixed shape, (samples, …).
 
         Raises:
-            InvalidArgument: not one of the three, or one that does not fit.
+            InvalidArgument: not exactly one of the three, or it does not fit the dataset.
             ShardCorrupt, …: from reading the columns.
         """
         if sum(each is not None for each in (indices, mask, where)) != 1:
@@ -387,7 +388,7 @@ class ShardDataset(Dataset):
         return found
 
     def _column(self, name: str) -> npt.NDArray[Any]:
-        """Copy a whole column of its view."""
+        """Copy a column of all selected samples."""
         field = self.schema.columns.get(name)
         if field is None:
             known = ", ".join(self.schema.columns) or "none"
@@ -415,7 +416,7 @@ def groups_of(generation: Generation) -> list[FileGroup]:
 
 
 def _load(storage: ShardStorage, number: int | None) -> Generation:
-    """Read a generation, by default the published one; once more if it came damaged."""
+    """Read a generation, by default the published one; once more if a copy was damaged."""
     try:
         folder = storage.manifest_folder(number)
         return load(folder) if number is None else load_generation(folder, number)
@@ -436,7 +437,7 @@ def _rows_of(generation: Generation, subset: str, path: str) -> RowRuns:
 
 
 def _storage_of(path: str, remote: RemoteOptions) -> ShardStorage:
-    """Return where a dataset's files lie, by an absolute path: a later chdir changes nothing."""
+    """Return the storage of a dataset; its path is absolute, so that a later chdir has no effect."""
     if is_url(path):
         return RemoteStorage(path, remote, external_list_names)
     check_encodable(path, "path")

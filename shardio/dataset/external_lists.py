@@ -1,15 +1,13 @@
-"""Parts: files beside a generation that hold its long lists, so that it is opened fast.
+"""Long lists of shards or inputs, stored in files beside the generation that refers to them.
 
-A part lies in `generations/` and is named for its content; the generation says its id, its size and
-how many entries it has. Generations whose lists are the same share one.
+A generation with few shards lists them in its JSON. Longer lists are external, so that opening a
+dataset stays fast: files in `generations/` that are named for their content. The generation holds
+their id, size and number of entries; generations with equal lists share a file.
 
-A long list of shards as columns: as it lies in a part, and in memory.
-
-Little-endian: of every shard in order its samples (u64), then of every shard its bytes (u64), then
-the ids (16 bytes each), then the names, each in UTF-8 with a zero byte behind it. 10^5 shards take
-some 5 MB, in memory as well: what describes one is made when it is asked for.
-
-A long list of inputs: a line of canonical JSON for each, in a part; read when asked for.
+The list of shards is binary and little-endian: the samples of each shard (u64), then the bytes of
+each shard (u64), then the ids (16 bytes each), then the names in UTF-8, each followed by a zero
+byte. 10^5 shards take some 5 MB, also in memory, where a ShardSummary is made on demand. The list
+of inputs has a line of canonical JSON for each, and is read on first use.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from shardio.storage.checksummed_json import read_checksummed_json, read_file, w
 from shardio.storage.fs import refuse_links_outside, unlink
 
 MAX_INLINE_ENTRIES: Final = 4096
-"""Entries that a list may have in the JSON of a generation; one that is longer lies in a part."""
+"""Entries that a list may have in the JSON of a generation; longer lists are external."""
 
 SHARDS: Final = "shards"
 INPUTS: Final = "inputs"
@@ -46,13 +44,13 @@ _MAX_BYTES: Final = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class ExternalList:
-    """A file with a long list, as a generation names it. Immutable.
+    """A reference of a generation to a file with a long list. Immutable.
 
     Args:
-        path: where it lies.
+        path: the file.
         id: xxh3-128 of its bytes, as hex digits.
         n_bytes: its size.
-        count: how many entries the list has.
+        count: the number of entries.
     """
 
     path: Path
@@ -61,15 +59,15 @@ class ExternalList:
     count: int
 
     def describe(self) -> dict[str, Any]:
-        """Itself as the JSON of a generation says it."""
+        """Return the reference as JSON."""
         return {"bytes": self.n_bytes, "count": self.count, "id": self.id}
 
     def read(self) -> bytes:
-        """Its bytes, checked.
+        """Read and check the file.
 
         Raises:
-            DatasetCorrupt: it is missing, or changed since it was written.
-            OSError: the system refuses to read it.
+            DatasetCorrupt: the file is missing, or changed since it was written.
+            OSError: the system cannot read it.
         """
         refuse_links_outside(self.path.parent.parent, self.path)
         try:
@@ -89,29 +87,29 @@ class ExternalList:
 
 
 def is_long(entries: Sized) -> bool:
-    """Whether a list lies in a part."""
+    """Return True if a list has to be external."""
     return len(entries) > MAX_INLINE_ENTRIES
 
 
 def list_file_name(id: str, kind: str) -> str:
-    """The name of a part: of a list of `SHARDS`, or of `INPUTS`."""
+    """Return the file name of an external list; `kind` is SHARDS or INPUTS."""
     return f"{id}.{kind}"
 
 
 def add_external_list(
     parts: dict[str, bytes], kind: str, content: bytes, count: int
 ) -> dict[str, Any]:
-    """Add the content of a part to those that are to be written; returns what names it."""
+    """Add the content of a list to the files to be written and return the reference to it."""
     id = content_id(content).hex()
     parts[list_file_name(id, kind)] = content
     return ExternalList(Path(), id, len(content), count).describe()
 
 
 def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> ExternalList:
-    """The part that a generation in `place` names.
+    """Parse a reference in the generation file `place`.
 
     Raises:
-        DatasetCorrupt: it breaks a rule.
+        DatasetCorrupt: the reference is not valid.
     """
     id, n_bytes, count = (content.get(key) for key in ("id", "bytes", "count"))
     is_id = isinstance(id, str) and len(id) == 32 and not id.strip("0123456789abcdef")
@@ -129,12 +127,12 @@ def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> E
 
 
 def has_external_lists(content: Mapping[str, Any]) -> bool:
-    """Whether a generation, as its JSON says it, keeps any list in a part."""
+    """Return True if the JSON of a generation refers to an external list."""
     return next(_named(content), None) is not None
 
 
 def _named(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The kind of each part that a generation names, and what names it; of any JSON."""
+    """Iterate over the references in the JSON of a generation, valid or not, with their kinds."""
     sides = content.get("column_groups")
     lists = [(SHARDS, content.get("shards")), (INPUTS, content.get("inputs"))]
     if isinstance(sides, list):
@@ -143,12 +141,12 @@ def _named(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def external_list_names(content: Mapping[str, Any]) -> set[str]:
-    """The names of the parts that a generation names, as its JSON says it."""
+    """Return the names of the files that the JSON of a generation refers to."""
     return {list_file_name(str(entry.get("id")), kind) for kind, entry in _named(content)}
 
 
 def write_external_list(path: Path, content: bytes) -> None:
-    """Write a part, durably; one that is there whole stays.
+    """Write a list durably, unless the file is there with this content.
 
     Raises:
         OSError: the disk refuses.
@@ -160,10 +158,10 @@ def write_external_list(path: Path, content: bytes) -> None:
 
 
 def remove_unreferenced(folder: Path, among: Collection[str] | None = None) -> None:
-    """Remove the parts in `folder` that no generation there names: all, or those `among` some.
+    """Remove external lists in `folder` that no generation refers to: all, or those in `among`.
 
-    All are for who holds the folder's lock: another writer's may be about to be named. Where a
-    generation cannot be read they stay: it may name them.
+    Removing all requires the folder's lock, as another writer may be about to refer to a list. If a
+    generation cannot be read, nothing is removed: it may refer to them.
     """
     found = {path.name for kind in (SHARDS, INPUTS) for path in folder.glob(f"*.{kind}")}
     found = found if among is None else found & {*among}
@@ -183,18 +181,18 @@ _Numbers = npt.NDArray[np.int64]
 _COLUMNS_BYTES: Final = 8 + 8 + 16
 _SUFFIX: Final = b".shard\0"
 MAX_NAME_BYTES: Final = 255
-"""What the file systems of Linux and macOS allow."""
+"""The limit of the file systems of Linux and macOS."""
 
 
 class ShardList(Sequence[ShardSummary]):
-    """The shards in a part. Immutable.
+    """The shards in an external list. Immutable.
 
     Args:
-        part: where it lies.
-        content: its bytes.
+        part: the reference to the list.
+        content: the bytes of its file.
 
     Raises:
-        DatasetCorrupt: it breaks a rule.
+        DatasetCorrupt: the content is not valid.
     """
 
     def __init__(self, part: ExternalList, content: bytes) -> None:
@@ -255,15 +253,15 @@ class ShardList(Sequence[ShardSummary]):
         return f"ShardList({len(self)} shards, {self.part.path.name})"
 
     def names(self) -> list[str]:
-        """The names of all."""
+        """Return the names of all shards."""
         return self._names.decode("utf-8").split("\0")[:-1]
 
 
 def pack_shards(shards: Sequence[ShardSummary]) -> bytes:
-    """The bytes of a part with these shards.
+    """Serialize shards as an external list.
 
     Raises:
-        SchemaError: one has a name that is none.
+        SchemaError: a name cannot be encoded.
     """
     if isinstance(shards, ShardList):
         return shards.content
@@ -276,7 +274,7 @@ def pack_shards(shards: Sequence[ShardSummary]) -> bytes:
 
 
 def shard_ids(shards: Sequence[ShardSummary]) -> bytes:
-    """The ids of all, 16 bytes each."""
+    """Return the ids of all shards, 16 bytes each."""
     if isinstance(shards, ShardList):
         return shards.ids
     return b"".join(bytes.fromhex(shard.id) for shard in shards)
@@ -287,36 +285,36 @@ def _column(numbers: Iterable[int]) -> bytes:
 
 
 def sample_counts(shards: Sequence[ShardSummary]) -> _Numbers:
-    """How many samples each has; not to be written to."""
+    """Return the number of samples of each shard; not to be written to."""
     if isinstance(shards, ShardList):
         return shards.samples
     return np.fromiter((shard.n_samples for shard in shards), np.int64, len(shards))
 
 
 def shard_sizes(shards: Sequence[ShardSummary]) -> _Numbers:
-    """How many bytes each has; not to be written to."""
+    """Return the size of each shard in bytes; not to be written to."""
     if isinstance(shards, ShardList):
         return shards.sizes
     return np.fromiter((shard.n_bytes for shard in shards), np.int64, len(shards))
 
 
 def total_bytes(shards: Sequence[ShardSummary]) -> int:
-    """How many bytes all have together."""
+    """Return the size of all shards together in bytes."""
     return sum(shard_sizes(shards).tolist())
 
 
 def shard_names(shards: Sequence[ShardSummary]) -> list[str]:
-    """The names of all."""
+    """Return the names of all shards."""
     if isinstance(shards, ShardList):
         return shards.names()
     return [shard.name for shard in shards]
 
 
 class ShardsWithSchemas(Sequence[tuple[ShardSummary, Schema]]):
-    """Every shard with its schema: those of each group, one group behind the other.
+    """Every shard with its schema, group after group.
 
     Args:
-        groups: shards that have one schema; all groups have as many.
+        groups: shards of one schema each; all groups have equally many.
     """
 
     def __init__(self, groups: Sequence[tuple[Schema, Sequence[ShardSummary]]]) -> None:
@@ -340,25 +338,25 @@ Input = Mapping[str, Any]
 
 
 class InputList(Sequence[Input]):
-    """The inputs in a part: nothing of it is read before one of them is asked for, then all.
+    """The inputs in an external list, which is read as a whole on first use.
 
     Args:
-        part: where they lie.
+        part: the reference to the list.
 
     Raises:
-        DatasetCorrupt: (when they are asked for) the part is missing, damaged, or breaks a rule.
+        DatasetCorrupt: (on first use) the file is missing or damaged, or its content is not valid.
     """
 
     def __init__(self, part: ExternalList) -> None:
         self.part = part
 
     def read_bytes(self) -> bytes:
-        """The bytes of the part, checked."""
+        """Read and check the bytes of the list."""
         return self.part.read()
 
     @cached_property
     def entries(self) -> tuple[Input, ...]:
-        """All of them."""
+        """All inputs."""
         path, content = self.part.path, self.read_bytes()
         try:
             found = tuple(json.loads(line) for line in content.splitlines())
@@ -399,11 +397,11 @@ class InputList(Sequence[Input]):
 
 
 def pack_inputs(inputs: Iterable[Input]) -> bytes:
-    """The bytes of a part with these inputs.
+    """Serialize inputs as an external list.
 
     Raises:
-        SchemaError: JSON cannot say one of them.
-        DatasetCorrupt: those in a part are damaged.
+        SchemaError: an input cannot be represented in JSON.
+        DatasetCorrupt: the inputs are in a list that is damaged.
     """
     if isinstance(inputs, InputList):
         return inputs.read_bytes()
@@ -418,10 +416,10 @@ def _lines(inputs: Iterable[object]) -> bytes:
 
 
 def check_inputs(inputs: Sequence[Any], place: Path) -> None:
-    """Make sure that each is what an input is; `place` is for messages.
+    """Check the structure of inputs; `place` is for messages.
 
     Raises:
-        DatasetCorrupt: one is not.
+        DatasetCorrupt: an input is not valid.
     """
     for i, entry in enumerate(inputs):
         if not isinstance(entry, dict):

@@ -1,9 +1,8 @@
-"""How many units a shard has, told without opening it: where its marks lie among those of others.
+"""The files of a dataset: opened on demand, checked once, and how many checksummed units they have.
 
-Exact where no field is a stream: schema and number of samples decide everything that has a hash.
-How many packets and chunks streams have only the file can tell; it has bytes for so many at most.
-
-The files that a dataset is made of: opened when they are needed, and what is checked of them.
+Each unit that has a hash has a mark, a byte, in one table for all files. The position of a file's
+marks must be known before the file is opened. Schema and number of samples determine the number of
+units exactly, except for packets and chunks of streams: those are bounded by the size of the file.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from shardio.storage.pread import PreadFile
 
 
 def max_marks(schema: Schema, n_samples: Rows, n_bytes: Rows) -> Rows:
-    """How many units each of some shards has at most.
+    """Return upper bounds of the number of units of some shards.
 
     Args:
-        schema: of all of them.
-        n_samples, n_bytes: of each.
+        schema: the schema of all of them.
+        n_samples, n_bytes: of each shard.
     """
     found: Rows = np.zeros(len(n_samples), np.int64)
     for n in distinct(n_samples).tolist():
@@ -48,34 +47,34 @@ def max_marks(schema: Schema, n_samples: Rows, n_bytes: Rows) -> Rows:
     n_streams = sum(isinstance(field, STREAMED) for field in schema.records.values())
     chunks = n_bytes // CHUNK_BYTES + n_samples
     packets = n_bytes // PACKET.size
-    blocks = [_most_blocks(chunks * DIMENSION.size), _most_blocks(packets * PACKET.size)]
+    blocks = [_max_blocks(chunks * DIMENSION.size), _max_blocks(packets * PACKET.size)]
     return found + n_streams * (chunks + sum(blocks))
 
 
 def _n_fixed(schema: Schema, n_samples: int) -> int:
-    """How many units a shard has but those of packets and chunks."""
+    """Return the number of units of a shard without those of packets and chunks."""
     sections = expected_sections(schema, n_samples).items()
     tables = sum(1 + count for (kind, _, _), (count, _) in sections if kind == Kind.BLOCK_HASHES)
     columns = sum(count for (kind, _, _), (count, _) in sections if kind == Kind.COLUMN_HASHES)
     return tables + columns + n_samples * len(schema.records)
 
 
-def _most_blocks(n_bytes: Rows) -> Rows:
+def _max_blocks(n_bytes: Rows) -> Rows:
     return n_bytes // BLOCK_BYTES + 1
 
 
-def check_mark_count(reader: ShardReader, max_open: int) -> None:
-    """Make sure that a shard has no more units than there is room for.
+def check_mark_count(reader: ShardReader, limit: int) -> None:
+    """Check that a shard has at most `limit` units.
 
     Raises:
-        ShardCorrupt: it has more hashes of chunks than its bytes could need.
+        ShardCorrupt: it has more hashes of chunks than its size permits.
     """
-    if reader.units.n_marks > max_open:
+    if reader.units.n_marks > limit:
         raise ShardCorrupt(
             "it has more hashes than its bytes can need",
             code="section",
             path=reader.path,
-            expected=max_open,
+            expected=limit,
             found=reader.units.n_marks,
         )
 
@@ -84,7 +83,7 @@ Marks = npt.NDArray[np.uint8]
 
 
 class FileGroup(NamedTuple):
-    """Files of one schema, one of each shard: of whole samples, or of the field `name` alone.
+    """Files of one schema, one for each shard: the shards, or those of the added field `name`.
 
     `sizes` are their bytes.
     """
@@ -96,15 +95,15 @@ class FileGroup(NamedTuple):
 
 
 class DatasetFiles(ABC):
-    """The files of a dataset, by number; owns those that are open until `close`.
+    """The files of a dataset, by number; owns the open ones until `close`. Not thread-safe.
 
-    The shards come first, then the files beside them, group by group. For one thread.
+    The shards come first, then the files beside them, group by group.
 
     Args:
-        groups: the shards, and then the files of each field that lies beside them, as many.
-        most_held: how many files their place keeps at a time; None for any number.
-        access: how they are read, "mmap" or "pread".
-        path: of the dataset, for messages.
+        groups: the shards, then the files of each added field, equally many.
+        max_pinned: how many files the storage keeps at a time; None if unlimited.
+        access: the access method, "mmap" or "pread".
+        path: the dataset, for messages.
     """
 
     def __init__(
@@ -125,16 +124,16 @@ class DatasetFiles(ABC):
         self._first_marks: Rows | None = None
 
     def first_file(self, name: str) -> int:
-        """Return the number of the first file that has a field; those of other shards follow."""
+        """Return the number of the first file with a field; those of other shards follow."""
         return self._first_files.get(name, 0)
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """Return the reader of a shard, opened if need be; it belongs to this object.
+        """Return the reader of a shard, opened if needed; it belongs to this object.
 
         With a `name`, return that of the file with this field: the shard, or the one beside it.
 
         Raises:
-            DatasetCorrupt: the file is another one than the generation names.
+            DatasetCorrupt: it is not the file that the generation names.
             IndexError: there is no such shard.
         """
         first_file = 0 if name is None else self._first_files.get(name, 0)
@@ -162,61 +161,63 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def open_file(self, shard: int, name: str) -> ShardReader:
-        """Open the file of a shard that has a field, anew; the reader belongs to the caller."""
+        """Open the file of a shard that has a field; the caller owns the reader."""
 
     @abstractmethod
     def open_metadata(self, shard: int, name: str) -> ShardReader:
-        """Open the same file for a look at its index, without having it brought; in any thread.
+        """Open a file to read its index, without downloading it. Thread-safe.
 
-        The reader belongs to the caller, and verifies for itself.
+        The caller owns the reader, which verifies on its own.
         """
 
     @property
     @abstractmethod
     def storages(self) -> Sequence[ShardStorage]:
-        """The places that the files lie in."""
+        """The storages of the files."""
 
     @abstractmethod
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the path that a file has, or will have once it is opened."""
+        """Return the path of a file, which may not be downloaded yet."""
 
     @abstractmethod
     def files_with_storage(
         self, shard: int, names: Iterable[str]
     ) -> list[tuple[ShardStorage, ShardSummary]]:
-        """Return the files that some fields of a shard's samples lie in, with their places."""
+        """Return the files with some fields of a shard's samples, each with its storage."""
 
     @abstractmethod
     def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return, for each place, the bytes of the files that some fields of all samples lie in."""
+        """Return, for each storage, the sizes of the files with some fields of all samples."""
 
     @abstractmethod
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Number the different files of a group from 0; return the number of each shard's file."""
+        """Return the number of each shard's file, with the distinct files of a group numbered from
+        0.
+        """
 
     @abstractmethod
-    def most_marks(self, name: str) -> Rows:
-        """Return how many units the files of a group have at most; "" is that of the shards."""
+    def mark_bounds(self, name: str) -> Rows:
+        """Return upper bounds of the units of a group's files; "" is the group of the shards."""
 
     def files_of_shard(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
-        """Return the files that a shard's samples, or one field of them, lie in, with paths."""
+        """Return the files with a shard's samples, or with one field of them, and their paths."""
         names = [None, *self._first_files] if name is None else [name]
         summaries = [self.summaries(each)[shard] for each in names]
         return [(summary, self.path_of(summary)) for summary in summaries]
 
     def summaries(self, name: str | None = None) -> Sequence[ShardSummary]:
-        """Return the file of every shard that has a field, by default the shards themselves."""
+        """Return the file of every shard that has a field; by default the shards themselves."""
         return self._group(name).shards
 
     def sizes(self, name: str | None = None) -> Rows:
-        """Return the bytes of each of these files."""
+        """Return the sizes in bytes of the files that `summaries` returns."""
         return self._group(name).sizes
 
     def _group(self, name: str | None) -> FileGroup:
         return next((group for group in self._groups if group.name == name), self._groups[0])
 
     def _groups_of(self, names: Iterable[str]) -> list[FileGroup]:
-        """Return the groups that have some fields, each once."""
+        """Return the distinct groups that have some fields."""
         return list({id(group.shards): group for group in map(self._group, names)}.values())
 
     def _open(self, file: int) -> ShardReader:
@@ -228,10 +229,10 @@ class DatasetFiles(ABC):
         return reader
 
     def check_lengths(self, shards: Rows) -> None:
-        """Make sure that none of these shards' open files was cut short since it was mapped.
+        """Check that no open file of these shards was truncated since it was mapped.
 
         Raises:
-            ShardChanged: the first that was.
+            ShardChanged: the first one that was.
         """
         for shard in distinct(shards).tolist():
             for file in range(shard, len(self._groups) * self.n_shards, self.n_shards):
@@ -240,21 +241,21 @@ class DatasetFiles(ABC):
 
     @property
     def is_partial(self) -> bool:
-        """True if there are too many files for all to be open at a time: see OpenFiles."""
+        """True if there are too many files to keep all of them open: see OpenFiles."""
         return self.open_files.max_open is not None
 
     @property
     def n_marks(self) -> int:
-        """Number of units of all files together; opens every one, unless it `is_partial`.
+        """Number of units of all files; opens every file, unless it `is_partial`.
 
-        Then it is how many they have at most.
+        Then it is an upper bound.
         """
-        return int(self._place_marks()[-1])
+        return int(self._mark_starts()[-1])
 
-    def _place_marks(self) -> Rows:
+    def _mark_starts(self) -> Rows:
         if self._first_marks is None:
             if self.is_partial:
-                counts = np.concatenate([self.most_marks(group.name) for group in self._groups])
+                counts = np.concatenate([self.mark_bounds(group.name) for group in self._groups])
             else:
                 summaries = [each for group in self._groups for each in group.shards]
                 prefetch_ends([self.path_of(summary) for summary in summaries])
@@ -264,14 +265,14 @@ class DatasetFiles(ABC):
         return self._first_marks
 
     def share_marks(self, marks: Marks) -> None:
-        """Remember what has been checked in `marks`, n_marks bytes; opens files as that does."""
-        self._place_marks()
+        """Keep the marks of checked units in `marks`; opens files as `n_marks` does."""
+        self._mark_starts()
         self._marks = marks
         for file, reader in self.open_files.items():
             self._mark(file, reader)
 
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
-        """Return the marks of all files, and where those begin of each file that has a field.
+        """Return the marks of all files, and their start for each file that has a field.
 
         Opens files as `n_marks` does.
         """
@@ -280,39 +281,39 @@ class DatasetFiles(ABC):
         return marks, firsts[first_file : first_file + self.n_shards]
 
     def _all_marks(self) -> tuple[Marks, Rows]:
-        """Return the marks of all files, and where those of each begin."""
-        first_file = self._place_marks()
+        """Return the marks of all files, and the start of each file's marks."""
+        first_file = self._mark_starts()
         if self._marks is None:
             self.share_marks(lazy_zeros(self.n_marks))
         return self._marks if self._marks is not None else lazy_zeros(0), first_file
 
     def _mark(self, file: int, reader: ShardReader) -> None:
-        """Have a file's units remember what is checked in the table of all."""
+        """Make a file record checked units in the common table."""
         if self._marks is not None:
-            first_file, end = self._place_marks()[file : file + 2].tolist()
+            first_file, end = self._mark_starts()[file : file + 2].tolist()
             check_mark_count(reader, end - first_file)
             reader.units.marks = self._marks[first_file : first_file + reader.units.n_marks]
 
     def disable_readahead(self) -> None:
-        """Have the kernel read no more of mapped files than the pages that are touched."""
+        """Disable read-ahead for mapped files."""
         self.open_files.disable_readahead()
 
     def close(self) -> None:
-        """Close all files; what was handed out of them stays valid. Idempotent."""
+        """Close all files; data returned from them stays valid. Idempotent."""
         self.open_files.close()
         self._marks = None
 
 
 class ShardFiles(DatasetFiles):
-    """The files of one dataset; owns those that are open, and their place, until `close`.
+    """The files of one dataset; owns the open ones and their storage until `close`.
 
     Args:
-        place: where they lie.
-        groups: the shards, and then the files of each field that lies beside them, as many.
+        storage: the storage of the files.
+        groups: see DatasetFiles.
         n_samples: of each shard.
         verify: when hashes are checked, see ShardReader.
-        access: how they are read, "mmap" or "pread".
-        path: of the dataset, for messages.
+        access: the access method, "mmap" or "pread".
+        path: the dataset, for messages.
     """
 
     def __init__(
@@ -326,58 +327,55 @@ class ShardFiles(DatasetFiles):
         path: str,
     ) -> None:
         self.max_pinned = storage.max_pinned(np.concatenate([group.sizes for group in groups]))
-        """The maximum number of files that the place keeps at a time; None if unlimited."""
+        """The number of files that the storage keeps at a time; None if unlimited."""
         super().__init__(groups, max_pinned=self.max_pinned, access=access, path=path)
         self._storage, self._n_samples, self._verify = storage, n_samples, verify
 
     def set_access(self, access: Access) -> None:
-        """Read files by `access`; to be called before the first is opened."""
+        """Set the access method; only before the first file is opened."""
         self.access = access
 
     def open_file(self, shard: int, name: str) -> ShardReader:
-        """Open the file of a shard that has a field, anew; the reader belongs to the caller."""
+        """Pin and open a file; it is unpinned with its last view."""
         return self._open_from(self._group(name), shard, self._storage.pin)
 
     def open_metadata(self, shard: int, name: str) -> ShardReader:
-        """Open the same file for a look at its index, without having it brought; in any thread.
-
-        The reader belongs to the caller, and verifies for itself.
-        """
+        """Open a file where it is, cached or remote."""
         return self._open_from(self._group(name), shard, self._storage.pin_if_cached)
 
     @property
     def storages(self) -> Sequence[ShardStorage]:
-        """The place that the files lie in."""
+        """The one storage."""
         return [self._storage]
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the path that a file has, or will have once it is opened."""
+        """Return the path of a file in the storage."""
         return self._storage.path_of(summary)
 
     def files_with_storage(
         self, shard: int, names: Iterable[str]
     ) -> list[tuple[ShardStorage, ShardSummary]]:
-        """Return the files that some fields of a shard's samples lie in, with their places."""
+        """Return the files with some fields of a shard, each with the one storage."""
         return [(self._storage, group.shards[shard]) for group in self._groups_of(names)]
 
     def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return the bytes of the files that some fields of all samples lie in."""
+        """Return the sizes of the files with some fields, for the one storage."""
         sizes = [group.sizes for group in self._groups_of(names)]
         return [(self._storage, np.concatenate([np.zeros(0, np.int64), *sizes]))]
 
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the number of each shard's file: the shard's own, as no file comes again."""
+        """Return the shard numbers: every shard has a file of its own."""
         return np.arange(self.n_shards)
 
-    def most_marks(self, name: str) -> Rows:
-        """Return how many units the files of a group have at most; "" is that of the shards."""
+    def mark_bounds(self, name: str) -> Rows:
+        """Return the bounds of `max_marks` for a group."""
         group = self._group(name)
         return max_marks(group.schema, self._n_samples, group.sizes)
 
     def _open_from(
         self, group: FileGroup, shard: int, pin: Callable[[ShardSummary], str]
     ) -> ShardReader:
-        """Open a file of a group, once its place has it, or knows how to read it."""
+        """Open a file of a group by the path or URL that `pin` returns for it."""
         summary = group.shards[shard]
         path = pin(summary)
         content = self._storage.remote_file(summary, path)
@@ -396,7 +394,7 @@ class ShardFiles(DatasetFiles):
     def _open_expected(
         self, path: str, summary: ShardSummary, schema: Schema, content: PreadFile | None = None
     ) -> ShardReader:
-        """Open a file, which must be the one that the generation names."""
+        """Open a file and check that it is the one that the generation names."""
         reader = ShardReader(path, verify=self._verify, access=self.access, content=content)
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (summary.id, summary.n_samples, summary.n_bytes)
@@ -410,6 +408,6 @@ class ShardFiles(DatasetFiles):
         return reader
 
     def close(self) -> None:
-        """Close all files and their place; what was handed out stays valid. Idempotent."""
+        """Close all files and the storage; returned data stays valid. Idempotent."""
         super().close()
         self._storage.close()

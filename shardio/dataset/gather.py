@@ -1,12 +1,13 @@
-"""One gather per fixed field per batch, over all shards of a dataset, verified.
+"""Verified gathers of a fixed field, one per batch, over all shards of a dataset.
 
-Mapped, all shards' parts of a column lie in one address range at one stride, and so do their
-hashes: a batch is one `np.take` straight into its block. Otherwise it is read there (`rows`). What
-was not checked before is hashed: rows of 2 KiB or more afterwards in the block, the very bytes that
-the user gets; runs of smaller rows beforehand, since a run holds rows that the batch does not have.
+If files are mapped, a column of all shards lies in one address range at one stride, and so do its
+hashes: a batch is one `np.take` directly into its block. Otherwise it is read there
+(`column_rows`). Unchecked data is hashed: rows of 2 KiB or more afterwards in the block, the very
+bytes that the user gets; runs of smaller rows beforehand, as a run has rows that the batch does
+not.
 
-Where not all files of a dataset may be open at a time, those that a batch needs are opened before
-it is copied, and if it needs too many, it is copied in several parts.
+If not all files of a dataset may be open at a time, those of a batch are opened before it is
+copied; a batch that needs too many is copied in several parts.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from shardio.shard.verification import Rows
 from shardio.storage.pread import PreadFile
 
 _UNKNOWN: Final = -1
-"""The place of marks that is known when the file has been open."""
+"""The position of marks of a file that has not been open yet."""
 
 
 class ColumnGather:
-    """Copies rows of one column of many shards. Owns the address ranges, if it maps them.
+    """Copies rows of one column of many shards. Owns the address ranges, if files are mapped.
 
     Args:
         name, field: the column.
-        files: of the dataset, which it borrows.
-        first: the number of the first file that has the column; those of further shards follow.
-        is_mapped: whether files are mapped; else they are read.
-        starts, counts: the dataset's row number of each shard's first row, and how many it has.
-        marks: the units of all shards that are checked, shared; see `verification`.
-        first_marks: where each shard's own marks begin.
+        files: the open files of the dataset; borrowed.
+        first: the number of the first file with the column; those of further shards follow.
+        is_mapped: True if files are mapped, False if they are read.
+        starts, counts: the dataset's row number of each shard's first row, and its number of rows.
+        marks: the checked units of all shards, shared; see `verification`.
+        first_marks: the start of each shard's marks.
         verify: "off", "first" or "always".
     """
 
@@ -83,7 +84,7 @@ class ColumnGather:
         self._row_mark_shift, self._block_shift = self._mark_shift.copy(), self._mark_shift.copy()
         self._is_open = np.zeros(len(counts), np.bool_)
         self._is_partial = files.max_open is not None
-        """Whether it may have to open files before it copies."""
+        """True if files may have to be opened before rows are copied."""
         if self._is_partial:
             n_maps = 0 if self._hashes is None else self._hashes.maps_per_shard
             files.add_listener(self._on_evict, self._rows.maps_per_shard + n_maps)
@@ -92,7 +93,7 @@ class ColumnGather:
             self._open_shard(shard)
 
     def _new_rows(self, stride: int, row_bytes: int) -> MappedRows | FileRows:
-        """What copies rows of every shard; of none before its file is put there."""
+        """Return an object that copies rows of attached shards; none is attached yet."""
         if not self._is_mapped:
             return FileRows(stride, self._starts)
         if self._files.max_open is None:
@@ -103,7 +104,7 @@ class ColumnGather:
         return self._files.reader(self._first + shard)
 
     def _open_shard(self, shard: int) -> None:
-        """Open the file of a shard, and have its rows at hand."""
+        """Open the file of a shard and attach its rows."""
         reader, name = self._open(shard), self._name
         self._attach(self._rows, shard, reader, reader.column_section(name))
         if self._hashes is not None:
@@ -124,7 +125,7 @@ class ColumnGather:
         rows.attach(shard, ColumnLocation(reader.path, section.offset, section.count, reader.file))
 
     def _on_evict(self, file: int) -> None:
-        """A file makes room."""
+        """Detach the rows of a file that is evicted."""
         shard = file - self._first
         if 0 <= shard < len(self._counts):
             self._is_open[shard] = False
@@ -133,7 +134,7 @@ class ColumnGather:
                     rows.detach(shard)
 
     def _open_shards(self, shards: Rows) -> bool:
-        """Have the rows of these shards at hand; False if that cannot be at a time."""
+        """Open and attach these shards; False if they cannot all be open at a time."""
         if self._is_open.take(shards).all():
             self._files.mark_used(shards + self._first)
             return True
@@ -153,25 +154,27 @@ class ColumnGather:
 
     @property
     def _max_together(self) -> int:
-        """How many shards are brought at a time: none makes room for another of them."""
+        """The number of shards to open together, so that none evicts another of them."""
         return max(1, (self._files.max_open or 1) // 2)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Where `rows` of the dataset, which lie in `shards`, are; for `gather`."""
+        """Return the positions of `rows` of the dataset, which lie in `shards`, for `gather`."""
         return self._rows.place(rows, shards)
 
     def gather(self, slots: Rows, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
-        """Copy rows of the dataset into out, one after the other.
+        """Copy rows of the dataset into `out`.
 
         Args:
-            slots: what `place` gave for them.
-            rows: proved to be in range by the caller.
+            slots: the result of `place` for them.
+            rows: row numbers, which the caller has checked to be in range.
             shards: the number of each row's shard.
             out: C-contiguous uint8, (len(rows), row bytes).
 
         Raises:
-            ChecksumMismatch: naming file, field, sample and offset; out then holds what was read.
-            ShardChanged: likewise; mapped rows of a file that was cut short kill instead.
+            ChecksumMismatch: naming file, field, sample and offset; `out` has the data that was
+                read.
+            ShardChanged: likewise; reading a mapped file that was truncated kills the process
+                instead.
         """
         if self._is_partial and not self._open_shards(shards):
             self._gather_in_parts(rows, shards, out)
@@ -187,7 +190,7 @@ class ColumnGather:
             self._verify_rows(rows, shards, out)
 
     def _gather_in_parts(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
-        """Copy rows of more shards than are brought at a time."""
+        """Copy rows of more shards than can be open at a time."""
         wanted = distinct(shards)
         numbers = np.searchsorted(wanted, shards) // min(self._max_together, len(wanted) - 1)
         for number in range(int(numbers.max()) + 1):
@@ -197,7 +200,7 @@ class ColumnGather:
             out[part] = found
 
     def _verify_rows(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
-        """Hash the delivered rows that nobody has hashed before."""
+        """Hash the delivered rows that were not checked before."""
         marks = rows + self._row_mark_shift.take(shards)
         fresh = np.arange(len(rows))
         if self._verify == "first":
@@ -223,7 +226,7 @@ class ColumnGather:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def _update_all_verified(self) -> None:
-        """After ever more batches that held nothing new, see whether anything new is left."""
+        """Test whether any row is unchecked, after exponentially more batches without one."""
         self._n_verified_batches += 1
         if self._n_verified_batches < self._next_check:
             return
@@ -237,7 +240,7 @@ class ColumnGather:
         )
 
     def _row_slices(self, places: Rows, n_rows: int) -> list[slice]:
-        """Where the bytes of delivered rows lie."""
+        """Return the slices of the output that hold the delivered rows."""
         size = self._row_bytes
         for j in range(len(self._slices), n_rows):
             self._slices.append(slice(j * size, (j + 1) * size))
@@ -260,7 +263,7 @@ class ColumnGather:
         raise reader.units.mismatch(self._name, row, offset, int(expected[i]), int(found[i]))
 
     def _verify_hash_blocks(self, rows: Rows, shards: Rows) -> None:
-        """Make sure that the stored hashes of these rows are themselves checked."""
+        """Check the blocks of the stored hashes of these rows."""
         local = rows - self._starts[shards]
         blocks = local * DIMENSION.size // BLOCK_BYTES + self._block_shift[shards]
         if self._verify == "first" and self._marks[blocks].all():
@@ -269,7 +272,7 @@ class ColumnGather:
             self._open(shard).units.column_hashes(self._name, local[shards == shard])
 
     def _verify_runs(self, rows: Rows, shards: Rows) -> None:
-        """Check the runs that hold these rows: they are read whole, from the map."""
+        """Check the runs that contain these rows, each as a whole, in the map."""
         local = rows - self._starts[shards]
         marks = local // self._rows_per_unit + self._mark_shift[shards]
         if self._verify == "first" and self._marks.take(marks).all():
@@ -279,7 +282,7 @@ class ColumnGather:
             self._open(shard).units.check_column(self._name, local[shards == shard])
 
     def disable_readahead(self) -> None:
-        """Have the kernel read no more than the pages that are touched: others are asked for."""
+        """Disable read-ahead for maps: the loader prefetches what it needs."""
         for part in (self._rows, self._hashes):
             if part is not None:
                 part.disable_readahead()

@@ -1,15 +1,12 @@
-"""What the samples of a dataset are when nothing else is asked for: its rows, or clips of videos.
+"""Generations: the published states of a dataset, and their JSON.
 
-A view is written down as JSON. Of `ROWS` every row is a sample; of `{"kind": "clips", "frames": 16,
-"stride": 1, "step": 16}` every clip of the one field of videos is, cut as `shardio.views.clips` has
-it, whole ones only. `"size": [height, width]`, which may be left out, is that of their pictures.
+A *column group* is a column added to a finished dataset: beside each shard, a shard with as many
+samples and the new field alone.
 
-The shards that a generation lists: those of whole samples, and columns added later beside them.
-
-A *side* is a column that was added to a finished dataset: a shard of its own beside each shard,
-with as many samples, and the new field alone.
-
-A generation: one published state of a dataset, and the JSON that it is written down as.
+A *view*, also JSON, is the default kind of sample. With `ROWS` every row is a sample. With
+`{"kind": "clips", "frames": 16, "stride": 1, "step": 16}` every complete clip of the only video
+field is one, as `shardio.views.clips` cuts them; the optional `"size": [height, width]` resizes its
+frames.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ _MAX_SIDE: Final = 16384
 
 
 def is_known_view(view: Any) -> bool:
-    """Whether this version knows what a view means, if it is one at all."""
+    """Return True if this version knows the kind of a view and all of its keys."""
     if not isinstance(view, Mapping):
         return False
     if view.get("kind") == "clips":
@@ -68,7 +65,7 @@ def is_known_view(view: Any) -> bool:
 
 
 def view_error(view: Mapping[str, Any], schema: Schema) -> str | None:
-    """Say what is wrong with a view that is known, of samples of a schema; None if nothing is."""
+    """Return the reason why a known view does not fit a schema; None if it does."""
     if view["kind"] == "rows":
         return None
     for name, most in _NUMBERS.items():
@@ -95,8 +92,8 @@ class ColumnGroup:
     """A column that was added later. Immutable.
 
     Args:
-        schema: of its shards: the one field.
-        shards: the side shards, in the order of the shards that they lie beside.
+        schema: the schema of its shards: one field.
+        shards: its shards, in the order of the shards beside which they lie.
     """
 
     schema: Schema
@@ -108,15 +105,15 @@ class ColumnGroup:
         return next(iter(self.schema))
 
     def fits(self, shards: Sequence[ShardSummary]) -> bool:
-        """Whether it has a shard beside each of `shards`, with as many samples."""
+        """Return True if it has a shard with as many samples beside each of `shards`."""
         return np.array_equal(sample_counts(self.shards), sample_counts(shards))
 
 
 def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema:
-    """The fields of whole samples: those of the shards, then the added ones.
+    """Return the fields of whole samples: those of the shards, then the added ones.
 
     Raises:
-        SchemaError: two have the same name, or one is the nested record of another.
+        SchemaError: two fields have the same name, or one is a group of another.
     """
     if not column_groups:
         return schema
@@ -130,20 +127,20 @@ def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema
 
 
 def is_hex(value: object, n_digits: int) -> bool:
-    """Whether it is a text of so many hex digits, in lower case."""
+    """Return True if it is a string of `n_digits` lower-case hex digits."""
     return isinstance(value, str) and len(value) == n_digits and not value.strip("0123456789abcdef")
 
 
 def describe_schema(schema: Schema) -> Any:
-    """A schema as the JSON of a generation says it."""
+    """Return a schema as JSON."""
     return json.loads(schema.to_json())
 
 
 def parse_schema(content: object) -> Schema:
-    """The schema that `describe_schema` wrote down.
+    """Parse the output of `describe_schema`.
 
     Raises:
-        SchemaError, ShardUnsupported: it breaks a rule, or was written by a newer version.
+        SchemaError, ShardUnsupported: the schema is not valid, or written by a newer version.
     """
     return Schema.from_json(canonical_json(content))
 
@@ -160,10 +157,10 @@ def describe_shards(
 
 
 def parse_shards(content: Any, place: Path) -> Sequence[ShardSummary]:
-    """The shards that `describe_shards` wrote down in `place`, whose parts lie beside it.
+    """Parse the output of `describe_shards` in the generation file `place`.
 
     Raises:
-        DatasetCorrupt, KeyError, TypeError: it breaks a rule.
+        DatasetCorrupt, KeyError, TypeError: it is not valid.
     """
     if isinstance(content, dict):
         part = parse_external_list(content, SHARDS, place)
@@ -186,7 +183,7 @@ def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
 
 
 def describe_column_group(group: ColumnGroup, external_lists: dict[str, bytes]) -> dict[str, Any]:
-    """A side as the JSON of a generation says it; see `describe_shards`."""
+    """Return a column group as JSON; see `describe_shards`."""
     return {
         "schema": describe_schema(group.schema),
         "shards": describe_shards(group.shards, external_lists),
@@ -196,10 +193,10 @@ def describe_column_group(group: ColumnGroup, external_lists: dict[str, bytes]) 
 def parse_column_groups(
     content: Any, shards: Sequence[ShardSummary], place: Path
 ) -> tuple[ColumnGroup, ...]:
-    """The sides of `shards` that `describe_side` wrote down in `place`.
+    """Parse the column groups of `shards` in the generation file `place`.
 
     Raises:
-        DatasetCorrupt, SchemaError, ShardUnsupported, KeyError, TypeError: it breaks a rule.
+        DatasetCorrupt, SchemaError, ShardUnsupported, KeyError, TypeError: one is not valid.
     """
     found = []
     for entry in content:
@@ -220,9 +217,9 @@ def parse_column_groups(
 
 
 _COLUMN_GROUPS: Final = "column_groups"
-"""What a reader must know to read a generation that has sides."""
+"""The feature that a reader of a generation with column groups must support."""
 _EXTERNAL_LISTS: Final = "external_lists"
-"""And one that has long lists, which lie in files of their own."""
+"""The feature that a reader of a generation with external lists must support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +263,7 @@ class Generation:
 
     @property
     def files(self) -> ShardsWithSchemas:
-        """Every shard with its schema: `shards`, then those of each side, in the same order."""
+        """Every shard with its schema: `shards`, then those of each column group."""
         return ShardsWithSchemas(
             [(self.schema, self.shards), *((s.schema, s.shards) for s in self.column_groups)]
         )
@@ -279,44 +276,44 @@ class Generation:
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """How many samples each shard has; not to be written to."""
+        """The number of samples of each shard; not to be written to."""
         return sample_counts(self.shards)
 
     @property
     def external_lists(self) -> tuple[ExternalList, ...]:
-        """The files beside it that its long lists lie in, where it was read."""
+        """The external lists that it was read from."""
         lists = (self.shards, *(group.shards for group in self.column_groups), self.inputs)
         return tuple(each.part for each in lists if isinstance(each, ShardList | InputList))
 
     def check_inputs(self) -> None:
-        """Read the inputs where they lie in a part: before work that ends in the next generation.
+        """Read external inputs, before work that ends in the next generation.
 
         Raises:
-            DatasetCorrupt: the part is missing or damaged.
+            DatasetCorrupt: the list is missing or damaged.
         """
         if isinstance(self.inputs, InputList):
             self.inputs.read_bytes()
 
     @property
     def n_samples(self) -> int:
-        """Samples of all shards."""
+        """The number of samples of all shards."""
         return sum(self.counts.tolist())
 
 
 def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
-    """The lineage that a first generation founds: a hash of its schema and its shards' ids."""
+    """Return the lineage that a first generation starts: a hash of its schema and shard ids."""
     ids = shard_ids(shards)
     return f"{hash_bytes(schema.to_json() + ids):016x}"
 
 
 def describe_generation(generation: Generation, external_lists: dict[str, bytes]) -> dict[str, Any]:
-    """The generation as JSON can say it; what only some have is left out where there is none.
+    """Return a generation as JSON; optional entries are left out if they are empty.
 
-    What lies in files of their own is added to `external_lists`, by their names.
+    Lists that are too long are added to `external_lists`, by file name.
 
     Raises:
-        SchemaError: something in it is nothing that JSON can say.
-        DatasetCorrupt: inputs that were read of a part, and are damaged there.
+        SchemaError: a value cannot be represented in JSON.
+        DatasetCorrupt: the inputs are in an external list that is damaged.
     """
     content = {
         "format_version": f"{MAJOR}.{MINOR}",
@@ -355,7 +352,7 @@ def _describe_inputs(inputs: Sequence[Mapping[str, Any]], external_lists: dict[s
 
 
 def _required(*, has_lists: bool, has_column_groups: bool) -> list[str]:
-    """What a reader must know."""
+    """Return the features that a reader has to know."""
     return [
         name
         for name, is_so in ((_EXTERNAL_LISTS, has_lists), (_COLUMN_GROUPS, has_column_groups))
@@ -364,10 +361,10 @@ def _required(*, has_lists: bool, has_column_groups: bool) -> list[str]:
 
 
 def parse_generation(content: dict[str, Any], place: Path) -> Generation:
-    """The generation that `describe` wrote down in `place`, whose parts lie beside it.
+    """Parse the generation file `place`, whose external lists lie beside it.
 
     Raises:
-        DatasetCorrupt: it, or a part with shards, breaks a rule, or is damaged.
+        DatasetCorrupt: the generation, or an external list of shards, is damaged or not valid.
         ShardUnsupported: it was written by a newer version.
     """
     _check_readable(content, place)
@@ -405,7 +402,7 @@ def parse_generation(content: dict[str, Any], place: Path) -> Generation:
 
 
 def _check_readable(content: dict[str, Any], place: Path) -> None:
-    """Make sure that this version knows what a later one may have written."""
+    """Check that this version supports the features of a generation."""
     wanted, view = content.get("format_version"), content.get("view")
     major = wanted.partition(".")[0] if isinstance(wanted, str) else ""
     if not (major.isascii() and major.isdigit()):
@@ -423,7 +420,7 @@ def _check_readable(content: dict[str, Any], place: Path) -> None:
 
 
 def _check_required(content: dict[str, Any], place: Path) -> None:
-    """Make sure that whatever a reader must know is known, and said where it must be."""
+    """Check that all required features are known, and that 'required' matches the content."""
     required = content.get("required", [])
     if type(required) is not list or not all(isinstance(name, str) for name in required):
         raise DatasetCorrupt(f"{place}: 'required' must be a list of names; found {required!r}")
@@ -444,7 +441,7 @@ def _check_required(content: dict[str, Any], place: Path) -> None:
 
 
 def _check_kinds(content: dict[str, Any], place: Path) -> None:
-    """Make sure that every entry is of the JSON type that it must have."""
+    """Check the JSON type of every entry."""
     kinds = {"generation": int, "lineage": str, "shards": list, "classes": list, "inputs": list}
     for key, kind in {**kinds, "converter": dict, "versions": dict}.items():
         in_part = key in (SHARDS, INPUTS) and type(content.get(key)) is dict

@@ -1,11 +1,9 @@
-"""The folder of a dataset: what it may be called, and what may lie in it.
+"""The manifest of a dataset: its only commit point, where generations are published and read.
 
-How a generation is published and read.
-
-A generation is created exclusively under its number, then `dataset.json` is renamed to point to
-it: two concurrent writers cannot lose one another's work. Both files are JSON in one canonical
-form with a digest of the rest inside, so that a change of any byte shows. The parts that its long
-lists lie in are there before it is.
+A generation is created exclusively under its number, then `dataset.json` is renamed to point to it:
+two concurrent writers cannot lose each other's work. Both files are canonical JSON with a digest,
+so that a change of any byte is detected. External lists are written before their generation. A
+published file never changes.
 """
 
 from __future__ import annotations
@@ -55,19 +53,19 @@ from shardio.version import __version__
 from shardio.views.row_sets import RowRuns
 
 POINTER: Final = "dataset.json"
-"""The file that names the published generation: a folder that has it is a dataset."""
+"""The file that names the published generation; a folder that contains it is a dataset."""
 
 
 def holds_dataset(folder: str | os.PathLike[str]) -> bool:
-    """Whether a dataset is published in `folder`."""
+    """Return True if a dataset is published in `folder`."""
     return (Path(folder) / POINTER).exists()
 
 
 def check_folder_name(name: str | os.PathLike[str]) -> None:
-    """Make sure that a dataset's folder can be called so.
+    """Check that a folder can have this name.
 
     Raises:
-        InvalidArgument: the name is empty, or none that a file system takes.
+        InvalidArgument: the name is empty, or not possible in a file system.
     """
     text = os.fspath(name)
     if not text:
@@ -80,13 +78,13 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
 
 
 def refuse_existing(folder: str | os.PathLike[str], *, exclude: str = "") -> None:
-    """Make sure that a new dataset can be made in `folder`: it is missing or empty.
+    """Check that `folder` is missing or empty, so that a new dataset can be made there.
 
     Args:
-        but: the name of an entry that may be there.
+        exclude: the name of an entry that may exist.
 
     Raises:
-        DatasetExists: it is a file, or holds anything.
+        DatasetExists: it is a file, or not empty.
     """
     path = Path(folder)
     if path.is_dir():
@@ -108,10 +106,10 @@ _MAX_NUMBER: Final = 999_999
 
 
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """Class names as they are kept.
+    """Return validated class names as a tuple.
 
     Raises:
-        InvalidArgument: they are no names, or one comes twice.
+        InvalidArgument: a name is not a string, or appears twice.
     """
     if not isinstance(classes, list | tuple) or not all(isinstance(n, str) for n in classes):
         raise InvalidArgument(f"classes must be a list of names; found {classes!r}")
@@ -134,12 +132,12 @@ def publish(
     operation: Mapping[str, Any] | None = None,
     view: Mapping[str, Any] = ROWS,
 ) -> Generation:
-    """Publish the first generation of a dataset whose shards lie finished in `folder`.
+    """Publish the first generation of a dataset whose shards are complete in `folder`.
 
     Raises:
         DatasetConflict: another writer published in this folder meanwhile.
-        InvalidArgument: a class name is no string, or `view` is none of such samples.
-        SchemaError: something given is nothing that JSON can say.
+        InvalidArgument: a class name is not a string, or `view` does not fit the schema.
+        SchemaError: a value cannot be represented in JSON.
         OSError: the disk refuses; nothing is published.
     """
     if wrong := view_error(view, schema) if is_known_view(view) else "it is of no known kind":
@@ -172,19 +170,19 @@ def publish(
 def publish_next(
     folder: str | os.PathLike[str], previous: Generation, **changes: Any
 ) -> Generation:
-    """Publish the generation that follows `previous`, which it is like but for `changes`.
+    """Publish the generation that follows `previous`, which it equals except for `changes`.
 
-    Whatever it names that `previous` did not must lie finished in `folder`. Readers of `previous`
-    are undisturbed.
+    All new files that it names must be complete in `folder`. Readers of `previous` are not
+    disturbed.
 
     Args:
-        changes: attributes of a Generation: shards, sides, classes, inputs, subsets, stats, ….
+        changes: attributes of a Generation: shards, column_groups, classes, inputs, subsets, ….
 
     Raises:
-        DatasetConflict: another writer published meanwhile; nothing of theirs is changed.
-        DatasetCorrupt, ShardUnsupported: what is published cannot be read.
-        InvalidArgument: a column that was added later does not have a shard beside each shard.
-        SchemaError: something given is nothing that JSON can say.
+        DatasetConflict: another writer published meanwhile; its work is unchanged.
+        DatasetCorrupt, ShardUnsupported: the published generation cannot be read.
+        InvalidArgument: a column group does not have a shard beside each shard.
+        SchemaError: a value cannot be represented in JSON.
         OSError: the disk refuses; nothing is published.
     """
     root, number = Path(folder), previous.number + 1
@@ -214,9 +212,9 @@ def publish_next(
 
 
 def recover(folder: str | os.PathLike[str]) -> Generation:
-    """Bring to an end what a writer of the next generation began that was killed, and read it.
+    """Complete the commit of a writer that was killed, and read the published generation.
 
-    A generation that is there whole is published, as the next writer would; halves of files are
+    A complete next generation is published, as the next writer would do; temporary files are
     removed.
 
     Raises:
@@ -234,7 +232,10 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
 
 
 def _published(root: Path) -> Generation:
-    """Read what is published, and what only lacks its pointer. For who holds the lock."""
+    """Read the published generation, after publishing a complete one that lacks its pointer.
+
+    The caller holds the lock.
+    """
     published = load(root)
     number = published.number + 1
     if (root / GENERATIONS / f"{number:06d}.json").exists():
@@ -245,7 +246,7 @@ def _published(root: Path) -> Generation:
 
 
 def remove_temporary_files(folder: str | os.PathLike[str]) -> None:
-    """Remove what writers that were killed left of `dataset.json` and of generations."""
+    """Remove temporary files of `dataset.json` and of generations that killed writers left."""
     for pattern in (f".{POINTER}.*.tmp", f"{GENERATIONS}/.*.tmp"):
         for half in Path(folder).glob(pattern):
             unlink(half)
@@ -253,9 +254,9 @@ def remove_temporary_files(folder: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Keep other writers of generations waiting; the kernel lets go when this process ends.
+    """Hold the lock of a folder of generations, which ends with the process.
 
-    Yields whether it can: on a file system without locks O_EXCL decides alone.
+    Yields False if the file system has no locks; then O_EXCL alone decides between writers.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     is_alone = False
@@ -281,7 +282,7 @@ def _write_pointer(root: Path, generation: Generation) -> None:
 def _publish(
     root: Path, generation: Generation, content: bytes, external_lists: Mapping[str, bytes]
 ) -> None:
-    """Write both files, and the parts before them; or nothing."""
+    """Write the external lists, the generation and the pointer, or nothing."""
     number = generation.number
     place = root / GENERATIONS / f"{number:06d}.json"
     make_folder(place.parent)
@@ -313,7 +314,7 @@ def _publish(
 
 
 def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
-    """Remove the first generation of a dataset that was never published, if it founds `lineage`."""
+    """Remove the first generation of an unpublished dataset if it has this lineage."""
     root = Path(folder)
     ours: Generation | None = None
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported, OSError):
@@ -328,18 +329,18 @@ def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
 
 
 def _published_number(root: Path) -> int:
-    """The number of the published generation; 0 if there is none."""
+    """Return the number of the published generation; 0 if there is none."""
     with contextlib.suppress(DatasetNotFound):
         return read_pointer(root)[0]
     return 0
 
 
 def load(folder: str | os.PathLike[str]) -> Generation:
-    """Read the generation that `dataset.json` points to.
+    """Read the published generation.
 
     Raises:
-        DatasetNotFound: there is none here.
-        DatasetCorrupt: a file is damaged, or breaks a rule.
+        DatasetNotFound: there is no dataset.
+        DatasetCorrupt: a file is damaged or not valid.
         ShardUnsupported: it was written by a newer version.
     """
     root = Path(folder)
@@ -385,10 +386,10 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
 
 
 def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
-    """Read a generation by its number, whether or not it is the published one.
+    """Read a generation by its number, published or not.
 
     Raises:
-        DatasetCorrupt: it is missing, damaged, or breaks a rule.
+        DatasetCorrupt: it is missing, damaged or not valid.
         ShardUnsupported: it was written by a newer version.
     """
     place = Path(folder) / GENERATIONS / f"{number:06d}.json"

@@ -1,8 +1,6 @@
-"""Which fields several datasets have alike.
+"""Several datasets as one: their samples end to end, and the proportions for mixing them.
 
-Several datasets as one: their samples laid end to end, and in which proportions they are wanted.
-
-`mixture_order` says what comes where in an epoch; here is what is read.
+`order.mixture_order` decides the order of an epoch.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from shardio.views.row_sets import RowList, check_positions
 
 
 def common_fields(schemas: Sequence[Schema]) -> Mapping[str, Field]:
-    """The fields that all have alike, in the order of the first."""
+    """Return the fields that are equal in all schemas, in the order of the first."""
     first, *others = schemas
     return {
         name: field
@@ -45,12 +43,12 @@ def common_fields(schemas: Sequence[Schema]) -> Mapping[str, Field]:
 def check_agreement(
     schemas: Sequence[Schema], paths: Sequence[str], fields: Iterable[str] | None
 ) -> Iterable[str] | None:
-    """Make sure that datasets at `paths` have some fields, by default every field, and alike.
+    """Check that the datasets at `paths` have the given fields, by default all, and equal ones.
 
-    Returns `fields`, which may be something that gives its names only once.
+    Returns `fields`, which may be an iterator.
 
     Raises:
-        InvalidArgument: naming a field, two datasets, and what each has.
+        InvalidArgument: naming a field, two datasets, and the field of each.
     """
     known = dict.fromkeys(name for schema in schemas for name in schema)
     common = common_fields(schemas)
@@ -81,9 +79,10 @@ _MAX_NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class MixtureSource:
-    """A source of a mixture, by its place; `n_selected` counts the rows of a selection, else None.
+    """A source of a mixture, to be opened elsewhere.
 
-    `remote` is how it is read if it is in an object store.
+    `n_selected` is the size of a selection, else None; `remote` are its options if it is in an
+    object store.
     """
 
     path: str
@@ -94,25 +93,25 @@ class MixtureSource:
 
 
 class MixtureSpec(NamedTuple):
-    """The sources of a mixture and their shares, for another process to open it as well."""
+    """The sources of a mixture and their shares, to open it in another process."""
 
     sources: tuple[MixtureSource, ...]
     mixing: MixtureShares
 
     @property
     def n_selected(self) -> int:
-        """Number of samples that its selections have together."""
+        """The number of samples of all its selections."""
         return sum(each.n_selected or 0 for each in self.sources)
 
 
 class MixtureFiles(DatasetFiles):
-    """The files of several datasets, one dataset behind the other; owns those that it opens.
+    """The files of several datasets, one dataset after another; owns those that it opens.
 
     Args:
-        sources: the files of each dataset; borrowed. They are opened as those say.
+        sources: the files of each dataset; borrowed, and opened as they specify.
         groups: the files of all sources, by absolute paths: see DatasetFiles.
-        access: how they are read, "mmap" or "pread"; the sources' own are read so as well.
-        path: of the mixture, for messages.
+        access: the access method, "mmap" or "pread"; set for the sources as well.
+        path: the mixture, for messages.
     """
 
     def __init__(
@@ -132,52 +131,49 @@ class MixtureFiles(DatasetFiles):
         """The number, among all shards, of each source's first."""
 
     def _locate(self, shard: int) -> tuple[ShardFiles, int]:
-        """Return the source that has a shard, and the number that the shard has there."""
+        """Return the source that has a shard, and the shard's number there."""
         source = int(np.searchsorted(self._firsts, shard, side="right")) - 1
         return self._sources[source], shard - int(self._firsts[source])
 
     def open_file(self, shard: int, name: str) -> ShardReader:
-        """Open the file of a shard that has a field, anew; the reader belongs to the caller."""
+        """Open a file through its source."""
         source, local = self._locate(shard)
         return source.open_file(local, name)
 
     def open_metadata(self, shard: int, name: str) -> ShardReader:
-        """Open the same file for a look at its index; see DatasetFiles."""
+        """Open a file through its source, without downloading it."""
         source, local = self._locate(shard)
         return source.open_metadata(local, name)
 
     @property
     def storages(self) -> Sequence[ShardStorage]:
-        """The places that the sources' files lie in."""
+        """The storages of all sources."""
         return [storage for source in self._sources for storage in source.storages]
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the path of a file, which the groups name it by."""
+        """Return the name of a file, which is its path."""
         return summary.name
 
     def files_with_storage(
         self, shard: int, names: Iterable[str]
     ) -> list[tuple[ShardStorage, ShardSummary]]:
-        """Return the files that some fields of a shard's samples lie in, with their places."""
+        """Return the files with some fields of a shard, from its source."""
         source, local = self._locate(shard)
         return source.files_with_storage(local, names)
 
     def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return, for each source, the bytes of the files that some fields lie in."""
+        """Return the sizes of the files with some fields, source by source."""
         wanted = list(names)
         return [each for source in self._sources for each in source.sizes_by_storage(wanted)]
 
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Number the different files of a group from 0; return the number of each shard's file.
-
-        A source that comes again brings no file of its own.
-        """
+        """Return the number of each shard's file; a source that is repeated adds no files."""
         known: dict[str, int] = {}
         return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
 
-    def most_marks(self, name: str) -> Rows:
-        """Return how many units the files of a group have at most; "" is that of the shards."""
-        return np.concatenate([source.most_marks(name) for source in self._sources])
+    def mark_bounds(self, name: str) -> Rows:
+        """Return the upper bounds of all sources, end to end."""
+        return np.concatenate([source.mark_bounds(name) for source in self._sources])
 
 
 class Mixture(Dataset):

@@ -1,8 +1,7 @@
-"""Which files of a dataset are open: each from when it is first needed.
+"""The open files of a dataset, opened on demand.
 
-Where a dataset has many, only so many are open at a time; those used longest ago make room. A file
-that makes room is not closed but let go of: whoever still reads it goes on, and its map lasts as
-long as the last view of it.
+If there are many, only a limited number is open at a time, and the least recently used are evicted.
+An evicted file is not closed: existing users continue, and its map lives as long as its last view.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from shardio.shard.verification import Rows
 from shardio.storage.mmap import disable_readahead, max_maps
 
 ALL_OPEN_LIMIT: Final = 1024
-"""A dataset of so many files has all of them open at a time."""
+"""A dataset of at most this many files keeps all of them open."""
 MAX_OPEN_FILES: Final = 16384
-"""No more are open of one that has more, in each process that reads it: 6.5 KiB of memory each."""
+"""The most files of a larger dataset that each process keeps open: 6.5 KiB of memory each."""
 _MIN_OPEN_FILES: Final = 16
-"""So many may be open in any case, unless their place keeps fewer."""
+"""The fewest that may be open at a time, unless the storage pins fewer."""
 _EVICTED_SHARE: Final = 8
-"""One in so many makes room at a time: to find those used longest ago takes a look at all."""
+"""One in this many is evicted at a time: finding the least recently used scans all of them."""
 
 
 def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
-    """How many files of a dataset may be open at a time; None if all may.
+    """Return how many files of a dataset may be open at a time; None if all may.
 
     Args:
-        n_files: how many there are.
-        most_held: how many their place keeps, if that is bounded.
+        n_files: the number of files.
+        max_pinned: how many the storage keeps; None if unlimited.
     """
     if max_pinned is not None:
         return max(1, max_pinned)
@@ -41,14 +40,14 @@ def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
 
 
 class OpenFiles:
-    """The readers of a dataset's files, by number. Owns them until `close`. For one thread.
+    """The readers of a dataset's files, by number. Owns them until `close`. Not thread-safe.
 
     Args:
-        n_files: how many there are.
-        open_file: opens one, given its number; a method of their owner, whom this does not keep.
-        most: how many may be open at a time; None for all.
-        n_maps: how many maps an open file has, besides those of what is told of it.
-        path: of the dataset, for messages.
+        n_files: the number of files.
+        open_file: opens a file by number; a method of the owner, referenced weakly.
+        max_open: how many may be open at a time; None for all.
+        n_maps: the number of maps that an open file has, besides those of listeners.
+        path: the dataset, for messages.
     """
 
     def __init__(
@@ -64,12 +63,12 @@ class OpenFiles:
         self._open_file = weakref.WeakMethod(open_file)
         self._path, self._is_closed, self._is_scattered = path, False, False
         self.max_open = max_open
-        """How many may be open at a time, which may become fewer; None for all."""
+        """The number of files that may be open at a time, which may shrink; None for all."""
         self._maps_per_file = n_maps
         if max_open is not None:
             _instances.append(weakref.ref(self, _instances.remove))
         self._used: Rows = np.zeros(0 if max_open is None else n_files, np.int64)
-        """When each was last used, as numbers of `_turn`."""
+        """The `_turn` in which each was last used."""
         self._turn = 0
         self._listeners: list[weakref.WeakMethod[Callable[[int], None]]] = []
 
@@ -77,10 +76,10 @@ class OpenFiles:
         return len(self._readers)
 
     def reader(self, file: int) -> ShardReader:
-        """The reader of a file, opened if need be.
+        """Return the reader of a file, opened if needed.
 
         Raises:
-            ClosedError: all are closed.
+            ClosedError: all files are closed.
             ShardNotFound, ShardCorrupt, …: from opening it.
         """
         reader = self._readers.get(file)
@@ -91,23 +90,23 @@ class OpenFiles:
         return reader
 
     def reader_if_open(self, file: int) -> ShardReader | None:
-        """The reader of a file if it is open."""
+        """Return the reader of a file, or None if it is not open."""
         return self._readers.get(file)
 
     def items(self) -> list[tuple[int, ShardReader]]:
-        """The files that are open, with their readers."""
+        """Return the numbers and readers of the open files."""
         return list(self._readers.items())
 
     def disable_readahead(self) -> None:
-        """Have the kernel read no more of mapped files than the pages that are touched."""
+        """Disable read-ahead for mapped files."""
         self._is_scattered = True
         for reader in self._readers.values():
-            _expect_scattered(reader)
+            _disable_readahead(reader)
 
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
-        """Have a method, whose object this does not keep, called before a file makes room.
+        """Call a method before a file is evicted; its object is referenced weakly.
 
-        The object has so many maps of a file, and fewer files may be open for it.
+        The object has `n_maps` maps of each file, so fewer files may be open.
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps
@@ -116,10 +115,10 @@ class OpenFiles:
             self._evict(len(self._readers) - self.max_open)
 
     def _share_maps(self) -> None:
-        """Have no more files open than there are maps for.
+        """Lower the number of open files to this dataset's share of the kernel's maps.
 
-        Of those that the kernel lets a process have, three quarters are for datasets, and each that
-        has files open has as many as any other: a loader's threads have a dataset each.
+        Three quarters of a process's maps are for datasets, shared equally by those with open
+        files: a loader's threads have a dataset each.
         """
         if self.max_open is None or not self._maps_per_file:
             return
@@ -129,7 +128,7 @@ class OpenFiles:
         self.max_open = min(self.max_open, max(_MIN_OPEN_FILES, max_open))
 
     def mark_used(self, files: Rows) -> None:
-        """Have these files make room after all that were used before, where files make room."""
+        """Mark files as the most recently used."""
         self._turn += 1
         self._used[files] = self._turn
 
@@ -145,11 +144,11 @@ class OpenFiles:
             self._used[file] = self._turn
         reader = self._readers[file] = self._open_with_fewer_others(file)
         if self._is_scattered:
-            _expect_scattered(reader)
+            _disable_readahead(reader)
         return reader
 
     def _open_with_fewer_others(self, file: int) -> ShardReader:
-        """Open a file, if need be with fewer others beside it."""
+        """Open a file, evicting others if the kernel has no more maps."""
         while True:
             try:
                 open_file = self._open_file()
@@ -161,16 +160,16 @@ class OpenFiles:
                     raise
 
     def check_open(self) -> None:
-        """Make sure that files may be opened.
+        """Check that files may be opened.
 
         Raises:
-            ClosedError: all are closed.
+            ClosedError: all files are closed.
         """
         if self._is_closed:
             raise ClosedError(f"{self._path}: the dataset is closed")
 
     def halve(self) -> bool:
-        """From now on have half as many open at a time; False where they are few, or all may be."""
+        """Halve the number of files that may be open; False if it is minimal or unlimited."""
         if self.max_open is None or self.max_open <= _MIN_OPEN_FILES:
             return False
         self.max_open = max(_MIN_OPEN_FILES, self.max_open // 2)
@@ -178,7 +177,7 @@ class OpenFiles:
         return True
 
     def _evict(self, n: int) -> None:
-        """Let go of the n files that were used longest ago."""
+        """Evict the n least recently used files."""
         files = np.fromiter(self._readers, np.int64)
         for file in files[np.argsort(self._used[files], kind="stable")[: max(0, n)]].tolist():
             for method in self._listeners:
@@ -187,7 +186,7 @@ class OpenFiles:
             del self._readers[file]
 
     def close(self) -> None:
-        """Close all; what was handed out of them stays valid. Idempotent."""
+        """Close all files; data returned from them stays valid. Idempotent."""
         self._is_closed = True
         for reader in self._readers.values():
             reader.close()
@@ -195,9 +194,9 @@ class OpenFiles:
 
 
 _instances: Final[list[weakref.ref[OpenFiles]]] = []
-"""Those of this process that do not have all files open."""
+"""The objects of this process that do not keep all files open."""
 
 
-def _expect_scattered(reader: ShardReader) -> None:
+def _disable_readahead(reader: ShardReader) -> None:
     if isinstance(reader.content, memoryview):
         disable_readahead(reader.content)

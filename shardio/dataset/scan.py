@@ -1,8 +1,8 @@
-"""A look into every shard of a dataset, one after another; where they are in a store, ahead.
+"""A scan of the shards of a dataset, for facts about all samples that a loader needs beforehand.
 
-For what has to be known of all samples before the first is loaded: how many frames videos have,
-whether pictures are of one size. A look takes a few requests where shards are in a store. So there
-threads look ahead, each by a reader of its own, and by ranges: nothing is downloaded for it.
+Examples are the number of frames of each video, and whether all images have one size. In an object
+store each shard takes a few requests; so threads open shards ahead, each with a reader of its own,
+by ranges and without downloading them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 _SAMPLES_AT_ONCE: Final = 1 << 20
 _N_THREADS: Final = 16
-"""So many requests are under way, of which each brings 64 KiB or a table."""
+"""The number of concurrent requests; each fetches 64 KiB or a table."""
 
 
 class ShardSamples(NamedTuple):
     """Samples that lie in one shard.
 
-    `numbers` are theirs, `rows` where they are in the shard; `reader` gives the reader of the file
-    that has a field, which is for `find` only.
+    `numbers` are their numbers, `rows` their rows in the shard; `reader` returns the reader of the
+    file that has a field, only for use in `find`.
     """
 
     shard: int
@@ -44,15 +44,16 @@ def scan(
     n: int | None = None,
     rows_of: Callable[[Rows], Rows] | None = None,
 ) -> Iterator[tuple[ShardSamples, T]]:
-    """What a function finds in each shard, one after another, of samples in their order.
+    """Yield the result of `find` for the samples of each shard, in the order of the samples.
 
-    Shards come again where more than a million samples are looked at.
+    A shard comes again if more than a million samples are scanned.
 
     Args:
-        dataset: whose shards are opened.
-        find: called in any thread where the dataset is in a store.
-        n, rows_of: how many samples there are, and the rows of some of them; by default of all rows
-            that the dataset shows.
+        dataset: the dataset whose shards are opened.
+        find: called in any thread if the dataset is in a store.
+        n, rows_of: the number of samples, and a function that maps sample numbers to rows; by
+            default
+            all rows of the dataset's selection.
 
     Raises:
         ShardioError: from opening a shard, or from `find`.

@@ -1,4 +1,4 @@
-"""The samples that a dataset shows of its rows: all, those of a view, clips, or token windows."""
+"""The samples that a dataset selects from its rows: all or some rows, clips, or token windows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shardio.views.row_sets import RowList, RowRuns
 
 
 class RowSelection:
-    """The samples that a dataset shows, and the row that each of them is or is cut from.
+    """The selected samples of a dataset, and the row that each of them is or is cut from.
 
     Args:
         starts: the number of each shard's first row, and the number of all rows at the end.
-        view: the rows that are shown; None for all.
+        view: the selected rows; None for all.
     """
 
     def __init__(self, starts: Rows, view: RowRuns | RowList | None = None) -> None:
@@ -38,7 +38,7 @@ class RowSelection:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows that are shown: of samples, unless these are clips or windows."""
+        """Number of selected rows, which differs from that of clips or windows."""
         return int(self.shard_starts[-1]) if self._view is None else len(self._view)
 
     @property
@@ -48,7 +48,7 @@ class RowSelection:
 
     @property
     def shard_ends(self) -> Rows:
-        """For each shard, the number of samples in it and the shards before; the rows ascend."""
+        """Number of samples up to the end of each shard; the rows ascend."""
         ends = self.shard_starts[1:]
         if self._view is not None:
             ends = self._view.n_below(ends)
@@ -60,7 +60,7 @@ class RowSelection:
     def view_id(self) -> str:
         """Identity of the view among others of the same dataset; empty if it is all rows.
 
-        It stays the same when samples are appended that the view has no part in.
+        It stays the same if samples are appended that are not part of the view.
         """
         return self._identify("" if self._view is None else self._view.identity)
 
@@ -72,26 +72,26 @@ class RowSelection:
 
     @property
     def view(self) -> RowRuns | RowList | None:
-        """The rows that are shown; None for all."""
+        """The selected rows; None for all."""
         return self._view
 
     @property
     def row_list(self) -> RowList | None:
-        """The rows that are shown, if `select` chose them."""
+        """The selected rows, if `select` chose them."""
         return self._view if isinstance(self._view, RowList) else None
 
     def set_rows(self, row_list: RowList) -> None:
-        """Show these rows of all shards, and no others."""
+        """Select these rows of all shards, and no others."""
         self._view = row_list
 
     @property
     def clips(self) -> Clips | None:
-        """The clips that the samples are, cut from the rows; None if they are not clips."""
+        """The clips cut from the rows; None if samples are not clips."""
         return self._clips
 
     @property
     def packed(self) -> PackedWindows | None:
-        """The token windows that the samples are, made of the rows; None if they are not."""
+        """The token windows made of the rows; None if samples are not windows."""
         return self._packed
 
     @property
@@ -106,17 +106,17 @@ class RowSelection:
         return [clips.ends]
 
     def set_clips(self, clips: Clips) -> None:
-        """Show clips of the videos in the rows that are shown."""
+        """Make the samples clips of the videos in the selected rows."""
         self._clips = clips
 
     def set_windows(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
-        """Show windows of the documents in the rows that are shown; see Packed."""
+        """Make the samples token windows of the documents in the selected rows; see PackedWindows."""
         self._packed = PackedWindows(pack, ends, firsts=firsts)
 
     def at(self, positions: Rows) -> Rows:
-        """Return the rows of all shards that the samples at `positions` are, or are cut from.
+        """Return the rows, of all shards, of the samples at `positions`.
 
-        The row of a window is the one that the window begins in.
+        A clip or a window has the row that it is cut from, or starts in.
         """
         if self._packed is not None:
             positions = self._packed.firsts[positions]
@@ -125,27 +125,27 @@ class RowSelection:
         return self.map_rows(positions)
 
     def map_rows(self, numbers: Rows) -> Rows:
-        """Map numbers of shown rows, below `n_rows`, to rows of all shards."""
+        """Map numbers of selected rows, below `n_rows`, to rows of all shards."""
         return numbers if self._view is None else self._view.rows(numbers)
 
     def covered_rows(self, positions: Rows) -> Rows:
-        """Return all rows that the samples at `positions` are made of, every document's."""
+        """Return all rows of the samples at `positions`, those of every document of a window."""
         if self._packed is None:
             return self.at(positions)
         return self.map_rows(distinct(self._packed.parts(positions).documents))
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Everything that was set after the start; for `restore` of an equal selection."""
+        """The state that was set after construction; for `restore` of an equal selection."""
         return self._view, self._clips, self._packed
 
     def restore(self, state: tuple[Any, ...]) -> None:
-        """Restore a `state` that an equal selection returned."""
+        """Restore the `state` of an equal selection."""
         self._view, self._clips, self._packed = state
 
 
 class MixtureSelection(RowSelection):
-    """The samples that the sources of a mixture show, end to end.
+    """The selected samples of the sources of a mixture, end to end.
 
     Args:
         starts: of the shards of all sources, as in RowSelection.
@@ -166,7 +166,7 @@ class MixtureSelection(RowSelection):
 
     @property
     def ends(self) -> Rows:
-        """For each source, the number behind that of its last sample."""
+        """Number of samples up to the end of each source."""
         return self._ends
 
     @property
@@ -180,7 +180,7 @@ class MixtureSelection(RowSelection):
 
     @property
     def row_list(self) -> RowList | None:
-        """The rows, of all shards, of those sources that show a list of rows, end to end."""
+        """The rows, of all shards, of those sources that select a list of rows, end to end."""
         if self._row_list is None and self._has_row_list:
             parts = [
                 source.row_list.every() + first
@@ -191,11 +191,11 @@ class MixtureSelection(RowSelection):
         return self._row_list
 
     def set_rows(self, row_list: RowList) -> None:
-        """Show these rows in the place of `row_list`, which has as many."""
+        """Replace `row_list` by as many other rows."""
         self._row_list = row_list
 
     def set_clips(self, clips: Clips) -> None:
-        """Show clips of the videos in the rows that the sources show.
+        """Make the samples clips of the videos in the selected rows of the sources.
 
         Raises:
             InvalidArgument: a source has no clip.
@@ -210,10 +210,10 @@ class MixtureSelection(RowSelection):
                 )
 
     def set_windows(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
-        """Show windows of the documents that the sources show, each window of one source.
+        """Make the samples token windows, each of documents of one source.
 
         Raises:
-            InvalidArgument: a source has none.
+            InvalidArgument: a source has no window.
         """
         self._packed = PackedWindows(
             pack, ends, [source.n_rows for source in self._sources], firsts
@@ -230,7 +230,7 @@ class MixtureSelection(RowSelection):
         return [part - before for part, before in zip(parts, [0, *self._ends], strict=False)]
 
     def map_rows(self, numbers: Rows) -> Rows:
-        """Map numbers of rows that the sources show, below `n_rows`, to rows of all shards."""
+        """Map numbers of the sources' selected rows, below `n_rows`, to rows of all shards."""
         rows = super().map_rows(numbers)
         if self.row_list is not None:
             n_rows = self.shard_starts[-1]
@@ -240,11 +240,11 @@ class MixtureSelection(RowSelection):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Everything that was set after the start, but what the sources show."""
+        """The state that was set after construction, without the selections of the sources."""
         return self._clips, self._packed, self._ends
 
     def restore(self, state: tuple[Any, ...]) -> None:
-        """Restore a `state` that an equal selection returned."""
+        """Restore the `state` of an equal selection."""
         self._clips, self._packed, self._ends = state
 
 

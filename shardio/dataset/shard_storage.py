@@ -1,7 +1,7 @@
-"""Where the files of a dataset lie: a folder of this machine, or what stands for one.
+"""The storage of a dataset's files: a local folder, or an object store with a cache.
 
-A dataset asks its place for every file that it opens, and says when it has let go of it: so a
-place can bring a file here first, and remove those that nobody uses.
+A dataset pins every file that it opens and unpins it when it is no longer used. A storage can thus
+download a file first, and evict unpinned ones.
 """
 
 from __future__ import annotations
@@ -18,100 +18,99 @@ from shardio.storage.pread import PreadFile
 
 
 class ShardStorage(Protocol):
-    """Files of a dataset, by their entries in its generation. For any thread."""
+    """The files of a dataset, by their entries in its generation. Thread-safe."""
 
     @property
     def root(self) -> str:
-        """The folder of this machine that they lie in, absolute; or the URL that they come from."""
+        """The absolute path of the folder, or the URL."""
 
     def resolve_access(self, asked: Access) -> Access:
-        """How they are read: "mmap" or "pread".
+        """Return the access method: "mmap" or "pread".
 
         Raises:
-            InvalidArgument: as is asked for, they cannot be.
+            InvalidArgument: the files cannot be read as requested.
         """
 
     def manifest_folder(self, generation: int | None) -> str:
-        """The folder of this machine with `dataset.json` and a state, by default the published one.
+        """Return a local folder with `dataset.json` and a generation, by default the published one.
 
         Raises:
-            DatasetNotFound, ShardioError: they cannot be brought there.
+            DatasetNotFound, ShardioError: they cannot be downloaded.
         """
 
     def invalidate(self) -> bool:
-        """What `manifest_folder` has brought is damaged; whether it will be brought anew."""
+        """Drop damaged copies of generations; returns True if they can be downloaded again."""
 
     def max_pinned(self, sizes: Rows) -> int | None:
-        """How many of them, of so many bytes each, may be held at a time, if that is bounded.
+        """Return how many files of these sizes may be pinned at a time; None if unlimited.
 
-        Then none is opened before it is needed.
-
-        A file that is still in use when its turn has come to be let go of is held beyond that.
+        With a limit, no file is opened before it is needed. A file that is still in use when it is
+        evicted stays pinned beyond the limit.
         """
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Where a file is, or will be once it is held."""
+        """Return the path of a file, which may not be downloaded yet."""
 
     def pin(self, summary: ShardSummary) -> str:
-        """Have a file here, and keep it until as many calls of `unpin`; returns its path.
+        """Pin a file until as many calls of `unpin`, and return its path or URL.
 
         Raises:
-            DatasetCorrupt: it leads out of the dataset.
-            ShardNotFound: there is none, as far as that is known without opening it.
+            DatasetCorrupt: it is a link out of the dataset.
+            ShardNotFound: it is missing, if that is known without opening it.
         """
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
-        """The same for a look at a file, which is not brought here for it."""
+        """Pin a file without downloading it; returns its path, or its URL if it is not local."""
 
     def remote_file(self, summary: ShardSummary, path: str) -> PreadFile | None:
-        """What reads a file by the path that it was held by, if it is not here; else None.
+        """Return a reader for the URL that `pin` returned; None if it returned a local path.
 
-        That one is not held, and not to be released.
+        A URL is not pinned, and not to be unpinned.
         """
 
     def unpin(self, summary: ShardSummary) -> None:
-        """No longer keep a file. In any thread, in the middle of anything, also once closed."""
+        """Unpin a file. Safe in any thread at any point, also after `close`."""
 
     def close(self) -> None:
-        """Bring no more files. Those that are held stay until they are released. Idempotent."""
+        """Stop downloading. Pinned files stay until they are unpinned. Idempotent."""
 
 
 class LocalStorage:
-    """The files in a folder of this machine: nothing has to be brought, or kept.
+    """The files in a local folder: nothing is downloaded or evicted.
 
     Args:
         root: the folder, absolute.
-        named: as it was named, for messages.
+        named: the folder as the user named it, for messages.
     """
 
     def __init__(self, root: str, named: str) -> None:
         self.root, self._named = root, named
 
     def resolve_access(self, asked: Access) -> Access:
-        """What is asked for, or what suits the file system."""
+        """Return the requested access method; "auto" depends on the file system."""
         return choose_access(self.root, asked)
 
     def manifest_folder(self, generation: int | None) -> str:
-        """The folder itself."""
+        """Return the folder itself."""
         return self._named
 
     def invalidate(self) -> bool:
-        """There is nowhere else to ask."""
+        """Return False: there is no other copy."""
         return False
 
     def max_pinned(self, sizes: Rows) -> int | None:
-        """Any number: every file stays where it is."""
+        """Return None: every file stays where it is."""
         return None
 
     def remote_file(self, summary: ShardSummary, path: str) -> None:
-        """Nothing: every file is here."""
+        """Return None: every file is local."""
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Where a file is."""
+        """Return the path of a file."""
         return os.path.join(self.root, summary.name)
 
     def pin(self, summary: ShardSummary) -> str:
-        """The same, once it is known to lead nowhere else; that it exists, opening it will say.
+        """Return the path of a file after checking links; opening it reports a missing one.
 
         Raises:
             DatasetCorrupt: it is a link out of the folder.
@@ -121,7 +120,7 @@ class LocalStorage:
         return path
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
-        """The same."""
+        """Return the path of a file, as `pin` does."""
         return self.pin(summary)
 
     def unpin(self, summary: ShardSummary) -> None:
@@ -132,7 +131,7 @@ class LocalStorage:
 
 
 class ShardPaths(Sequence[str]):
-    """Where shards lie in a folder as it was named, made up one by one: there may be very many.
+    """The paths of shards in a folder, built on demand, as there may be very many.
 
     Args:
         folder: as messages name it.

@@ -1,4 +1,4 @@
-"""DatasetWriter: samples to a new dataset, shard after shard. Paired with `dataset`."""
+"""DatasetWriter writes samples to a new dataset, shard after shard."""
 
 from __future__ import annotations
 
