@@ -437,7 +437,7 @@ def _rows_of(generation: Generation, subset: str, path: str) -> RowRuns:
 
 
 def _storage_of(path: str, remote: RemoteOptions) -> ShardStorage:
-    """Return the storage of a dataset; its path is absolute, so that a later chdir has no effect."""
+    """Return the storage of a dataset, by an absolute path: a later chdir has no effect."""
     if is_url(path):
         return RemoteStorage(path, remote, external_list_names)
     check_encodable(path, "path")

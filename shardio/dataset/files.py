@@ -191,9 +191,7 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the number of each shard's file, with the distinct files of a group numbered from
-        0.
-        """
+        """Return the number of each shard's file; a group's distinct files count from 0."""
 
     @abstractmethod
     def mark_bounds(self, name: str) -> Rows:
