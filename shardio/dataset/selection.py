@@ -110,7 +110,7 @@ class RowSelection:
         self._clips = clips
 
     def set_windows(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
-        """Make the samples token windows of the documents in the selected rows; see PackedWindows."""
+        """Make the samples token windows of the documents in the selected rows."""
         self._packed = PackedWindows(pack, ends, firsts=firsts)
 
     def at(self, positions: Rows) -> Rows:
