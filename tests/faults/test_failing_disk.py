@@ -144,7 +144,7 @@ def fail_each(
     return n_failed
 
 
-def test_a_conversion_asks_for_every_kind_of_call(
+def test_a_conversion_makes_every_kind_of_call(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = calls_of(lines, tmp_path / "out", monkeypatch)
@@ -161,7 +161,7 @@ def test_a_conversion_asks_for_every_kind_of_call(
 @pytest.mark.parametrize(
     ("code", "for_good"), [(errno.EIO, False), (errno.ENOSPC, True)], ids=["EIO", "ENOSPC for good"]
 )
-def test_after_any_call_that_fails_a_conversion_is_resumed(
+def test_a_conversion_is_resumed_after_any_failing_call(
     lines: Path,
     whole: dict[str, bytes],
     tmp_path: Path,
@@ -177,7 +177,7 @@ def test_after_any_call_that_fails_a_conversion_is_resumed(
 @pytest.mark.parametrize(
     ("code", "for_good"), [(errno.EIO, False), (errno.ENOSPC, True)], ids=["EIO", "ENOSPC for good"]
 )
-def test_after_any_call_that_fails_a_dataset_that_is_appended_to_is_the_old_or_the_new_one(
+def test_an_append_leaves_the_old_or_the_new_dataset_after_any_failing_call(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, *, for_good: bool
 ) -> None:
     convert(lines, tmp_path / "old", **OPTIONS)
@@ -199,7 +199,7 @@ def test_after_any_call_that_fails_a_dataset_that_is_appended_to_is_the_old_or_t
     assert n_failed > 50 // EVERY
 
 
-def test_after_any_call_that_fails_a_replaced_dataset_is_the_old_or_the_new_one(
+def test_overwrite_leaves_the_old_or_the_new_dataset_after_any_failing_call(
     lines: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(lines, tmp_path / "old", repeat=2)
@@ -210,7 +210,7 @@ def test_after_any_call_that_fails_a_replaced_dataset_is_the_old_or_the_new_one(
     assert n_failed > 50 // EVERY
 
 
-def test_after_any_call_that_fails_the_taking_up_again_may_fail_as_well(
+def test_resuming_may_fail_at_any_call_as_well(
     lines: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cover the calls that only a second attempt makes: what was moved out is moved back."""

@@ -31,7 +31,7 @@ sys.exit(cli.main(sys.argv[3:]))
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_a_signal_interrupts_is_resumed(
+def test_a_conversion_interrupted_by_a_signal_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, number: signal.Signals
 ) -> None:
     lines = install(tmp_path, monkeypatch)
