@@ -247,7 +247,7 @@ def test_the_command_names_the_file_and_ends_with_code_3(
     assert failing.refused is not None
     assert said[0] == f"shardio: {failing.refused.path}: No space left on device"
     assert said[1].endswith(
-        "; resume (--resume) goes on with it, overwrite (--overwrite) starts again"
+        "; resume (--resume) continues from them; overwrite (--overwrite) starts again"
     )
     assert cli.main(arguments) == cli.USAGE
     assert "holds an interrupted conversion; resume (--resume)" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def test_a_conversion_interrupted_by_a_signal_is_resumed(
     if number == signal.SIGINT:
         assert main.returncode == cli.INTERRUPTED
         assert said.decode().splitlines()[-2] == "shardio: convert: interrupted"
-        assert "resume (--resume) goes on with it" in said.decode().splitlines()[-1]
+        assert "resume (--resume) continues from them" in said.decode().splitlines()[-1]
     assert os.listdir(out) == [".conversion"]
     waits.write_text(content)
     os.utime(waits, ns=(was.st_atime_ns, was.st_mtime_ns))
