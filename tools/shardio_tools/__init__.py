@@ -1,1 +1,1 @@
-"""The command line of shardio: one module per command, on shardio's public names only."""
+"""The command line of shardio: one module per command, built on shardio's public API only."""

@@ -1,8 +1,8 @@
-"""Give every sample of a dataset one more field, as its next generation.
+"""Add a field to every sample of a dataset, as its next generation.
 
-The values come from a file, in the order of the samples: .npy (an array with a row for each),
-.jsonl (a JSON value in each line) or .csv (the column of that name). Or a function in a Python
-file computes them. Nothing that is there is changed: they go into shards beside the others.
+The values come from a file, in the order of the samples: .npy (an array with one row per sample),
+.jsonl (one JSON value per line) or .csv (the column of that name); or a function in a Python file
+computes them. Existing files are not changed: the new field is stored in additional shards.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
 def parse_field(text: str) -> Kind:
-    """Read a field's type, such as "float32[3]", "list of uint8[any,2]" or "text, zstd, optional".
+    """Parse a field's type, such as "float32[3]", "list of uint8[any,2]" or "text, zstd, optional".
 
     Raises:
-        InvalidArgument: it is not in that form.
-        SchemaError: there is no such dtype, or dimension.
+        InvalidArgument: the text does not have that form.
+        SchemaError: the dtype or a dimension is invalid.
     """
     found = _TYPE.fullmatch(re.sub(r"\s*([,\[\]])\s*", r"\1", text.strip()))
     if found is None:
@@ -79,17 +79,17 @@ def _not_a_field(text: str) -> str:
 
 
 def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
-    """The type and the values of a column in a file; its name's end says what the file is.
+    """Return the type and the values of a column in a file, whose suffix determines the format.
 
     Args:
-        path: `.npy`: an array, a row for each sample; `.jsonl`: a JSON value in each line; `.csv`:
-            a first line that names the columns, of which one is `name`.
-        name: of the new field.
-        field: its type; only an array has one of its own.
+        path: `.npy`: an array with one row per sample; `.jsonl`: one JSON value per line; `.csv`:
+            a header line that names the columns, one of them `name`.
+        name: name of the new field.
+        field: type of the field; None takes that of the array.
 
     Raises:
-        InvalidArgument: there is no such file, or it is not in that form; also from the values.
-        OSError: it cannot be read.
+        InvalidArgument: the file is missing or malformed; also raised by the values.
+        OSError: the file cannot be read.
     """
     suffix = Path(path).suffix.lower()
     if not os.path.isfile(path):
@@ -107,9 +107,9 @@ def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterabl
 
 
 def read_function(place: str) -> Callable[..., Any]:
-    """The function that `FILE.py:NAME` names; the file is run, as a module is that is imported.
+    """Return the function that `FILE.py:NAME` names; the file is run like an imported module.
 
-    It is part of no module that could be imported elsewhere, so it travels to workers as it is.
+    It belongs to no importable module, so it is sent to workers by value.
 
     Raises:
         InvalidArgument: there is no such file, or no such function in it.
@@ -159,7 +159,7 @@ def _json_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, unless it says one thing twice."""
+    """Return the pairs as a dict; refuse repeated keys."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [key for key, _ in pairs]
@@ -203,7 +203,7 @@ def _csv_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
 
 
 def _place_of(path: str, name: str, names: list[str]) -> int:
-    """Which of the columns is the one of that name."""
+    """Return the position of the column of that name."""
     if names.count(name) == 1:
         return names.index(name)
     if name in names:
@@ -213,7 +213,7 @@ def _place_of(path: str, name: str, names: list[str]) -> int:
 
 
 def _from_text(field: Kind) -> Callable[[str], Any] | None:
-    """What makes a value of a cell's text; None where a cell cannot hold one."""
+    """Return the function that converts a cell's text; None if a cell cannot hold such a value."""
     if isinstance(field, shardio.Text):
         return str
     if not isinstance(field, Array) or field.shape:
@@ -245,14 +245,14 @@ def _real(text: str) -> float:
 
 
 def _digits(text: str) -> str:
-    """The text, if it is a number in any language and not only in Python, which takes 1_000."""
+    """Return the text if it is a number in common notation: Python also accepts 1_000."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text
 
 
 def _shown(text: str) -> str:
-    """The text in quotes; of a long one its beginning."""
+    """Return the text in quotes, truncated if long."""
     return repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…")
 
 

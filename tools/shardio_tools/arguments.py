@@ -1,7 +1,4 @@
-"""The options that say where a command's work is done.
-
-Datasets in object stores, as far as commands have to do with them.
-"""
+"""Arguments that several commands share: the execution backend, and URLs of object stores."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import shardio
 
 
 def add_engine_arguments(add: Callable[..., Any]) -> None:
-    """Add them to a parser, by its `add_argument`."""
+    """Add the options of the execution backend through a parser's `add_argument`."""
     add(
         "--engine",
         choices=("local", "ray"),
@@ -29,7 +26,7 @@ def add_engine_arguments(add: Callable[..., Any]) -> None:
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Give them as functions take them; standard output then is the command's alone."""
+    """Return the keyword arguments of the execution backend; Ray prints nothing then."""
     if options.engine == "ray":
         # Ray prints the log of every machine that is lost, from this process.
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
@@ -37,23 +34,23 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 _READS_URLS = ("inspect", "serve")
-"""Commands that take the URL of a dataset."""
+"""Commands that accept the URL of a dataset."""
 _WRITES_URLS = ("convert",)
-"""Commands whose result may be at a URL."""
+"""Commands that can write to a URL."""
 _ADDRESS_OPTIONS = ("address", "bind")
-"""Options that say where others are reached, in what looks like a URL."""
+"""Options with network addresses, which look like URLs."""
 
 
 def is_url(text: object) -> bool:
-    """Whether it is the URL of something in an object store."""
+    """Return True if the text is the URL of something in an object store."""
     return isinstance(text, str) and "://" in text and not text.lower().startswith("file://")
 
 
 def refuse_urls(options: argparse.Namespace) -> None:
-    """Make sure that no command is given a URL that works on folders.
+    """Refuse URLs given to commands that work on folders.
 
     Raises:
-        InvalidArgument: it is; the message says how to have the folder.
+        InvalidArgument: a URL was given; the message says how to copy the dataset.
     """
     for name, value in vars(options).items():
         if name in _ADDRESS_OPTIONS:

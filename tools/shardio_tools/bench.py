@@ -1,8 +1,8 @@
-"""Measure how fast a dataset loads here, and say what limits it and which option to turn.
+"""Measure how fast a dataset loads here, what limits it, and which option to change.
 
-Each number of workers reads samples for some seconds, and then the same samples again from memory.
-The limit is what as many threads of this machine copy from memory to memory. What a transform of
-yours takes, shardio.measuring.measure_loading measures.
+For each number of workers, samples are read for some seconds, and then the same samples again from
+memory. The limit is the rate at which the same number of threads copies memory here. Use
+shardio.measuring.measure_loading to measure a transform of your own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The command `shardio`: parses, dispatches, and turns errors into one line and an exit code.
+"""The command `shardio`: parses arguments, runs a command, maps errors to messages and exit codes.
 
-Exit codes: 0 fine; 1 something in the data is bad, and listed; 2 the command or a path is wrong;
-3 something about this machine is; 130 interrupted; 141 nobody reads the output any more.
+Exit codes: 0 success; 1 bad data, which is listed; 2 bad arguments or paths; 3 a problem with
+this machine; 130 interrupted; 141 broken pipe.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from shardio_tools.output import (
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
 DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-"""Errors that only who writes can meet."""
+"""Errors that only writing can cause."""
 
 COMMANDS: dict[str, ModuleType] = {
     "convert": convert,
@@ -78,9 +78,9 @@ COMMANDS: dict[str, ModuleType] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line (by default this process's); returns the exit code.
+    """Run the command line (by default this process's); return the exit code.
 
-    A report that could not be written makes it ENVIRONMENT: 0 and 1 would promise one.
+    An incomplete report makes it ENVIRONMENT: 0 and 1 would promise a complete one.
 
     Raises:
         SystemExit: from argparse: 0 after --help, 2 for arguments that do not parse.
@@ -108,10 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ensure_std_fds() -> None:
-    """Open as /dev/null what this process was started without.
+    """Open the standard descriptors that this process was started without as /dev/null.
 
-    Otherwise a shard that is being written may get the number of standard error, and with it what
-    libraries and workers say there.
+    Otherwise a shard being written could get the descriptor of standard error, and with it the
+    output of libraries and workers.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -123,7 +123,7 @@ def _ensure_std_fds() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run the command and put into words what ends it; returns the exit code."""
+    """Run the command, print its error if it fails, and return the exit code."""
     try:
         refuse_urls(options)
         with warnings.catch_warnings():
@@ -148,7 +148,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print_exception(error: BaseException, what: str) -> None:
-    """Print what went wrong, and what was noted about it: how to go on."""
+    """Print an error message and the notes attached to the exception."""
     keeps_lines = isinstance(error, shardio.WorkerDied | TransformError)
     for text in (what, *getattr(error, "__notes__", ())):
         # A worker's traceback keeps its lines; in a name, a line's end would pass for one of ours.
@@ -156,7 +156,7 @@ def _print_exception(error: BaseException, what: str) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose help and version are reports: argparse ignores errors of writing them."""
+    """A parser that prints help and version like reports: argparse ignores write errors."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         print_now(message.removesuffix("\n"), file or sys.stderr)
@@ -182,7 +182,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def exit_code(error: shardio.ShardioError) -> int:
-    """Give the exit code that an error of shardio's leads to."""
+    """Return the exit code for an error of shardio."""
     if isinstance(error, shardio.DataError | TransformError | TooManySkipped):
         return BAD_DATA
     of_stores = (CacheFull, StoreAccessDenied, StoreUnavailable)
@@ -192,7 +192,7 @@ def exit_code(error: shardio.ShardioError) -> int:
 
 
 def _system_error(error: OSError, options: argparse.Namespace) -> str:
-    """Name the file, if only by where it must lie: a write that fails does not say it."""
+    """Return a message that names the file; a failed write does not, so OUT is named instead."""
     reason = error.strerror or str(error)
     if isinstance(error.filename, str | bytes):
         return f"{os.fsdecode(error.filename)}: {reason}"

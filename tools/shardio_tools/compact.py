@@ -1,7 +1,7 @@
-"""Put neighbouring small shards of a dataset together, as its next generation.
+"""Merge neighbouring small shards of a dataset, as its next generation.
 
-Samples keep their numbers. Files of older generations stay for who has those open, unless
---remove-old is given. What is rewritten is verified first; damaged shards are refused.
+Samples keep their numbers. Files of older generations are kept for their readers, unless
+--remove-old is given. Shards are verified before they are rewritten; damaged ones are refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Convert a folder of videos, pictures, sound, arrays, tables or datasets of others into a dataset.
+"""Convert a folder of videos, images, audio, arrays, tables or other datasets into a dataset.
 
-Every file below SRC is looked at and accounted for. The name of the folder that holds a file is its
-class. Exit code 1 means that some files are broken, or have changed since they were converted; they
-are listed, and all others are converted. The code is also 1 if no file gave a sample.
+Every file below SRC is read and accounted for. The folder that holds a file is its class. Exit code
+1 means that some files are broken, or have changed since they were converted; they are listed, and
+all others are converted. The code is also 1 if no file gave a sample.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _add_ends(group: argparse._ArgumentGroup) -> None:
 
 
 def _read_fields(path: str) -> Any:
-    """What a file of JSON says; a field that is there twice is refused."""
+    """Return the content of a JSON file; repeated keys are refused."""
 
     def named_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(name for name, _ in pairs)
@@ -287,9 +287,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> StoredReport | None:
-    """What a sample of the result is like; None where there is nothing, or it is gone already.
+    """Return measurements of a sample of the result; None if there is nothing or it cannot be read.
 
-    In an object store, it is not read again.
+    A result in an object store is not read again.
     """
     if is_url(report.dataset):
         return None
@@ -303,7 +303,7 @@ def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> 
 
 
 def _estimate(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
-    """Say what a conversion would come to."""
+    """Report the expected result of a conversion."""
     if options.engine != "local":
         raise shardio.InvalidArgument("--estimate and --engine: a few files are converted here")
     for name in ("resume", "overwrite", "append"):
@@ -343,7 +343,7 @@ def _estimate(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
 
 
 def _note(state: Any) -> str:
-    """How far a conversion is, in files and samples."""
+    """Return the progress in files and samples."""
     note = f"{state.n_inputs_done:,} of {format_count(state.n_inputs, 'file')}"
     note += f", {format_count(state.n_samples, 'sample')}"
     return f"{note}, {state.n_broken} broken" if state.n_broken else note

@@ -1,4 +1,4 @@
-"""What a conversion has made, in words and as JSON: how much, how near to its source, how fast."""
+"""The report of a conversion, as text and JSON: counts, size and quality of the result, speed."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from shardio_tools.output import (
 )
 
 MEDIA: Final = {"audio": "sound", "images": "picture", "videos": "clip"}
-"""What a sample of media is called; of all other kinds it has the fields that were found."""
+"""Noun for a sample by kind; for all other kinds the report lists the inferred fields."""
 
 
 def sample_noun(report: shardio.ConversionReport) -> str:
-    """What a sample of the dataset is called."""
+    """Return the noun for a sample of the dataset."""
     if report.view["kind"] == "clips":
         return "video"
     return MEDIA.get(report.kind, "sample")
 
 
 def n_clips(report: shardio.ConversionReport) -> int:
-    """Clips that were made: rows, or those of videos in the default view."""
+    """Return the number of clips: rows, or those in the default view of videos."""
     if report.view["kind"] != "clips":
         return report.n_samples
     return sum(int(source.detail.get("clips", 0)) for source in report.inputs if source.n_samples)
 
 
 def stored_json(report: shardio.ConversionReport, stored: StoredReport | None) -> dict[str, Any]:
-    """Give what was measured of the result as JSON can say it."""
+    """Return the measurements of the result as JSON values."""
     n_bytes = source_bytes(report)
     facts: dict[str, Any] = {"source_bytes": n_bytes}
     if n_bytes:
@@ -51,7 +51,7 @@ def stored_json(report: shardio.ConversionReport, stored: StoredReport | None) -
 
 
 def describe_stored(report: shardio.ConversionReport, stored: StoredReport | None) -> Iterator[str]:
-    """Say how large the result is beside its source, how near to it, and how fast it is read."""
+    """Yield a line on size, quality and read speed of the result compared with its source."""
     n_bytes = source_bytes(report)
     if not report.n_samples or not n_bytes:
         return
@@ -67,7 +67,7 @@ def describe_stored(report: shardio.ConversionReport, stored: StoredReport | Non
 
 
 def _nearness(psnr_db: Mapping[str, float]) -> str:
-    """How near some files' pictures are to their sources."""
+    """Return the PSNR of the measured files as text."""
     said = f"PSNR {median(psnr_db.values()):.1f} dB at the stored size"
     if len(psnr_db) == 1:
         return f"{said}, of 1 file"
@@ -76,7 +76,7 @@ def _nearness(psnr_db: Mapping[str, float]) -> str:
 
 
 LISTED: Final = ("duplicate", "not_processed", "part", "unsupported", "empty", "modified", "broken")
-"""Outcomes whose inputs are listed, in this order: what matters most comes last."""
+"""Outcomes whose inputs are listed, most important last."""
 
 
 NOT_OF_KIND: Final = {
@@ -95,7 +95,7 @@ NOT_OF_KIND: Final = {
     "webdataset": "not a tar",
     "zarr": "no part of a Zarr store",
 }
-"""What files are in words that a converter has no use for."""
+"""Text for files that are not of a converter's kind."""
 
 
 def no_samples_line(report: shardio.ConversionReport) -> str:
@@ -106,7 +106,7 @@ def no_samples_line(report: shardio.ConversionReport) -> str:
 
 
 def field_lines(report: shardio.ConversionReport) -> Iterator[str]:
-    """Say what was told from the files: the fields of a sample."""
+    """Yield a line with the inferred fields."""
     if report.kind not in MEDIA and report.generation:
         with shardio.open(report.dataset) as dataset:
             fields = ", ".join(_field(*each) for each in dataset.schema.items())
@@ -114,7 +114,7 @@ def field_lines(report: shardio.ConversionReport) -> Iterator[str]:
 
 
 def _field(name: str, field: object) -> str:
-    """A field in a few words, as the file of --schema has it."""
+    """Return a field as text, in the notation of the --schema file."""
     is_optional = "?" if getattr(field, "optional", False) else ""
     if isinstance(field, shardio.List):
         return f"{_field(f'{name} list of', field.element)}{is_optional}"
@@ -125,12 +125,12 @@ def _field(name: str, field: object) -> str:
 
 
 def n_dropped(report: shardio.ConversionReport) -> int:
-    """Frames at the ends of videos that are too few for another clip."""
+    """Return the number of frames dropped at the ends of videos, too few for another clip."""
     return sum(int(source.detail.get("dropped", 0)) for source in report.inputs)
 
 
 def report_as_json(report: shardio.ConversionReport) -> dict[str, Any]:
-    """Give the report as JSON can say it."""
+    """Return the report as JSON values."""
     return {
         "dataset": str(report.dataset),
         "kind": report.kind,
@@ -149,7 +149,7 @@ def report_as_json(report: shardio.ConversionReport) -> dict[str, Any]:
 
 
 def clips_by_class(report: shardio.ConversionReport) -> dict[str, int]:
-    """Count the samples of each class, also of those that have none."""
+    """Count the samples of each class, including classes without any."""
     found: Counter[int] = Counter()
     for source in report.inputs:
         found[source.label] += source.n_samples
@@ -159,7 +159,7 @@ def clips_by_class(report: shardio.ConversionReport) -> dict[str, int]:
 def describe_report(
     report: shardio.ConversionReport, *, has_file: bool = False, appends: bool = False
 ) -> Iterator[str]:
-    """Say in words what was done, what was not and why, and where it is; `has_file`: of labels."""
+    """Yield the lines of the report; `has_file` is True if a file of labels was given."""
     if report.n_samples or not appends:
         yield from _describe_clips(report, has_file=has_file)
     for outcome in LISTED:
@@ -194,13 +194,13 @@ def describe_report(
 
 
 def _in_clips(report: shardio.ConversionReport) -> str:
-    """How many clips the default view has of videos."""
+    """Return the number of clips in the default view of videos as text."""
     is_view = report.view["kind"] == "clips"
     return f" ({format_count(n_clips(report), 'clip')})" if is_view else ""
 
 
 def _describe_clips(report: shardio.ConversionReport, *, has_file: bool) -> Iterator[str]:
-    """Say how many clips each class has, which have none, and what was left over."""
+    """Yield lines on samples per class, samples without a class, and dropped frames."""
     by_class = clips_by_class(report)
     n_unlabelled = report.n_samples - sum(by_class.values())
     if by_class:
@@ -220,7 +220,7 @@ def _describe_clips(report: shardio.ConversionReport, *, has_file: bool) -> Iter
 
 
 def _describe_sound(report: shardio.ConversionReport) -> Iterator[str]:
-    """Say how many videos have sound, where it was asked for."""
+    """Yield a line on how many videos have audio, if it was requested."""
     told = [source.detail["sound"] for source in report.inputs if "sound" in source.detail]
     if report.kind != "videos" or not told:
         return
@@ -234,7 +234,7 @@ def _describe_sound(report: shardio.ConversionReport) -> Iterator[str]:
 
 
 def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
-    """List the inputs of one outcome; broken ones are all listed."""
+    """Yield the inputs of one outcome; broken ones are all listed."""
     group = [source for source in report.inputs if source.outcome == outcome]
     if not group:
         return

@@ -1,4 +1,4 @@
-"""Where the command `shardio` begins: Ctrl-C ends it without a word until it is loaded."""
+"""Entry point of the command `shardio`: Ctrl-C ends it silently until it is loaded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import signal
 
 
 def main() -> int:
-    """Load the command line and run it with this process's arguments; returns the exit code.
+    """Load the command line and run it with this process's arguments; return the exit code.
 
-    Loading takes 0.3 s. Ctrl-C in the middle of an import was a traceback, and out of NumPy the
-    advice to install it anew; so meanwhile the signal ends the process, as it does one without
-    Python. Where whoever started this has it ignored, it stays so.
+    Loading takes 0.3 s. Ctrl-C during an import printed a traceback, and inside NumPy the advice to
+    reinstall it; so until then the signal has its default action. If the parent process ignores the
+    signal, it stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,7 +1,7 @@
 """Write the samples of a dataset as files of another format, into a folder of their own.
 
-The folder appears when all of it is written. Every byte is verified on the way; a damaged sample
-ends the export, unless --on-error skip is given: then it is listed, and the exit code is 1.
+The folder appears once it is complete. Every byte is verified on the way; a damaged sample stops
+the export, unless --on-error skip is given: then it is listed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tell(report: ExportReport, *, is_quiet: bool) -> None:
-    """Say what was left out, and what was written."""
+    """Print what was left out, and what was written."""
     if report.skipped:
         lines = [f"sample {one.sample}: {escaped(one.reason)}" for one in report.skipped]
         tell = print_error if is_quiet else print_out

@@ -1,7 +1,7 @@
-"""Put the samples of several datasets together, as a new dataset.
+"""Merge the samples of several datasets into a new dataset.
 
-All must have the same fields. Where class names differ, the new dataset has all of them, and the
-labels are adapted. Every byte is verified first; damaged datasets are refused.
+All must have the same fields. If class names differ, the new dataset has all of them, and labels
+are adjusted. Every byte is verified first; damaged datasets are refused.
 """
 
 from __future__ import annotations

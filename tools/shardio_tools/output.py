@@ -1,9 +1,7 @@
-"""How commands speak: numbers with units, lists that stay short, progress, JSON.
+"""Output of commands: text formatting, reports, errors, JSON and progress.
 
 Reports and JSON go to standard output; progress and errors to standard error, so that a report can
-be piped while its command still shows how far it is.
-
-How commands that rewrite datasets show how far they are, and say what they did.
+be piped while progress is still visible.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 MAX_LISTED: Final = 20
-"""Entries of a list that are printed before the rest is only counted."""
+"""Number of entries of a list to print; the rest is counted."""
 _N_PROGRESS_LINES: Final = 10
-"""Lines of plain progress from start to end."""
+"""Number of lines of plain progress from start to end."""
 _UNDECODED: Final = re.compile("[\udc80-\udcff]+")
-"""Bytes of a file name that the locale's encoding lacks, as Python spells them."""
+"""Bytes of a file name that the locale's encoding lacks, as Python's surrogate escapes."""
 _is_report_lost = False
 """True if standard output has refused a part of the report."""
 
@@ -48,13 +46,13 @@ OUTCOMES: Final = {
     "duplicate": "in the dataset already",
     "modified": "changed since it was converted",
 }
-"""What became of an input, in words; other converters may have further outcomes."""
+"""Text for the outcome of an input; other converters may have further outcomes."""
 
 
 def escape_unwritable() -> None:
     """Make standard output and error escape characters that their encoding lacks.
 
-    A file's name may hold what the terminal's encoding cannot.
+    File names may contain such characters.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -67,28 +65,28 @@ def print_out(text: str = "") -> None:
 
 
 def print_error(text: str) -> None:
-    """Print an error: one line on standard error, behind what was reported so far."""
+    """Print an error as one line on standard error, after flushing the report."""
     flush()
     _attempt(sys.stderr, partial(print, f"shardio: {text}", file=sys.stderr, flush=True))
 
 
 def print_now(text: str, stream: TextIO) -> None:
-    """Print a line at once: plain progress, or what the parser says."""
+    """Print a line and flush: plain progress, or output of the argument parser."""
     _attempt(stream, partial(print, text, file=stream, flush=True))
 
 
 def flush() -> None:
-    """Write out what was reported so far."""
+    """Flush the report."""
     _attempt(sys.stdout, sys.stdout.flush)
 
 
 def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
-    """Write; where the system refuses, go on without: what a command does is not what it says.
+    """Write, and carry on if it fails: a command does its work even if its output is lost.
 
-    A report that is not written whole is remembered: see `is_report_lost`.
+    An incomplete report is remembered; see `is_report_lost`.
 
     Raises:
-        BrokenPipeError: nobody reads any more.
+        BrokenPipeError: the reader of a pipe has gone.
     """
     global _is_report_lost
     try:
@@ -103,18 +101,18 @@ def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
 
 
 def begin_report() -> None:
-    """Forget what an earlier command could not write."""
+    """Reset the state of the report."""
     global _is_report_lost
     _is_report_lost = False
 
 
 def is_report_lost() -> bool:
-    """True if standard output has refused a part of what the command reported."""
+    """Return True if a part of the report could not be written."""
     return _is_report_lost
 
 
 def redirect_to_null(stream: TextIO) -> None:
-    """Let a stream, and what it still holds, lead nowhere."""
+    """Redirect a stream, including its buffered text, to /dev/null."""
     with contextlib.suppress(OSError):  # one that is no file of the system's
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -122,14 +120,14 @@ def redirect_to_null(stream: TextIO) -> None:
 
 
 def print_json(content: Mapping[str, Any]) -> None:
-    """Print one JSON object, and nothing that other programs' parsers refuse."""
+    """Print one standard JSON object, without NaN, infinities or invalid escapes."""
     # Where the encoding lacks a character, Python would write it as \x or \U, which JSON lacks.
     is_utf8 = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
     print_out("".join(_json_pieces(content, json.JSONEncoder(ensure_ascii=not is_utf8))))
 
 
 def _json_pieces(content: Any, encoder: json.JSONEncoder) -> Iterator[str]:
-    """Write as `json.dumps(indent=1)` does, however deeply nested: that calls itself per level."""
+    """Yield the text of `json.dumps(indent=1)` at any depth: `json.dumps` recurses per level."""
     levels: list[tuple[Iterator[tuple[str, Any]], str]] = []
     level, piece = _json_begin(content, encoder)
     while True:
@@ -150,7 +148,7 @@ def _json_pieces(content: Any, encoder: json.JSONEncoder) -> Iterator[str]:
 def _json_begin(
     value: Any, encoder: json.JSONEncoder
 ) -> tuple[Iterator[tuple[str, Any]] | None, str]:
-    """The entries of a list or object, each with what comes before it; and how `value` begins."""
+    """Return the entries of a list or object with their prefixes, and the beginning of its text."""
     if isinstance(value, Mapping) and value:
         return (
             (f"{encoder.encode(decode_names(str(key)))}: ", entry) for key, entry in value.items()
@@ -163,13 +161,13 @@ def _json_begin(
 
 
 def escaped(text: str) -> str:
-    """`text` with line breaks and control characters escaped: names come from other people."""
+    """Return `text` with line breaks and control characters escaped: names are untrusted."""
     text = decode_names(text)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def decode_names(text: str) -> str:
-    """Return `text` with what the locale could not decode of file names decoded as UTF-8."""
+    """Return `text` with undecoded bytes of file names decoded as UTF-8."""
     return _UNDECODED.sub(
         lambda found: (
             found[0].encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
@@ -181,24 +179,24 @@ def decode_names(text: str) -> str:
 def utf8_name(name: str) -> str:
     """Return a command-line argument or file name as UTF-8 text, whatever the locale.
 
-    For names in data. Bytes that are no UTF-8 stay as Python's surrogates.
+    Used for names in data. Bytes that are not UTF-8 stay surrogates.
     """
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
 def shorten(text: str, n_chars: int = 72) -> str:
-    """At most n_chars of `text`, on one line."""
+    """Return at most `n_chars` of `text`, on one line."""
     text = escaped(text)
     return text if len(text) <= n_chars else text[: n_chars - 1] + "…"
 
 
 def format_count(n: int, thing: str, things: str = "") -> str:
-    """`n` of a thing in words: "1 file", "2,000 files"."""
+    """Return a count with its noun: "1 file", "2,000 files"."""
     return f"{n:,} {thing if n == 1 else things or thing + 's'}"
 
 
 def format_size(n_bytes: float) -> str:
-    """A number of bytes in the largest unit that keeps it above 1."""
+    """Return a number of bytes in the largest unit that keeps it above 1."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if n_bytes < 1024:
             return f"{n_bytes:,.0f} bytes" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
@@ -207,7 +205,7 @@ def format_size(n_bytes: float) -> str:
 
 
 def format_duration(elapsed_s: float) -> str:
-    """A duration as people say it."""
+    """Return a duration in seconds, minutes or hours."""
     if elapsed_s < 60:
         return f"{elapsed_s:.1f} s"
     minutes, rest = divmod(round(elapsed_s), 60)
@@ -216,7 +214,7 @@ def format_duration(elapsed_s: float) -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
-    """Rows of cells as aligned columns; the last column is not padded."""
+    """Return rows of cells as aligned columns; the last column is not padded."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -226,7 +224,7 @@ def format_table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
 
 
 def format_list(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
-    """The first MAX_LISTED lines; `rest` says where the others are."""
+    """Return the first MAX_LISTED lines; `rest` says where to find the others."""
     every = list(lines)
     shown = [indent + line for line in every[:MAX_LISTED]]
     if more := len(every) - len(shown):
@@ -235,10 +233,10 @@ def format_list(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
 
 
 class ProgressLine:
-    """Shows how far a long command is, from `with` to its end: a bar or now and then a line.
+    """A progress display for the duration of a `with` block.
 
-    A terminal gets a bar with bytes, rate and time left, which vanishes at the end; anything else
-    gets a plain line at each further tenth. `is_silent` shows nothing at all.
+    A terminal gets a bar with bytes, rate and time left, which vanishes at the end; any other
+    output gets a line at every tenth. `is_silent` shows nothing.
     """
 
     def __init__(self, title: str, *, is_silent: bool = False) -> None:
@@ -264,7 +262,7 @@ class ProgressLine:
                 self._bar.stop()
 
     def show(self, n_bytes_done: int, n_bytes: int, note: str) -> None:
-        """Say that n_bytes_done of n_bytes are done; `note` says it in other units."""
+        """Show that `n_bytes_done` of `n_bytes` are done; `note` gives other units."""
         if self._bar is not None:
             (task,) = self._bar.task_ids
             self._bar.update(task, completed=n_bytes_done, total=n_bytes, note=note)
@@ -277,7 +275,7 @@ class ProgressLine:
                 print_now(line, sys.stderr)
 
     def wait(self, note: str) -> None:
-        """Say what is waited for, now that no number moves any more."""
+        """Show a text while there is no measurable progress."""
         if self._bar is not None:
             (task,) = self._bar.task_ids
             self._bar.update(task, note=note)
@@ -311,7 +309,7 @@ def _bar() -> Progress:
 
 
 def add_rewrite_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all of these commands take."""
+    """Add the options that all commands that rewrite datasets share."""
     add = parser.add_argument
     add(
         "--shard-bytes",
@@ -326,7 +324,7 @@ def add_rewrite_options(parser: argparse.ArgumentParser) -> None:
 
 
 class StepProgress(ExitStack):
-    """Shows a progress line for one step after the other; call `show` with each state."""
+    """A progress line per step of an operation; call `show` with each state."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__()
@@ -334,7 +332,7 @@ class StepProgress(ExitStack):
         self._step, self._line = "", ProgressLine("", is_silent=True)
 
     def show(self, state: MaintenanceProgress) -> None:
-        """Say how far the step is."""
+        """Show the progress of the current step."""
         if state.step != self._step:
             self.close()
             self._step = state.step
@@ -349,7 +347,7 @@ def run_rewrite(
     *places: str,
     **more: object,
 ) -> MaintenanceReport:
-    """Call a surgery with the options that all of these commands take; shows how far it is."""
+    """Call a rewriting operation with the shared options, showing its progress."""
     with StepProgress(options) as steps:
         return surgery(
             *places,
@@ -361,7 +359,7 @@ def run_rewrite(
 
 
 def print_report(report: MaintenanceReport, options: argparse.Namespace, did: str) -> None:
-    """Say what came of it: `did` begins the sentence."""
+    """Print the result of a rewriting operation; `did` begins the sentence."""
     if options.json:
         print_json(report.as_json())
     elif not options.quiet:

@@ -1,7 +1,7 @@
-"""Save what is undamaged of a dataset or a shard, as a new dataset.
+"""Save the undamaged samples of a dataset or a shard as a new dataset.
 
-Every sample that can be read, with all its hashes right, is in the new dataset; all others are
-listed, with the reason. Nothing in SRC is changed. Exit code 1 means that something is lost.
+Every readable sample whose hashes all match is in the new dataset; all others are listed, with the
+reason. Nothing in SRC is changed. Exit code 1 means that something is lost.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _which(loss: Loss) -> str:
 
 
 def _summary(report: RepairReport) -> str:
-    """Say in one line what was saved, and where it is."""
+    """Return the line that says what was saved, and where."""
     lost = "nothing lost" if report.is_whole else f"{report.n_lost:,} lost"
     if not report.is_whole and any(
         loss.n_samples is None for shard in report.shards for loss in shard.losses

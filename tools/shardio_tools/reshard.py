@@ -1,4 +1,4 @@
-"""Write the samples of a dataset into a new one, with shards of another size.
+"""Rewrite a dataset as a new one, with shards of another size.
 
 Every byte is verified first; a damaged dataset is refused.
 """

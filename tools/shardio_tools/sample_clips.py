@@ -1,10 +1,10 @@
-"""Draws a small folder of labelled video clips: something to convert where no videos are at hand.
+"""Draw a small folder of labelled video clips, as input for a first conversion.
 
     python -m shardio_tools.sample_clips FOLDER
 
-Each class is one motion of a bright shape over a dim background; shape, colour, size, place and
-speed differ from clip to clip, so that only the motion tells the classes apart. The same call draws
-the same pictures.
+Each class is one motion of a bright shape over a dim background; shape, colour, size, position and
+speed differ from clip to clip, so that only the motion distinguishes the classes. The output is
+deterministic.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Decode a dataset for loaders on other machines: ShardLoader("tcp://host:port", …) there.
+"""Decode a dataset for loaders on other machines, which use ShardLoader("tcp://host:port", …).
 
-Every client has a loader of its own here, with the options that it asks for. Ctrl-C or SIGTERM ends
-it. Without --keys only this machine is served; `--make-keys DIR` makes the keys of a server, and a
-folder of keys for one client, which is to be copied there.
+Every client has its own loader here, with the options that it requests. Ctrl-C or SIGTERM ends the
+server. Without --keys only this machine is served; `--make-keys DIR` creates the keys of a server,
+and a folder with the keys of one client, to be copied there.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _make_keys(options: argparse.Namespace) -> None:
 
 
 def _serve(server: Server, name: str | None) -> None:
-    """Say where, and serve until Ctrl-C or SIGTERM, which end it in order."""
+    """Print the address, and serve until Ctrl-C or SIGTERM, which end the server in order."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         server.stop()
@@ -91,7 +91,7 @@ def _serve(server: Server, name: str | None) -> None:
 
 
 def _function(option: str, name: str | None) -> Callable[..., Any] | None:
-    """The function that is called so, of a module that may lie in the current folder."""
+    """Import a function by name; its module may lie in the current folder."""
     if name is None:
         return None
     module, _, attribute = name.partition(":")

@@ -1,7 +1,7 @@
-"""Split a dataset into named subsets, by chance, as its next generation.
+"""Split a dataset randomly into named subsets, as its next generation.
 
-With --group no two samples that have the same value in that field come into different subsets. No
-data is written: shardio.open and ShardLoader read the samples of one with subset=NAME.
+With --group, samples with the same value in that field are in the same subset. No data is written:
+shardio.open and ShardLoader read the samples of a subset with subset=NAME.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _parts(text: str) -> dict[str, float]:
-    """Read "train=0.9,val=0.1"."""
+    """Parse subsets such as "train=0.9,val=0.1"."""
     parts: dict[str, float] = {}
     for entry in utf8_name(text).split(","):
         name, _, share = entry.rpartition("=")
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _described(report: SplitReport, *, has_groups: object) -> str:
-    """Say how many samples are where."""
+    """Return the table of subsets and a summary line."""
     rows = []
     for name, n_samples in report.n_samples.items():
         groups = [format_count(report.n_groups[name], "group")] if has_groups else []

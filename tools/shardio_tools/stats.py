@@ -1,6 +1,6 @@
-"""Count a dataset: mean, deviation, range and shapes of each numeric field, and the classes.
+"""Compute mean, deviation, range and shapes per numeric field, and samples per class.
 
-The result is kept in the next generation, where shardio inspect and dataset.stats find it.
+The result is stored in the next generation; shardio inspect and dataset.stats return it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COLUMNS = ("mean", "std", "min", "max", "count")
 
 
 def describe_stats(stats: Mapping[str, Any]) -> Iterator[str]:
-    """Describe what a generation keeps: of the whole dataset, and of subsets."""
+    """Yield the lines on stored statistics: of the whole dataset, and of subsets."""
     if "whole" in stats:
         yield "statistics"
         yield from describe_counts(stats["whole"])
@@ -37,7 +37,7 @@ def describe_stats(stats: Mapping[str, Any]) -> Iterator[str]:
 
 
 def describe_counts(found: Any) -> Iterator[str]:
-    """Put mean, deviation and range of each field, and the classes, into a table."""
+    """Yield a table of mean, deviation and range per field, and the classes."""
     fields = found.get("fields") if isinstance(found, Mapping) else None
     if not isinstance(fields, Mapping) or not fields:
         yield "  none"
@@ -55,7 +55,7 @@ def describe_counts(found: Any) -> Iterator[str]:
 
 
 def _remarks(values: Mapping[str, Any]) -> str:
-    """Say what is unusual about a field: numbers that are none, dimensions that vary."""
+    """Return remarks on a field: non-finite numbers, missing values, varying dimensions."""
     parts = []
     for key, words in (("not_finite", "not finite"), ("missing", "missing")):
         if n := values.get(key):
@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Count, report, and return the exit code."""
+    """Compute, report, and return the exit code."""
     with StepProgress(options) as steps:
         report = compute_stats(
             options.path,

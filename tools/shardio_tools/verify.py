@@ -1,7 +1,7 @@
 """Check every byte of a dataset or of one shard.
 
-Each thing that is wrong is a line with file, section, field, sample and offset. Exit code 1 means
-that something is.
+Each finding is a line with file, section, field, sample and offset. Exit code 1 means that there
+are findings.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _size_of(path: str) -> int:
-    """The bytes of a file, 0 if it went away while it was checked: that is a finding already."""
+    """Return the size of a file in bytes; 0 if it has vanished, which is a finding already."""
     try:
         return os.path.getsize(path)
     except OSError:
@@ -100,7 +100,7 @@ def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[F
 
 
 def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: float) -> str:
-    """Say in one line what was checked, and how that ended."""
+    """Return the line that says what was checked, and the result."""
     if findings:
         n_files = len({finding.path for finding in findings})
         verdict = (
@@ -115,6 +115,6 @@ def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: f
 
 
 def _n_found(findings: tuple[Finding, ...]) -> int:
-    """Count the findings, with those that are only counted in a last one of code "more"."""
+    """Count the findings, including those summed up in a last one with code "more"."""
     more = [int(f.found or 0) - 1 for f in findings if f.code == "more"]
     return len(findings) + sum(more)

@@ -1,8 +1,8 @@
-"""Look into a dataset, one shard, or one sample, damaged or not.
+"""Show a dataset, one shard, or one sample, damaged or not.
 
-Shows fields, counts, sizes, classes, the inputs that gave nothing, and one sample; on request as a
+Shows fields, counts, sizes, classes, the inputs without samples, and one sample; optionally as a
 picture or an animation, in a file or in the terminal, or many samples on a sheet. It reads little:
-`shardio verify` checks every byte. Exit code 1 means that damage was met; it is listed.
+`shardio verify` checks every byte. Exit code 1 means that damage was found; it is listed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look, report, and return the exit code."""
+    """Inspect, report, and return the exit code."""
     wish = parse_render_options(options)
     is_folder = is_url(options.path) or is_dataset(options.path)
     look = inspect_dataset if is_folder else inspect_shard
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def describe_dataset(facts: Facts) -> Iterator[str]:
-    """Put the facts about a dataset into words."""
+    """Yield the lines about a dataset."""
     if "generation" in facts:
         yield from _origin(facts)
     yield from _fields(facts["schema"])
@@ -113,7 +113,7 @@ def _reason(entry: Mapping[str, Any]) -> str:
 
 
 def _origin(facts: Facts) -> Iterator[str]:
-    """Say which generation this is, how much it holds, and where it came from."""
+    """Yield the lines on generation, size and origin of a dataset."""
     shards = format_count(len(facts["shards"]), "shard")
     rows = [
         ["generation", f"{facts['generation']} of lineage {facts['lineage']}"],
@@ -136,7 +136,7 @@ def _origin(facts: Facts) -> Iterator[str]:
 
 
 def describe_shard(facts: Facts) -> Iterator[str]:
-    """Put the facts about a shard into words."""
+    """Yield the lines about a shard."""
     rows = [["bytes", f"{facts['bytes']:,} ({format_size(facts['bytes'])})"]]
     if facts["samples"] is not None:
         rows = [["samples", f"{facts['samples']:,}"], *rows, ["id", facts["id"]]]
@@ -184,7 +184,7 @@ def _shape(shape: list[int | None]) -> str:
 
 
 def _sample(facts: Facts) -> Iterator[str]:
-    """Show the sample that was looked at, if there is one."""
+    """Yield the lines on the inspected sample, if there is one."""
     if not (sample := facts.get("sample")):
         return
     row = f", row {sample['row']:,}" if "row" in sample else ""
@@ -209,7 +209,7 @@ def _sample(facts: Facts) -> Iterator[str]:
 
 
 def _value(value: Mapping[str, Any]) -> str:
-    """Put one value into a line."""
+    """Return a value as one line."""
     if value.get("absent"):
         return "none"
     if value["type"] == "List":
@@ -243,7 +243,7 @@ def _value(value: Mapping[str, Any]) -> str:
 
 
 def _media(value: Mapping[str, Any]) -> str:
-    """Put a picture or a stream into a line."""
+    """Return an image or a stream as one line."""
     n_bytes = format_count(value["bytes"], "byte")
     if value["type"] == "Image":
         sides = f"{value['width']} × {value['height']}"
@@ -265,7 +265,7 @@ def _damage(found: Inspection) -> Iterator[str]:
 
 
 def _summary(path: str, found: Inspection) -> str:
-    """Say what was looked at, and how that ended."""
+    """Return the line that says what was inspected, and the result."""
     if found.findings:
         verdict = f"{format_count(len(found.findings), 'finding')} of damage"
     else:

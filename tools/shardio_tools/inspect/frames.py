@@ -1,8 +1,6 @@
-"""The pictures that a value of a sample holds: one, or the frames of a clip or a video.
+"""Samples of a dataset or shard by number, and their images: one, or the frames of a clip or video.
 
-Frames that are damaged are handed on as their errors, between those that can be shown.
-
-The samples of a dataset or a shard by number, field by field.
+Damaged frames are represented by their errors, between those that can be shown.
 """
 
 from __future__ import annotations
@@ -22,23 +20,23 @@ from shardio.media import ClipDecoder, decode_image, probe, resize
 
 Pixels = npt.NDArray[np.uint8]
 Frame = Pixels | shardio.DataError
-"""RGB, height x width x 3; or why it cannot be shown."""
+"""RGB pixels, height x width x 3; or the error why they cannot be shown."""
 Size = tuple[int, int]
 """Height and width, in pixels."""
 
 RATE: Final = 25.0
-"""Frames per second where nothing says when they are shown."""
+"""Frames per second if there are no times."""
 _SMALLEST: Final = 8
-"""Pixels that a side has, at least, for numbers of any meaning to be taken for a picture."""
+"""Minimum side, in pixels, for an array to be taken for a picture."""
 _CHANNELS: Final = (1, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameSequence:
-    """What can be shown of a value: `n` frames, or one picture if `is_still`.
+    """The frames of a value: `n` frames, or one picture if `is_still`.
 
-    `size` is that of the first. `take` yields those of some numbers, scaled to a size; `times_s`
-    has when each is shown, in seconds from any start, or is None where nothing says.
+    `size` is that of the first frame. `take` yields frames by number, scaled to a size; `times_s`
+    are their times in seconds from any start, or None if unknown.
     """
 
     n: int
@@ -48,7 +46,7 @@ class FrameSequence:
     times_s: npt.NDArray[np.float64] | None = None
 
     def durations_s(self, numbers: Sequence[int]) -> list[float]:
-        """For how long each of some frames is shown until the next; the last as the one before."""
+        """Return how long each of some frames is shown; the last one as long as the one before."""
         if self.times_s is None:
             times = np.asarray(numbers, np.float64) / RATE
         else:
@@ -60,7 +58,7 @@ class FrameSequence:
 
 
 def holds_pictures(kind: Any) -> bool:
-    """Whether a field's type says that it holds pictures, clips or videos."""
+    """Return True if a field's type holds pictures, clips or videos."""
     if isinstance(kind, shardio.Image | shardio.Video):
         return True
     if isinstance(kind, shardio.List):
@@ -73,14 +71,14 @@ def holds_pictures(kind: Any) -> bool:
 
 
 def can_hold_files(kind: Any) -> bool:
-    """Whether the values of a field can be the bytes of picture files, if someone says so."""
+    """Return True if the values of a field can be the bytes of picture files."""
     if isinstance(kind, shardio.Array):
         return kind.dtype == "uint8" and len(kind.shape) == 1
     return isinstance(kind, shardio.Bytes)
 
 
 def _layout(shape: Sequence[int | None]) -> str | None:
-    """What the dimensions of an array of pixels mean, by their number and sizes."""
+    """Return the meaning of the dimensions of an array of pixels, judging by number and sizes."""
     layout = None
     if len(shape) == 2:
         layout = "HW"
@@ -97,16 +95,16 @@ def _layout(shape: Sequence[int | None]) -> str | None:
 def frames_of(
     value: Any, kind: Any, times_s: npt.NDArray[np.float64] | None = None
 ) -> FrameSequence:
-    """Tell what can be shown of a value that is there.
+    """Return the frames of a value.
 
     Args:
-        value: as a reader gives it; it is read when frames are taken.
-        kind: the type of its field: one that holds pictures, or can hold their files.
-        times_s: when each frame is shown, where something beside the value says it.
+        value: as returned by a reader; it is read when frames are taken.
+        kind: type of its field: one that holds pictures, or can hold picture files.
+        times_s: time of each frame, if another field has them.
 
     Raises:
-        MediaError: it holds no picture after all.
-        ShardCorrupt: it is damaged.
+        MediaError: the value is not a picture.
+        ShardCorrupt: the value is damaged.
     """
     if isinstance(kind, shardio.Video):
         return FrameSequence(
@@ -134,7 +132,7 @@ def frames_of(
 
 
 def _frames_of_list(value: Sequence[Any], times_s: npt.NDArray[np.float64] | None) -> FrameSequence:
-    """Tell what can be shown of a list: frames as pixels, or each as the bytes of a file."""
+    """Return the frames of a list: arrays of pixels, or the bytes of picture files."""
     size, failure = None, None
     for item in value:
         try:
@@ -165,7 +163,7 @@ def _as_bytes(data: Any) -> bytes:
 
 
 def _times_s(stream: shardio.EncodedStream) -> npt.NDArray[np.float64] | None:
-    """When the frames of a video are shown: at an even pace where some packets are hidden."""
+    """Return the times of a video's frames, evenly spaced if some packets are hidden."""
     n, tick_s = stream.n_frames, float(stream.time_base)
     if len(stream.packets) == n:
         return _from_zero(np.sort(stream.packets["pts"]), tick_s)
@@ -177,7 +175,7 @@ def _times_s(stream: shardio.EncodedStream) -> npt.NDArray[np.float64] | None:
 def clip_times_s(
     pts: npt.NDArray[Any] | None, time_base: npt.NDArray[Any] | None
 ) -> npt.NDArray[np.float64] | None:
-    """When the frames of a clip are shown, from the two fields that a conversion gives it."""
+    """Return the times of a clip's frames, from the two fields that a conversion stores."""
     if pts is None or time_base is None or np.ndim(pts) != 1 or np.shape(time_base) != (2,):
         return None
     if min(time_base) < 1:
@@ -193,7 +191,7 @@ def _from_zero(ticks: npt.NDArray[Any], tick_s: float) -> npt.NDArray[np.float64
 def _from_video(
     stream: shardio.EncodedStream, numbers: Sequence[int], size: Size
 ) -> Iterator[Frame]:
-    """Decode frames of a video; where some do not come out, all others."""
+    """Decode frames of a video; frames that fail are returned as their errors."""
     out = np.empty((len(numbers), *size, 3), np.uint8)
     failures: dict[int, shardio.DataError] = {}
     with ClipDecoder() as decoder:
@@ -209,7 +207,7 @@ def _decode(
     first: int,
     failures: dict[int, shardio.DataError],
 ) -> None:
-    """Decode into `out`, halving what fails until the frames that do not decode are alone."""
+    """Decode into `out`, halving a failed range until only the undecodable frames are left."""
     try:
         decoder.decode(stream, numbers, out)
     except shardio.DataError as error:
@@ -224,7 +222,7 @@ def _decode(
 def _from_items(
     items: Sequence[Any] | npt.NDArray[Any], numbers: Iterable[int], size: Size
 ) -> Iterator[Frame]:
-    """Take frames that each stand alone: pixels, or the bytes of a picture's file."""
+    """Yield independent frames: pixels, or decoded picture files."""
     for number in numbers:
         item = items[number]
         try:
@@ -239,7 +237,7 @@ def _from_items(
 
 
 def _as_rgb(pixels: npt.NDArray[Any]) -> Pixels:
-    """Bring height x width, with channels behind, before or without, to RGB.
+    """Convert height x width pixels, with channels first, last or absent, to RGB.
 
     Raises:
         MediaError: there is no pixel.
@@ -254,7 +252,7 @@ def _as_rgb(pixels: npt.NDArray[Any]) -> Pixels:
 
 
 def fitted(pixels: Pixels, size: Size) -> Pixels:
-    """Scale RGB pixels to `size`; what their proportions leave over is black."""
+    """Scale RGB pixels to fit `size`, padded with black."""
     if pixels.shape[:2] == size:
         return pixels
     height, width = pixels.shape[:2]
@@ -270,7 +268,7 @@ def fitted(pixels: Pixels, size: Size) -> Pixels:
 
 
 def within(size: Size, side: int) -> Size:
-    """Shrink a size, if need be, until its longest side has `side` pixels."""
+    """Return a size scaled down so that its longest side has at most `side` pixels."""
     longest = max(size)
     if longest <= side:
         return size
@@ -278,7 +276,7 @@ def within(size: Size, side: int) -> Size:
 
 
 class SampleLookup:
-    """The samples of a dataset, or of one shard, that is open."""
+    """The samples of an open dataset or shard, by number."""
 
     def __init__(self, opened: shardio.ShardDataset | shardio.ShardReader) -> None:
         self._opened = opened
@@ -288,16 +286,16 @@ class SampleLookup:
 
     @property
     def schema(self) -> shardio.Schema:
-        """Their fields."""
+        """Fields of the samples."""
         return self._opened.schema
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names; none of a shard."""
+        """Class names; empty for a shard."""
         return self._opened.classes if isinstance(self._opened, shardio.ShardDataset) else ()
 
     def place(self, number: int, name: str) -> tuple[str, int]:
-        """The file that has a field of a sample, and the sample's row there."""
+        """Return the file that has a field of a sample, and the row in it."""
         if isinstance(self._opened, shardio.ShardReader):
             return self._opened.path, number
         shard, row = _located(self._opened, number)
@@ -305,10 +303,10 @@ class SampleLookup:
         return os.path.join(self._opened.path, summary.name), row
 
     def value(self, number: int, name: str) -> Any:
-        """A field of a sample, None where it lacks it; a stream's data is read when it is cut.
+        """Return a field of a sample, None if missing; a stream's data is read when it is cut.
 
         Raises:
-            DataError, ShardNotFound, OSError: it cannot be read.
+            DataError, ShardNotFound, OSError: the value cannot be read.
         """
         if isinstance(self._opened, shardio.ShardReader):
             return self._opened.sample(number, [name])[name]
@@ -317,14 +315,14 @@ class SampleLookup:
 
 
 def _located(dataset: shardio.ShardDataset, number: int) -> tuple[int, int]:
-    """The shard that has a sample, and its row there."""
+    """Return the shard that has a sample, and the row in it."""
     shard = int(dataset.locate(np.array([number]))[0])
     return shard, number - int(dataset.starts[shard])
 
 
 @contextmanager
 def open_samples(path: str) -> Iterator[SampleLookup]:
-    """Open the dataset or the shard at `path` until the end of `with`.
+    """Open the dataset or shard at `path` until the end of `with`.
 
     Raises:
         ShardioError, OSError: it cannot be opened.

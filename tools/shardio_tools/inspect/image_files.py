@@ -1,10 +1,7 @@
-"""Tiles with captions on a sheet, drawn with Pillow and its own font.
+"""Contact sheets, and files of pictures and animations, which are written atomically.
 
-Pillow is needed to draw, and comes with the extra `images`.
-
-Files of pictures and animations: encoded in memory, written whole or not at all.
-
-A name's ending says the format. GIF, WebP, PNG (as APNG) and MP4 hold animations; a JPEG does not.
+Drawing needs Pillow, from the extra `images`. The suffix determines the format: GIF, WebP, PNG (as
+APNG) and MP4 hold animations; a JPEG does not.
 """
 
 from __future__ import annotations
@@ -37,18 +34,18 @@ if TYPE_CHECKING:
 
 GAP: Final = 4
 CAPTION: Final = 16
-"""Pixels between tiles, and of a line of text."""
+"""Pixels between tiles, and height of a line of text."""
 _LEAST_SIDE: Final = 96
-"""Of a tile, so that there is room for its caption."""
+"""Minimum side of a tile, to fit its caption."""
 _LETTERS: Final = 11
 _WIDE: Final = 1.5
-"""Columns for each row."""
+"""Ratio of columns to rows."""
 _PAPER, _INK, _MARK, _EMPTY = (24, 24, 24), (225, 225, 225), (224, 64, 48), (60, 60, 60)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One picture of a sheet, or a note in its place: what is damaged is crossed out."""
+    """One picture of a sheet, or a note instead; damaged ones are crossed out."""
 
     caption: str
     pixels: Pixels | None = None
@@ -57,14 +54,14 @@ class Tile:
 
 
 def columns_of(n_tiles: int) -> int:
-    """How many tiles stand side by side, for a sheet that is wider than high."""
+    """Return the number of columns of a sheet that is wider than high."""
     return max(1, min(n_tiles, math.ceil(math.sqrt(n_tiles * _WIDE))))
 
 
 def draw_sheet(tiles: Sequence[Tile], side: int) -> Pixels:
-    """Draw tiles of at most `side` x `side` pixels in rows, each with its caption below; RGB.
+    """Draw tiles of at most `side` x `side` pixels in rows, with captions below; return RGB pixels.
 
-    Small pictures are enlarged by a whole number of pixels; a tile is as large as the largest.
+    Small pictures are enlarged by an integer factor; tiles are as large as the largest picture.
 
     Raises:
         UnsupportedEnvironment: Pillow is not installed.
@@ -94,7 +91,7 @@ def draw_sheet(tiles: Sequence[Tile], side: int) -> Pixels:
 
 
 def placeholder(size: Size) -> Pixels:
-    """Draw what stands for a frame that cannot be shown: a crossed out picture of that size."""
+    """Draw the placeholder of a frame that cannot be shown: a crossed out picture."""
     canvas = pillow_image().new("RGB", (size[1], size[0]), _EMPTY)
     from PIL import ImageDraw
 
@@ -103,7 +100,7 @@ def placeholder(size: Size) -> Pixels:
 
 
 def enlarged(pixels: Pixels, side: int) -> Pixels:
-    """Repeat pixels so often that the longest side has at most `side`."""
+    """Enlarge pixels by the largest integer factor that keeps the longest side within `side`."""
     factor = side // max(pixels.shape[:2])
     return pixels if factor < 2 else pixels.repeat(factor, axis=0).repeat(factor, axis=1)
 
@@ -125,7 +122,7 @@ def _cross(draw: ImageDraw, left: int, top: int, right: int, bottom: int) -> Non
 
 
 def _written(text: str, width: int) -> str:
-    """Shorten `text` to so many pixels; what Pillow's font lacks is escaped, as in reports."""
+    """Return `text` shortened to `width` pixels; characters missing in the font are escaped."""
     font = _font()
     known = escaped(text).encode("ascii", "backslashreplace").decode()
     if font.getlength(known) <= width:
@@ -146,7 +143,7 @@ def _font() -> FreeTypeFont | ImageFont:
 
 
 def image_of(pixels: Pixels) -> Image:
-    """Make Pillow's picture of RGB pixels.
+    """Return a Pillow image of RGB pixels.
 
     Raises:
         UnsupportedEnvironment: Pillow is not installed.
@@ -156,7 +153,11 @@ def image_of(pixels: Pixels) -> Image:
 
 
 def quantized(pixels: Pixels) -> Image:
-    """The same in 256 colours, found fifty times as fast as by default, and about 1 dB worse."""
+    """Return an image in 256 colours.
+
+    Fifty times as fast as Pillow's default, and about 1 dB worse.
+
+    """
     return image_of(pixels).quantize(256, method=pillow_image().Quantize.FASTOCTREE)
 
 
@@ -167,15 +168,15 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "WEBP": {"quality": 92, "method": 4},
 }
 _SHORTEST_MS: Final = 10
-"""What a GIF counts in; nothing is shown for less."""
+"""Time unit of GIF, and shortest duration of a frame."""
 _MANIFEST: Final = "dataset.json"
 
 
 def check_target(path: str, source: str, *, may_replace: bool) -> None:
-    """Make sure that a picture may be written to `path`, of what lies at `source`.
+    """Require that a picture of `source` may be written to `path`.
 
     Raises:
-        InvalidArgument: the ending is unknown, it is within a dataset, or it is there already.
+        InvalidArgument: the suffix is unknown, the path is within a dataset, or it exists.
     """
     known = sorted({*STILLS, *MOVING})
     if suffix_of(path) not in known:
@@ -198,7 +199,7 @@ def check_target(path: str, source: str, *, may_replace: bool) -> None:
 
 
 def suffix_of(path: str) -> str:
-    """The ending of a name, in small letters, with its dot."""
+    """Return the suffix of a name in lower case, with its dot."""
     return os.path.splitext(path)[1].lower()
 
 
@@ -212,8 +213,7 @@ def encoded_still(pixels: Pixels, suffix: str) -> bytes:
 def encoded_animation(frames: Sequence[Pixels], durations_s: Sequence[float], suffix: str) -> bytes:
     """Encode RGB frames of one size as the format of `suffix`, one of `MOVING`.
 
-    Each is shown for its duration, to the millisecond (GIF: to the hundredth of a second). GIF,
-    WebP and PNG begin anew at their end.
+    Durations are exact to the millisecond (GIF: to 10 ms). GIF, WebP and PNG loop.
     """
     durations = [max(_SHORTEST_MS, round(duration * 1000)) for duration in durations_s]
     if suffix == ".mp4":
@@ -233,7 +233,7 @@ def encoded_animation(frames: Sequence[Pixels], durations_s: Sequence[float], su
 
 
 def _encoded_film(frames: Sequence[Pixels], durations: Sequence[int]) -> bytes:
-    """Encode frames of even sides as H.264, or MPEG-4 where FFmpeg was built without x264."""
+    """Encode frames with even sides as H.264, or MPEG-4 if FFmpeg was built without x264."""
     import av
 
     out = io.BytesIO()
@@ -255,11 +255,11 @@ def _encoded_film(frames: Sequence[Pixels], durations: Sequence[int]) -> bytes:
 
 
 def write_whole(path: str, data: bytes, *, may_replace: bool) -> None:
-    """Write a file that appears under its name when it is complete.
+    """Write a file atomically.
 
     Raises:
-        InvalidArgument: there is something of this name, and it may not be replaced.
-        OSError: the system refuses; nothing is left.
+        InvalidArgument: the file exists and may not be replaced.
+        OSError: writing failed; nothing is left behind.
     """
     part = f"{path}.{secrets.token_hex(4)}.part"
     try:
@@ -282,7 +282,7 @@ def write_whole(path: str, data: bytes, *, may_replace: bool) -> None:
 
 
 def _name(part: str, path: str) -> None:
-    """Give a file its name, unless that is taken."""
+    """Rename a file unless the name is taken."""
     try:
         os.link(part, path)
     except OSError as error:

@@ -1,10 +1,6 @@
-"""Which pictures `inspect` is asked for: options that are checked before anything is read.
+"""Pictures of `shardio inspect`: one sample, or a sheet of many; and the options for them.
 
-Looks at the samples of a dataset or a shard for what one field of them shows.
-
-Makes the pictures that `inspect` is asked for: of one sample, or a sheet of many.
-
-Whatever cannot be shown becomes a finding, and all else is shown nevertheless.
+Options are checked before anything is read. Damage becomes a finding, and everything else is shown.
 """
 
 from __future__ import annotations
@@ -47,16 +43,16 @@ from shardio_tools.inspect.terminal import check_terminal, encode_for_terminal
 from shardio_tools.output import escaped, format_count, utf8_name
 
 COUNT: Final = 24
-"""Tiles of a sheet."""
+"""Number of tiles of a sheet."""
 TILE_SIDE: Final = 160
 MOVING_SIDE: Final = 512
 MAX_SIDE: Final = 16384
 MOST_PIXELS: Final = 1 << 27
-"""Of a sheet or of all frames of an animation: each takes several bytes of memory."""
+"""Limit for a sheet or all frames of an animation; a pixel takes several bytes of memory."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options about pictures to the command's parser."""
+    """Add the options for pictures to the command's parser."""
     add = parser.add_argument_group("pictures, clips and videos").add_argument
     add("--image", metavar="FILE", help="write the sample's picture or clip: its ending says how")
     add("--show", action="store_true", help="show the sample's picture in the terminal")
@@ -82,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """Which pictures are wanted, of what lies at `path`: checked before anything is read."""
+    """The checked options for pictures of the dataset or shard at `path`."""
 
     path: str
     image: str | None
@@ -97,16 +93,16 @@ class RenderOptions:
 
     @property
     def is_any(self) -> bool:
-        """Whether a picture is wanted at all."""
+        """True if any picture is requested."""
         return bool(self.image or self.sheet or self.is_shown)
 
 
 def parse_render_options(options: argparse.Namespace) -> RenderOptions:
-    """Check the options about pictures.
+    """Return the checked options for pictures.
 
     Raises:
-        InvalidArgument: one does not make sense, or not together with another.
-        UnsupportedEnvironment: pictures are wanted, and Pillow is not installed.
+        InvalidArgument: an option is invalid, or excluded by another.
+        UnsupportedEnvironment: a picture is requested, and Pillow is not installed.
     """
     wish = RenderOptions(
         path=options.path,
@@ -138,7 +134,7 @@ def parse_render_options(options: argparse.Namespace) -> RenderOptions:
 
 
 def _check_together(wish: RenderOptions, options: argparse.Namespace) -> None:
-    """Refuse options that another one needs, or excludes."""
+    """Refuse options that lack another one they need, or exclude each other."""
     is_of_sample = bool(wish.image or wish.is_shown)
     needs = [
         ("--frame", wish.frame is not None, is_of_sample, "--image or --show"),
@@ -167,7 +163,7 @@ def _check_together(wish: RenderOptions, options: argparse.Namespace) -> None:
 
 
 def _parse_slice(text: str) -> slice:
-    """Understand START:STOP[:STRIDE], of which each may be left out, as Python does."""
+    """Parse START:STOP[:STRIDE], each part optional, as in Python."""
     parts = text.split(":")
     try:
         numbers = [int(part) if part.strip() else None for part in parts]
@@ -182,16 +178,16 @@ def _parse_slice(text: str) -> slice:
 
 
 class FieldViewer:
-    """Looks at one field of samples; what is damaged it puts among the findings."""
+    """A reader of one field of samples that records damage as findings."""
 
     def __init__(self, inspection: Inspection, samples: SampleLookup, wish: RenderOptions) -> None:
         self.inspection, self.samples, self.path = inspection, samples, wish.path
         self.name = _chosen_field(wish.path, samples.schema, wish.field)
 
     def frames(self, number: int) -> FrameSequence | None:
-        """What a sample has to show; None, and a finding, if that cannot be read.
+        """Return the frames of a sample; None, and a finding, if they cannot be read.
 
-        A sample that lacks the field has no frame.
+        A sample without the field has no frame.
         """
         path, row = self.samples.place(number, self.name)
         if path in self.inspection.bad_files:
@@ -210,7 +206,7 @@ class FieldViewer:
         return None
 
     def _beside(self, number: int, name: str) -> Any:
-        """Another field of a sample; None if there is none, or if it is damaged: a finding."""
+        """Return another field of a sample; None if absent, or damaged, which is recorded."""
         if name not in self.samples.schema.columns:
             return None
         path, row = self.samples.place(number, name)
@@ -223,7 +219,7 @@ class FieldViewer:
         return None
 
     def caption(self, number: int) -> str:
-        """The number of a sample, and its class."""
+        """Return the number of a sample and its class."""
         label = self._beside(number, "label")
         if label is None or label.shape or label.dtype.kind not in "iu" or label == -1:
             return f"{number}"
@@ -231,7 +227,7 @@ class FieldViewer:
         return f"{number}  {names[label] if 0 <= label < len(names) else label}"
 
     def sound(self, number: int, taken: Iterable[Frame]) -> list[Pixels | None]:
-        """Frames of a sample, None for those that are damaged; a finding says why the first is."""
+        """Return frames of a sample, None for damaged ones; the first damage is recorded."""
         frames = list(taken)
         errors = [frame for frame in frames if isinstance(frame, shardio.DataError)]
         if errors:
@@ -241,10 +237,10 @@ class FieldViewer:
 
 
 def _chosen_field(path: str, schema: shardio.Schema, wished: str | None) -> str:
-    """The field to show.
+    """Return the name of the field to show.
 
     Raises:
-        InvalidArgument: there is none, or several and nobody says which; or not the one wished for.
+        InvalidArgument: no field holds pictures, or several do and none is chosen.
     """
     names = [name for name, kind in schema.items() if holds_pictures(kind)]
     known = ", ".join(names) or "none"
@@ -262,14 +258,14 @@ def _chosen_field(path: str, schema: shardio.Schema, wished: str | None) -> str:
 
 
 N_FRAMES: Final = 240
-"""Frames of an animation, unless others are asked for."""
+"""Default number of frames of an animation."""
 _IN_TERMINAL: Final = 4
 
 
 def add_pictures(inspection: Inspection, wish: RenderOptions) -> str:
-    """Make the pictures that are wanted, and add to the facts what they are.
+    """Write the requested pictures, and add their description to the facts.
 
-    Returns what the terminal is sent to show one; nothing if that is not wanted.
+    Returns the text that shows a picture in the terminal; "" if not requested.
 
     Raises:
         InvalidArgument: there is no such picture.
@@ -291,7 +287,7 @@ def add_pictures(inspection: Inspection, wish: RenderOptions) -> str:
 
 
 def describe_pictures(facts: Facts, wish: RenderOptions) -> Iterator[str]:
-    """Say what was written."""
+    """Yield a line for each file written."""
     for kind, path in (("image", wish.image), ("sheet", wish.sheet)):
         if path is None:
             continue
@@ -319,7 +315,7 @@ def _frames_in_words(frames: Sequence[int]) -> str:
 
 
 def _render_sample(look: FieldViewer, wish: RenderOptions) -> str:
-    """Write the picture or clip of the sample that is looked at, and give that for the terminal."""
+    """Write the picture or clip of the inspected sample; return the text for the terminal."""
     facts = look.inspection.facts
     if "sample" not in facts:
         raise shardio.InvalidArgument(f"{look.path}: there is no sample to show")
@@ -344,7 +340,7 @@ def _render_sample(look: FieldViewer, wish: RenderOptions) -> str:
 
 
 def _numbers(look: FieldViewer, frames: FrameSequence, wish: RenderOptions) -> Sequence[int]:
-    """Which frames are shown.
+    """Return the numbers of the frames to show.
 
     Raises:
         InvalidArgument: there are no such frames.
@@ -378,7 +374,7 @@ def _write_image(
     frames: FrameSequence,
     numbers: Sequence[int],
 ) -> Facts | None:
-    """Write frames of a sample as a picture, an animation or a strip; None if none is sound."""
+    """Write frames of a sample as a picture, an animation or a strip; None if all are damaged."""
     path = wish.image or ""
     suffix = suffix_of(path)
     is_still = frames.is_still or wish.frame is not None
@@ -417,12 +413,12 @@ def _write_image(
 
 
 def _even(size: Size) -> Size:
-    """The size of a film, whose colours have half the pixels."""
+    """Return a size with even sides, as chroma subsampling needs them."""
     return max(2, size[0] - size[0] % 2), max(2, size[1] - size[1] % 2)
 
 
 def _with_marks(sound: Sequence[Pixels | None]) -> list[Pixels]:
-    """Frames of one size, at least one of them sound, with a mark for every other."""
+    """Return frames of one size, with placeholders for damaged ones; at least one is undamaged."""
     height, width = next(one.shape[:2] for one in sound if one is not None)
     return [placeholder((height, width)) if one is None else one for one in sound]
 
@@ -434,7 +430,7 @@ def _tile(caption: str, pixels: Pixels | None) -> Tile:
 
 
 def _write_sheet(look: FieldViewer, wish: RenderOptions, path: str) -> Facts:
-    """Write a sheet of samples from all over the dataset."""
+    """Write a sheet of samples spread over the dataset."""
     numbers = spread(range(len(look.samples)), wish.count)
     if not numbers:
         raise shardio.InvalidArgument(f"{look.path}: there is no sample to show")
@@ -453,7 +449,7 @@ def _write_sheet(look: FieldViewer, wish: RenderOptions, path: str) -> Facts:
 
 
 def _sample_tile(look: FieldViewer, number: int, side: int) -> Tile:
-    """Show a sample by its picture, or by the frame in the middle."""
+    """Return the tile of a sample: its picture, or its middle frame."""
     caption = look.caption(number)
     frames = look.frames(number)
     if frames is None:
@@ -465,6 +461,6 @@ def _sample_tile(look: FieldViewer, number: int, side: int) -> Tile:
 
 
 def spread(items: Sequence[int], n: int) -> Sequence[int]:
-    """At most `n` of them, evenly from first to last."""
+    """Return at most `n` of the items, evenly spaced."""
     n = min(n, len(items))
     return [items[(2 * k + 1) * len(items) // (2 * n)] for k in range(n)]

@@ -1,8 +1,6 @@
-"""A value of a sample as a few facts that JSON can say.
+"""The facts that `shardio inspect` reports, as JSON values.
 
-What `inspect` finds out, as plain facts that JSON can say; `inspect` puts them into words.
-
-Whatever is damaged becomes a finding, and what can still be read is looked at nevertheless.
+Damage becomes a finding, and whatever can still be read is reported.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from shardio.errors import DatasetNotFound
 from shardio.maintenance import Finding, Survey, survey_shard
 
 N_VALUES: Final = 8
-"""How many values of an array are shown."""
+"""Number of array values to show."""
 
 
 def value_facts(value: Any, kind: Any) -> dict[str, Any]:
-    """Give a value as a few facts: of an array dtype, shape, range and first values."""
+    """Return a few facts about a value; for an array dtype, shape, range and first values."""
     if value is None and kind.optional:
         return {"type": type(kind).__name__, "absent": True}
     if isinstance(kind, shardio.List):
@@ -52,7 +50,7 @@ def value_facts(value: Any, kind: Any) -> dict[str, Any]:
 
 
 def _stream_facts(stream: shardio.EncodedStream, kind: str) -> dict[str, Any]:
-    """Give codec, sizes and length of a stream; of its packets nothing is read."""
+    """Return codec, sizes and length of a stream, without reading its packets."""
     names = ("width", "height") if kind == "Video" else ("channels", "rate")
     return {
         "type": kind,
@@ -79,22 +77,22 @@ def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:
 Facts = dict[str, Any]
 
 BAD: Final = (shardio.DataError, shardio.ShardNotFound)
-"""What says that data is bad."""
+"""Exceptions that report bad data."""
 READING: Final = (*BAD, OSError)
-"""What reading it raises."""
+"""Exceptions that reading data raises."""
 
 
 @dataclass
 class Inspection:
-    """The facts about a dataset or a shard, and what is wrong with it."""
+    """The facts about a dataset or a shard, and the damage found."""
 
     facts: Facts = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     bad_files: set[str] = field(default_factory=set)
-    """Files of which was said what is wrong before any sample was looked at."""
+    """Files whose damage was recorded before any sample was read."""
 
     def attempt(self, path: str, read: Callable[[], Any]) -> Any:
-        """What `read` gives; None, and a finding about `path`, if the data is bad."""
+        """Return the result of `read`; None, and a finding about `path`, if the data is bad."""
         try:
             return read()
         except READING as error:
@@ -106,9 +104,9 @@ class Inspection:
     def note(
         self, path: str, error: Exception, *, field: str | None = None, sample: int | None = None
     ) -> None:
-        """Add to the findings, once, what is wrong with the data at `path`.
+        """Record damage of the data at `path`, once.
 
-        `field` and `sample`, a row of the shard, are said of an error that does not say its own.
+        `field` and `sample`, a row of the shard, are used if the error does not name its own.
         """
         if isinstance(error, shardio.ShardCorrupt):
             finding = Finding(
@@ -132,12 +130,12 @@ class Inspection:
             self.findings.append(finding)
 
     def as_json(self) -> Facts:
-        """Give facts and findings as JSON can say them."""
+        """Return facts and findings as JSON values."""
         return {**self.facts, "damage": [finding.as_json() for finding in self.findings]}
 
 
 def _finding(path: str, error: Exception) -> Finding:
-    """A finding from an error whose message begins with the file it is about, as ours do."""
+    """Return a finding from an error whose message begins with the path, as those of shardio do."""
     place, colon, message = str(error).partition(": ")
     if colon and place.startswith(path):
         return Finding(place, type(error).__name__, message)
@@ -149,7 +147,7 @@ def _text(value: object) -> str | None:
 
 
 def is_dataset(path: str) -> bool:
-    """Whether there is a folder at `path` rather than a file: a dataset rather than a shard.
+    """Return True if `path` is a folder (a dataset), False if it is a file (a shard).
 
     Raises:
         DatasetNotFound: there is nothing.
@@ -163,7 +161,7 @@ def is_dataset(path: str) -> bool:
 
 
 def schema_facts(schema: shardio.Schema | None) -> Facts:
-    """Give each field's type, and of arrays dtype and shape."""
+    """Return each field's type, and dtype and shape of arrays."""
     facts: Facts = {}
     for name, kind in (schema or {}).items():
         facts[name] = {"type": type(kind).__name__, "codec": kind.codec}
@@ -176,7 +174,7 @@ def schema_facts(schema: shardio.Schema | None) -> Facts:
 
 
 def shard_facts(survey: Survey) -> Facts:
-    """Give what a shard says of itself."""
+    """Return the facts stated by a shard's header."""
     header = survey.header
     return {
         "name": os.path.basename(survey.path),
@@ -188,7 +186,7 @@ def shard_facts(survey: Survey) -> Facts:
 
 
 def section_facts(survey: Survey) -> list[Facts]:
-    """Give kind, field, place and size of each section."""
+    """Return kind, field, offset and size of each section."""
     return [
         {
             "kind": section.name,
@@ -203,10 +201,10 @@ def section_facts(survey: Survey) -> list[Facts]:
 
 
 def inspect_shard(path: str, sample: int | None) -> Inspection:
-    """Look into one shard, and at its first or the given sample.
+    """Inspect one shard, and its first or the given sample.
 
     Raises:
-        ShardNotFound: there is none.
+        ShardNotFound: there is no such file.
         InvalidArgument: it has no such sample.
     """
     survey = survey_shard(path)
@@ -226,7 +224,7 @@ def inspect_shard(path: str, sample: int | None) -> Inspection:
 
 
 def inspect_dataset(path: str, sample: int | None) -> Inspection:
-    """Look into a dataset, its shards, and its first or the given sample.
+    """Inspect a dataset, its shards, and its first or the given sample.
 
     Raises:
         DatasetNotFound: there is neither a dataset nor any shard.
@@ -268,7 +266,7 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
 
 
 def dataset_facts(inspection: Inspection, dataset: shardio.ShardDataset) -> Facts:
-    """Give what a dataset's generation says; no inputs where the file that lists them is bad."""
+    """Return the facts stated by a generation; without inputs if their list is damaged."""
     outcomes: dict[str, int] = {}
     sides = dataset.sides
     inputs = inspection.attempt(dataset.path, lambda: tuple(dataset.inputs)) or ()
@@ -304,7 +302,7 @@ def _surveys(inspection: Inspection, folder: str, names: list[str]) -> dict[str,
 
 
 def _list(facts: Facts, side: str, surveys: list[Survey]) -> None:
-    """Put shards among the facts: those of whole samples, or of a column that was added later."""
+    """Add shards to the facts: those of whole samples, or of an added column."""
     listed = [shard_facts(survey) for survey in surveys]
     if side:
         facts.setdefault("column_groups", {})[side] = listed
@@ -313,13 +311,13 @@ def _list(facts: Facts, side: str, surveys: list[Survey]) -> None:
 
 
 def _schema_of(dataset: shardio.ShardDataset, side: str) -> shardio.Schema:
-    """What the schema of shards must be: of those of whole samples, or of an added column."""
+    """Return the expected schema of shards: of whole samples, or of an added column."""
     names = [side] if side else [name for name in dataset.schema if name not in dataset.sides]
     return shardio.Schema({name: dataset.schema[name] for name in names})
 
 
 def _disagreements(survey: Survey, named: Any, schema: shardio.Schema) -> list[Finding]:
-    """Say where a sound shard is not what the generation says of it."""
+    """Return findings where an undamaged shard disagrees with the generation."""
     if survey.header is None or survey.findings:
         return []
     if (found := survey.header.id.hex()) != named.id:
@@ -341,7 +339,7 @@ def _disagreements(survey: Survey, named: Any, schema: shardio.Schema) -> list[F
 
 
 def _samples_by_class(inspection: Inspection, dataset: shardio.ShardDataset) -> Facts:
-    """Count the samples of each class and those of none; nothing where no field `label` says."""
+    """Count the samples per class and without a class; empty without a field `label`."""
     names, kind = dataset.classes, dataset.schema.columns.get("label")
     if not names or kind is None or kind.shape or not kind.dtype.startswith(("int", "uint")):
         return {}
@@ -366,10 +364,10 @@ def _labels(dataset: shardio.ShardDataset, shard: int) -> npt.NDArray[Any]:
 
 
 def checked_row(path: str, sample: int | None, n_samples: int) -> int | None:
-    """Which row to look at: the given one, else the first; None if there is none at all.
+    """Return the row to inspect: the given one, else the first; None if there is no sample.
 
     Raises:
-        InvalidArgument: the given one does not exist.
+        InvalidArgument: the given row does not exist.
     """
     if sample is None:
         return 0 if n_samples else None
@@ -379,7 +377,7 @@ def checked_row(path: str, sample: int | None, n_samples: int) -> int | None:
 
 
 def dataset_sample(inspection: Inspection, dataset: shardio.ShardDataset, row: int) -> Facts:
-    """Give what each field of a sample holds, and which shard it is in."""
+    """Return the facts about each field of a sample, and the shard that holds it."""
     shard = int(dataset.locate(np.array([row]))[0])
     in_shard = row - int(dataset.starts[shard])
     fields: Facts = {}
@@ -396,7 +394,7 @@ def dataset_sample(inspection: Inspection, dataset: shardio.ShardDataset, row: i
 
 
 def sample_facts(inspection: Inspection, reader: shardio.ShardReader, row: int) -> Facts:
-    """Give what each field of a sample holds; None for a field that cannot be read."""
+    """Return the facts about each field of a sample; None for a field that cannot be read."""
     fields: Facts = {}
     for name, kind in reader.schema.items():
         read = inspection.attempt(reader.path, partial(reader.sample, row, [name]))
@@ -406,12 +404,12 @@ def sample_facts(inspection: Inspection, reader: shardio.ShardReader, row: int) 
 
 
 def inspect_url(url: str, sample: int | None) -> Inspection:
-    """Look at what a dataset in a store says of itself, and at its first or the given sample.
+    """Inspect the metadata of a dataset in a store, and its first or the given sample.
 
-    Of shards that this sample is not in nothing is read.
+    Only the shard of that sample is read.
 
     Raises:
-        DatasetNotFound: there is none.
+        DatasetNotFound: there is no dataset.
         InvalidArgument: it has no such sample, or the URL is that of a shard.
     """
     if url.endswith(".shard"):
@@ -432,7 +430,7 @@ def inspect_url(url: str, sample: int | None) -> Inspection:
 
 
 def _listed(shards: Iterable[Any]) -> list[Facts]:
-    """What the dataset says of shards that are not looked at."""
+    """Return what the dataset states about its shards, without reading them."""
     return [
         {
             "name": shard.name,

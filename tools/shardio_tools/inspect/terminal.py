@@ -1,7 +1,7 @@
-"""Pictures in the terminal: by a protocol that it knows, or as half blocks of colour.
+"""Pictures in the terminal, by a graphics protocol or as coloured half blocks.
 
-Which it knows is told from the environment alone. A terminal that is asked may not answer, and what
-it answers may end up in the shell's next line.
+The protocol is chosen from the environment alone: a terminal may not answer a query, and an answer
+may end up in the shell's next line.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _KITTY: Final = ("xterm-kitty", "xterm-ghostty")
 _ITERM: Final = ("iTerm.app", "WezTerm")
 _MULTIPLEXERS: Final = ("screen", "tmux")
 _CHUNK: Final = 4096
-"""Bytes of text that kitty takes at once."""
+"""Maximum bytes of text per kitty escape sequence."""
 _CELL: Final = (16, 8)
-"""Height and width of a character in pixels, where the terminal does not say."""
+"""Assumed height and width of a character in pixels."""
 _LINES, _COLUMNS = 24, 80
 _UPPER_HALF: Final = "▀"
 _SMALL: Final = 240
 _SMALL_IN_BLOCKS: Final = 32
-"""Pixels up to which pictures are enlarged."""
+"""Size in pixels up to which pictures are enlarged."""
 
 
 def check_terminal() -> None:
-    """Make sure that standard output is a terminal that can show a picture.
+    """Require standard output to be a terminal that can show a picture.
 
     Raises:
-        InvalidArgument: it is none, or can show neither colours nor half blocks.
+        InvalidArgument: it is not a terminal, or shows neither colours nor half blocks.
     """
     if not sys.stdout.isatty():
         raise shardio.InvalidArgument(
@@ -61,7 +61,7 @@ def check_terminal() -> None:
 
 
 def protocol_of(environment: Mapping[str, str]) -> Protocol:
-    """Tell how a terminal shows pictures, from the variables that it sets for its programs."""
+    """Return a terminal's graphics protocol, from the environment variables that it sets."""
     term = environment.get("TERM", "")
     if "TMUX" in environment or term.startswith(_MULTIPLEXERS):
         return "blocks"  # what stands between passes no picture on
@@ -73,9 +73,9 @@ def protocol_of(environment: Mapping[str, str]) -> Protocol:
 
 
 def encode_for_terminal(pictures: Sequence[Pixels]) -> str:
-    """What the terminal is sent to show RGB pictures of one height, side by side.
+    """Return the text that shows RGB pictures of one height side by side.
 
-    They are shrunk to what it has room for; small ones are enlarged by a whole number of pixels.
+    They are shrunk to fit the terminal; small ones are enlarged by an integer factor.
     """
     protocol = protocol_of(os.environ)
     if protocol == "blocks":
@@ -91,13 +91,13 @@ def _side_by_side(pictures: Sequence[Pixels]) -> Pixels:
 
 
 def _fitting(size: Size, height: int, width: int) -> Size:
-    """Shrink a size, if need be, to what there is room for."""
+    """Return a size scaled down to fit."""
     scale = min(1.0, height / size[0], width / size[1])
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def _room() -> Size:
-    """Height and width of the terminal, in pixels."""
+    """Return height and width of the terminal in pixels."""
     try:
         answer = fcntl.ioctl(sys.stdout.fileno(), termios.TIOCGWINSZ, bytes(8))
     except (OSError, ValueError):  # a stream without a number, or one that is no terminal after all
@@ -109,7 +109,7 @@ def _room() -> Size:
 
 
 def _for_kitty(png: bytes) -> str:
-    """Wrap a PNG for kitty's protocol; `q=2`: it sends no answer."""
+    """Encode a PNG for kitty's protocol; `q=2` suppresses answers."""
     text = base64.standard_b64encode(png).decode()
     parts = [text[i : i + _CHUNK] for i in range(0, len(text), _CHUNK)]
     heads = ["a=T,f=100,q=2,"] + [""] * (len(parts) - 1)
@@ -121,13 +121,13 @@ def _for_kitty(png: bytes) -> str:
 
 
 def _for_iterm2(png: bytes) -> str:
-    """Wrap a PNG for iTerm2's protocol."""
+    """Encode a PNG for iTerm2's protocol."""
     text = base64.standard_b64encode(png).decode()
     return f"\033]1337;File=inline=1;size={len(png)}:{text}\a"
 
 
 def _as_blocks(pictures: Sequence[Pixels]) -> str:
-    """Draw two rows of pixels in each line, in as many colours as the terminal has."""
+    """Draw two pixel rows per line, in the colours that the terminal supports."""
     from rich.color import Color
     from rich.console import Console
     from rich.style import Style
