@@ -128,30 +128,35 @@ def test_a_column_of_csv_is_found_by_its_name(
         ("jsonl", "1\n" * 5, ("--field", "int8"), "there are more values"),
         ("jsonl", "1\n2\nx\n", ("--field", "int8"), "line 3: not JSON"),
         ("jsonl", "1\n2\n300\n", ("--field", "int8"), "sample 2: field 'x'"),
-        ("jsonl", "1\n", (), "does not tell the type of x; say it with --field"),
-        ("jsonl", '"a"\n', ("--field", "bytes"), "for a field of bytes"),
+        ("jsonl", "1\n", (), "does not state the type of x; pass --field"),
+        ("jsonl", '"a"\n', ("--field", "bytes"), "for bytes use shardio.maintenance"),
         ("csv", "id,y\n1,2\n", ("--field", "int8"), "has no column 'x'; there are 'id', 'y'"),
-        ("csv", "x\n1\nb\n", ("--field", "int8"), "line 3: 'b' is no value of x"),
-        ("csv", "x\nyes\n", ("--field", "bool"), "'yes' is no value of x"),
-        ("csv", "x\n1_0\n", ("--field", "int8"), "line 2: '1_0' is no value of x"),
-        ("csv", "x\n1_0\n", ("--field", "float32"), "line 2: '1_0' is no value of x"),
-        ("csv", "x\n٣\n", ("--field", "int8"), "line 2: '٣' is no value of x"),
-        ("csv", f"x\n{'9' * 5000}\n", ("--field", "int8"), f"{'9' * 60}…' is no value of x"),
+        ("csv", "x\n1\nb\n", ("--field", "int8"), "line 3: 'b' is not a value of x"),
+        ("csv", "x\nyes\n", ("--field", "bool"), "'yes' is not a value of x"),
+        ("csv", "x\n1_0\n", ("--field", "int8"), "line 2: '1_0' is not a value of x"),
+        ("csv", "x\n1_0\n", ("--field", "float32"), "line 2: '1_0' is not a value of x"),
+        ("csv", "x\n٣\n", ("--field", "int8"), "line 2: '٣' is not a value of x"),
+        ("csv", f"x\n{'9' * 5000}\n", ("--field", "int8"), f"{'9' * 60}…' is not a value of x"),
         ("csv", f"x\n{'9' * 20}\n", ("--field", "int64"), "more than 64 bits"),
-        ("csv", "y,x\n1,a\n1\n", ("--field", "text"), "line 3: has 1 cells, and the first line 2"),
-        ("csv", "x,y\n1,a\n1\n", ("--field", "int8"), "line 3: has 1 cells, and the first line 2"),
-        ("csv", "y,x\n1,a, b\n", ("--field", "text"), "text that holds a comma stands in quotes"),
+        ("csv", "y,x\n1,a\n1\n", ("--field", "text"), "line 3: found 1 cells, expected 2"),
+        ("csv", "x,y\n1,a\n1\n", ("--field", "int8"), "line 3: found 1 cells, expected 2"),
+        ("csv", "y,x\n1,a, b\n", ("--field", "text"), "quote text that contains a comma"),
         ("csv", "x,y,x\n1,2,3\n", ("--field", "int8"), "has 2 columns 'x'; expected one"),
         ("csv", "", ("--field", "int8"), "has no column 'x'; there are none"),
-        ("csv", f"x\n{'a' * 140_000}\n", ("--field", "text"), "of any form and length fit into"),
-        ("jsonl", '{"a": 1, "b": {"c": 1, "c": 2}}\n', ("--field", "json"), "'c' comes twice"),
+        (
+            "csv",
+            f"x\n{'a' * 140_000}\n",
+            ("--field", "text"),
+            "use .jsonl for values of any form and length",
+        ),
+        ("jsonl", '{"a": 1, "b": {"c": 1, "c": 2}}\n', ("--field", "json"), "duplicate key 'c'"),
         ("csv", 'x\n"1"2\n', ("--field", "int8"), "line 2: not CSV"),
-        ("csv", "x\n1\n", ("--field", "int8[1]"), "a cell holds a number or text"),
+        ("csv", "x\n1\n", ("--field", "int8[1]"), "CSV cells hold numbers or text"),
         ("csv", "x\n1\n1e400\n", ("--field", "float32"), "line 3: expected a number in the range"),
         ("csv", "x\n1e-400\n", ("--field", "float64"), "found '1e-400', which would become 0.0"),
         ("jsonl", "1\n-1e400\n", ("--field", "float32"), "line 2: expected a number in the range"),
         ("jsonl", "[1e-400]\n", ("--field", "json"), "found '1e-400', which would become 0.0"),
-        ("npy", "1\n", (), "not an array"),
+        ("npy", "1\n", (), "not a readable array"),
         ("parquet", "1\n", ("--field", "int8"), "ends in .npy, .jsonl or .csv"),
     ],
 )
@@ -173,13 +178,13 @@ def test_files_that_are_not_there_or_hold_no_rows_are_refused(
     file = tmp_path / "x.npy"
     command = ["add-column", str(dataset), "x", "--from", str(file)]
     assert cli.main(command) == 2
-    assert "there is no such file of values" in capsys.readouterr().err
+    assert "file of values not found" in capsys.readouterr().err
     np.save(file, np.float32(3))
     assert cli.main(command) == 2
-    assert "a row for each sample" in capsys.readouterr().err
+    assert "one row per sample" in capsys.readouterr().err
     np.save(file, np.array([{}]), allow_pickle=True)
     assert cli.main(command) == 2
-    assert "not an array that can be read" in capsys.readouterr().err
+    assert "not a readable array" in capsys.readouterr().err
     np.save(file, np.array(["a"] * N))
     assert cli.main(command) == 2
     assert f"{file}: unknown dtype 'str" in capsys.readouterr().err
@@ -206,7 +211,7 @@ def test_inspect_and_verify_show_what_was_added(dataset: Path, capsys: Capture) 
     assert cli.main(["inspect", str(dataset), "--sample", "3"]) == 0
     out, _ = capsys.readouterr()
     lines = out.splitlines()
-    assert lines.count("shards of x, which was added later") == 1
+    assert lines.count("shards of the added column x") == 1
     assert [line.split()[0] for line in lines if ".shard  2 samples" in line] == [
         "000000-000.shard",
         "000000-001.shard",
@@ -270,7 +275,7 @@ def test_it_may_be_called_with_batches_in_processes_of_its_own(dataset: Path) ->
         (["--function", "gone.py:value", "--field", "text"], "there is no file 'gone.py'"),
         (["--function", "value", "--field", "text"], "expected FILE.py:NAME"),
         (["--function", "MADE:other", "--field", "text"], "has no function 'other'"),
-        (["--function", "MADE:value"], "does not tell the type of x; say it with --field"),
+        (["--function", "MADE:value"], "does not state the type of x; pass --field"),
     ],
 )
 def test_a_function_that_cannot_be_had_is_refused(

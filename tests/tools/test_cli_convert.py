@@ -113,11 +113,11 @@ def test_the_defaults_that_help_names_are_the_converters(
         cli.main(["convert", "--help"])
     words = " ".join(capsys.readouterr().out.split())
     defaults = Videos()
-    assert f"frames of a clip (default: {defaults.frames})" in words
-    assert f"takes every N-th frame (default: {defaults.stride})" in words
+    assert f"frames per clip (default: {defaults.frames})" in words
+    assert f"use every N-th frame for a clip (default: {defaults.stride})" in words
     assert f"height and width of a frame (default: {defaults.size})" in words
     assert defaults.step == defaults.frames * defaults.stride
-    assert "(default: frames x stride: no overlap)" in words
+    assert "(default: frames x stride, no overlap)" in words
     assert f"videos: {defaults.store} (default)" in words
 
 
@@ -245,17 +245,17 @@ def test_where_no_file_gives_a_sample_the_report_says_that_nothing_is_published(
         assert cli.main([*command, *more]) == 1
         lines = capsys.readouterr().out.splitlines()
         assert any(line.lstrip().startswith("a.mp4: ") for line in lines)
-        assert lines[-1] == f"no sample came of 1 file: nothing is published, {out} is as it was"
+        assert lines[-1] == f"1 file gave no sample: nothing was published, {out} is unchanged"
         assert not out.exists()
     assert cli.main([*command, "--quiet"]) == 1
     said = capsys.readouterr()
-    assert said.out == "" and said.err.endswith(f"nothing is published, {out} is as it was\n")
+    assert said.out == "" and said.err.endswith(f"nothing was published, {out} is unchanged\n")
     assert cli.main([*command, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["generation"], report["samples"], report["bytes"]) == (0, 0, 0)
     assert cli.main(["convert", str(videos / "dogs"), str(out), *SMALL]) == 0
     assert cli.main([*command, "--overwrite"]) == 1
-    assert capsys.readouterr().out.endswith(f"nothing is published, {out} is as it was\n")
+    assert capsys.readouterr().out.endswith(f"nothing was published, {out} is unchanged\n")
     assert cli.main(["inspect", str(out)]) == 0
 
 
@@ -270,7 +270,7 @@ def test_append_says_what_is_new_what_is_there_and_what_has_changed(
     capsys.readouterr()
     assert cli.main(append) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[lines.index("in the dataset already: 1 file") + 1].startswith("  ")
+    assert lines[lines.index("already in the dataset: 1 file") + 1].startswith("  ")
     assert re.fullmatch(
         r"appended 1 of 2 files as 1 video \(2 clips\), .*, generation 2, 2 videos in all",
         lines[-1],
@@ -322,7 +322,7 @@ def test_the_report_says_how_large_how_near_and_how_fast_the_result_is(
     cli.main(["convert", source, str(out), *SMALL])
     *_, measured, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"[\d.]+ KiB from [\d.]+ KiB: [\d.]+ of it; lossy: PSNR \d\d\.\d dB at the stored size "
+        r"[\d.]+ KiB from [\d.]+ KiB: ratio [\d.]+; lossy: PSNR \d\d\.\d dB at the stored size "
         r"\(median of 2 files; least \d\d\.\d: [ab]\.mp4\), where --store raw is exact; "
         r"[\d,.]+ random clips per second and core",
         measured,
@@ -432,7 +432,7 @@ def test_a_stored_video_that_does_not_decode_is_named_with_the_way_out(
     command = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), *SMALL, "--store=packets"]
     assert cli.main(command) == 0
     said = capsys.readouterr().err
-    assert "the result is not measured: a.mp4: packet " in said
+    assert "the result was not measured: a.mp4: packet " in said
     assert "--check finds such files" in said
 
 
@@ -466,7 +466,7 @@ def test_a_result_that_cannot_be_measured_is_a_result(
     monkeypatch.setattr(convert, "measure_stored", gone)
     assert cli.main(["convert", str(videos / "cats"), str(tmp_path / "out"), *SMALL]) == 0
     said = capsys.readouterr()
-    assert "the result is not measured: the source is gone" in said.err
+    assert "the result was not measured: the source is gone" in said.err
     assert "KiB from" in said.out and said.out.splitlines()[-1].startswith("converted 2 of 3 files")
 
 

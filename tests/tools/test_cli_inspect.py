@@ -63,7 +63,7 @@ def test_a_dataset_is_described(dataset: Path, capsys: pytest.CaptureFixture[str
     assert "  not a video: cats/notes.txt" in lines
     assert "sample 0 (000000-000.shard, row 0)" in lines
     assert '  source     "cats/a.mp4"' in lines
-    assert lines[-1] == f"inspected {dataset}: no damage met (shardio verify checks every byte)"
+    assert lines[-1] == f"inspected {dataset}: no damage found (shardio verify checks every byte)"
 
 
 def test_the_json_of_a_dataset_agrees_with_the_dataset(
@@ -321,7 +321,7 @@ def test_labels_that_name_no_class_are_counted_apart(
     facts = as_json(capsys, folder)
     assert (facts["classes"], facts["without_class"]) == ({"a": 1, "b": 1, "c": 1}, 5)
     assert cli.main(["inspect", str(folder)]) == 0
-    assert "5 samples with a label that names no class" in capsys.readouterr().out.splitlines()
+    assert "5 samples with a label outside the classes" in capsys.readouterr().out.splitlines()
 
 
 def test_samples_that_all_have_a_class_are_not_said_to_lack_one(

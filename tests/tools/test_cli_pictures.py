@@ -152,7 +152,7 @@ def test_the_options_say_which_frames_are_written(clips: Path, tmp_path: Path) -
     ("arguments", "said"),
     [
         (["--frame", 6], "there is no frame 6; the sample has 6"),
-        (["--clip", "9:"], "--clip has none of the sample's 6 frames"),
+        (["--clip", "9:"], "--clip selects none of the sample's 6 frames"),
         (["--clip", "5"], "such as 0:64:2; found '5'"),
         (["--clip", "0:5:0"], "such as 0:64:2"),
         (["--clip", "a:b"], "such as 0:64:2"),
@@ -188,7 +188,7 @@ def test_what_has_no_frames_has_no_numbers_of_frames(
     said = refused(capsys, folder, "--image", tmp_path / "out.png", "--frame", 0)
     assert "field 'x' holds pictures" in said
     said = refused(capsys, folder, "--image", tmp_path / "out.mp4")
-    assert "one picture is written as one of .png, .jpg" in said
+    assert "a single picture must be one of .png, .jpg" in said
 
 
 def test_of_a_video_any_frames_are_decoded(video: Path, tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_file_is_replaced_only_if_that_is_asked_for(
 ) -> None:
     out = tmp_path / "out.png"
     out.write_text("mine")
-    assert "--overwrite replaces a file" in refused(capsys, clips, "--image", out)
+    assert "pass --overwrite to replace a file" in refused(capsys, clips, "--image", out)
     assert out.read_text() == "mine"
     inspect(clips, "--image", out, "--frame", 0, "--overwrite")
     assert np.array_equal(pixels(out), clip(0)[0])
@@ -290,17 +290,21 @@ def test_nothing_is_written_into_a_dataset(
         for path in (clips, shard(clips, 0)):
             for option in ("--image", "--sheet"):
                 said = refused(capsys, path, option, place / "out.png")
-                assert "holds a dataset, where nothing else belongs" in said
+                assert "is a dataset folder: name another folder" in said
     assert sorted(clips.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
     ("option", "name", "said"),
     [
-        ("--image", "out.bmp", "must end in one of .gif, .jpeg, .jpg, .mp4, .png, .webp"),
-        ("--image", "out", "must end in one of"),
-        ("--image", "no/out.png", "there is no folder"),
-        ("--sheet", "out.mp4", "a sheet is one of .png"),
+        (
+            "--image",
+            "out.bmp",
+            "unknown picture suffix; expected one of .gif, .jpeg, .jpg, .mp4, .png, .webp",
+        ),
+        ("--image", "out", "unknown picture suffix; expected one of"),
+        ("--image", "no/out.png", "not found"),
+        ("--sheet", "out.mp4", "a sheet must be one of .png"),
     ],
 )
 def test_a_name_that_cannot_be_written_is_refused_at_once(
@@ -344,6 +348,6 @@ def test_a_disk_that_refuses_leaves_nothing(
 
 def test_a_name_that_is_taken_meanwhile_stays_who_took_it(tmp_path: Path) -> None:
     (tmp_path / "out.png").write_text("mine")
-    with pytest.raises(shardio.InvalidArgument, match="something of this name already"):
+    with pytest.raises(shardio.InvalidArgument, match="already exists: pass --overwrite"):
         image_files.write_whole(str(tmp_path / "out.png"), b"new", may_replace=False)
     assert [one.read_text() for one in tmp_path.iterdir()] == ["mine"]

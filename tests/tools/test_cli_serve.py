@@ -19,7 +19,7 @@ def test_keys_are_made_and_it_says_what_to_copy(
     keys = tmp_path / "keys"
     assert cli.main(["serve", "--make-keys", str(keys)]) == cli.OK
     assert capsys.readouterr().out.splitlines() == [
-        f"made keys: copy {keys}/client to the client, and pass it as keys=",
+        f"created keys: copy {keys}/client to the client, and pass it as keys=",
         f"and serve with --keys {keys}",
     ]
     assert cli.main(["serve", "--make-keys", str(keys), "--client", "b", "--quiet"]) == cli.OK
@@ -36,17 +36,17 @@ def test_keys_are_made_and_it_says_what_to_copy(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "say which DATASET"),
+        ([], "DATASET is missing"),
         (["nowhere"], "nowhere"),
         (["SET", "--bind", "tcp://0.0.0.0:5555"], "--make-keys DIR"),
         (["SET", "--bind", "5555"], "tcp://host:port"),
         (["SET", "--keys", "nowhere"], "nowhere/clients"),
-        (["SET", "--transform", "nowhere:f"], "--transform must be module:function"),
-        (["SET", "--transform", "math:pi"], "it is no function"),
+        (["SET", "--transform", "nowhere:f"], "--transform must be an importable module:function"),
+        (["SET", "--transform", "math:pi"], "not a function"),
         (["SET", "--batch-transform", "math"], "--batch-transform must be"),
         (["SET", "--max-clients", "0"], "max_clients"),
-        (["SET", "--client", "b"], "--client is the name"),
-        (["SET", "--make-keys", "k"], "leave DATASET out"),
+        (["SET", "--client", "b"], "--client needs --make-keys"),
+        (["SET", "--make-keys", "k"], "only creates keys: omit DATASET"),
     ],
 )
 def test_what_cannot_be_served_is_one_line_that_says_why(

@@ -325,7 +325,7 @@ def test_a_terminal_with_pictures_gets_one(
 def test_only_a_terminal_is_shown_pictures(
     terminal: Any, clips: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "standard output is no terminal" in refused(capsys, clips, "--show")
+    assert "standard output is not a terminal" in refused(capsys, clips, "--show")
     terminal(TERM="xterm-kitty")
     assert "--show and --json exclude" in refused(capsys, clips, "--show", "--json")
     for variables in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
@@ -337,4 +337,6 @@ def test_both_files_must_not_be_one(
     clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.png"
-    assert "by --image and by --sheet" in refused(capsys, clips, "--image", out, "--sheet", out)
+    assert "given for both --image and --sheet" in refused(
+        capsys, clips, "--image", out, "--sheet", out
+    )

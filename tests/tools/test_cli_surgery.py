@@ -41,7 +41,7 @@ def test_repair_lists_what_is_mended_and_what_is_lost(
     assert cli.main(["repair", str(dataset), str(tmp_path / "out")]) == 1
     out, err = capsys.readouterr()
     mended, sample, shard, summary = out.splitlines()
-    assert mended == "000000-000.shard: mended: the first page is made of the last"
+    assert mended == "000000-000.shard: repaired: the first page is made of the last"
     assert sample.startswith("000000-001.shard: lost: sample 0: field 'source': the data of")
     assert shard == "000000-002.shard: lost: samples 0 to 3: there is no such shard"
     assert summary == f"repaired 3 shards: 7 samples saved, 5 lost: {tmp_path / 'out'}"
@@ -108,7 +108,7 @@ def test_diff_says_what_only_one_side_has(dataset: Path, tmp_path: Path, capsys:
     other = write(tmp_path / "b", 5, 1, schema=LABELS, samples=labelled(5))
     assert cli.main(["diff", str(other), str(dataset)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == ["the classes are not the same", "samples only in B", "  5"]
+    assert lines[:3] == ["the classes differ", "samples only in B", "  5"]
     assert lines[-1].endswith("5 and 12 samples: 0 only in A, 7 only in B")
     bare = write(tmp_path / "c", 12, 3, schema=LABELS, samples=labelled(12))
     assert cli.main(["diff", str(bare), str(dataset)]) == 1
@@ -147,7 +147,7 @@ def test_compact_tidies_up_and_removes_what_is_old(dataset: Path, capsys: Captur
     assert "compacted into 1 new shard: 12 samples in 1 shard, " in capsys.readouterr().out
     assert len(list(dataset.glob("*.shard"))) == 4
     assert cli.main(["compact", str(dataset), "--remove-old"]) == 0
-    assert "nothing to put together, 3 old shards removed: " in capsys.readouterr().out
+    assert "nothing to compact, 3 old shards removed: " in capsys.readouterr().out
     assert len(list(dataset.glob("*.shard"))) == 1
     assert cli.main(["compact", str(dataset), "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
@@ -233,7 +233,7 @@ def test_stats_are_shown_and_kept_for_inspect(dataset: Path, capsys: Capture) ->
         "samples of 2 classes",
         "  a: 6",
         "  b: 6",
-        f"counted 12 samples, kept in generation 2: {dataset}",
+        f"computed statistics of 12 samples, stored in generation 2: {dataset}",
     ]
     assert "counting: 100%" in err
     assert cli.main(["inspect", str(dataset)]) == 0

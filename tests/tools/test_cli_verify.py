@@ -30,7 +30,7 @@ def test_a_sound_dataset_is_said_to_be_so(
     out, err = capsys.readouterr()
     n_shards = len(list(dataset.glob("*.shard")))
     assert out.startswith(f"verified {n_shards} shards, ") and out.count("\n") == 1
-    assert out.endswith(f": all sound: {dataset}\n")
+    assert out.endswith(f": no damage found: {dataset}\n")
     assert "verifying: 100%" in err
 
 

@@ -72,7 +72,7 @@ def parse_field(text: str) -> Kind:
 
 def _not_a_field(text: str) -> str:
     return (
-        f"{text!r} is no type of a field: expected a dtype and dimensions as in float32[3] or "
+        f"{text!r} is not a field type: expected a dtype with dimensions such as float32[3] or "
         "uint8[any,2], or that behind 'list of', or text, bytes or json; then, behind commas, zstd "
         "or zstd_dictionary, and optional"
     )
@@ -93,16 +93,16 @@ def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterabl
     """
     suffix = Path(path).suffix.lower()
     if not os.path.isfile(path):
-        raise InvalidArgument(f"{path}: there is no such file of values")
+        raise InvalidArgument(f"{path}: file of values not found")
     if suffix == ".npy":
         return _array(path, field)
     readers = dict.fromkeys(_JSON_SUFFIXES, _json_lines) | {".csv": _csv_lines}
     if suffix not in readers:
         raise InvalidArgument(f"{path}: expected a file that ends in .npy, .jsonl or .csv")
     if field is None:
-        raise InvalidArgument(f"{path}: does not tell the type of {name}; say it with --field")
+        raise InvalidArgument(f"{path}: does not state the type of {name}; pass --field")
     if isinstance(field, shardio.Bytes):
-        raise InvalidArgument(f"{path}: holds text; for a field of bytes use shardio.maintenance")
+        raise InvalidArgument(f"{path}: holds text; for bytes use shardio.maintenance.add_column")
     return field, _as_utf8(path, readers[suffix](path, name, field))
 
 
@@ -127,9 +127,9 @@ def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise InvalidArgument(f"{path}: not an array that can be read: {error}") from error
+        raise InvalidArgument(f"{path}: not a readable array: {error}") from error
     if not isinstance(array, np.ndarray) or array.ndim == 0:
-        raise InvalidArgument(f"{path}: expected an array with a row for each sample")
+        raise InvalidArgument(f"{path}: expected an array with one row per sample")
     if field is not None:
         return field, array
     try:  # one of its own, as the dtype has no byte order: that is changed on writing
@@ -164,14 +164,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [key for key, _ in pairs]
         twice = next(key for key in names if names.count(key) > 1)
-        raise ValueError(f"the key {_shown(twice)} comes twice")
+        raise ValueError(f"duplicate key {_shown(twice)}")
     return found
 
 
 def _csv_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
     convert = _from_text(field)
     if convert is None:
-        raise InvalidArgument(f"{path}: a cell holds a number or text; for others use .jsonl")
+        raise InvalidArgument(f"{path}: CSV cells hold numbers or text; use .jsonl for other types")
     with open(path, encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, strict=True)
         try:
@@ -182,8 +182,8 @@ def _csv_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
                     continue
                 if len(row) != len(names):
                     raise InvalidArgument(
-                        f"{path}, line {rows.line_num}: has {len(row)} cells, and the first line "
-                        f"{len(names)}; text that holds a comma stands in quotes"
+                        f"{path}, line {rows.line_num}: found {len(row)} cells, expected "
+                        f"{len(names)} as in the first line; quote text that contains a comma"
                     )
                 cell = row[place]
                 try:
@@ -193,12 +193,12 @@ def _csv_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
                 except ValueError as error:
                     where = f"{path}, line {rows.line_num}"
                     raise InvalidArgument(
-                        f"{where}: {_shown(cell)} is no value of {name}"
+                        f"{where}: {_shown(cell)} is not a value of {name}"
                     ) from error
         except csv.Error as error:
             where = f"{path}, line {rows.line_num}"
             raise InvalidArgument(
-                f"{where}: not CSV: {error}; values of any form and length fit into .jsonl"
+                f"{where}: not CSV: {error}; use .jsonl for values of any form and length"
             ) from error
 
 
@@ -265,32 +265,45 @@ def _truth(text: str) -> bool:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
-    add("path", metavar="DATASET", help="the dataset that is to have the field")
+    add("path", metavar="DATASET", help="the dataset to extend")
     add(
         "name",
         type=utf8_name,
         metavar="NAME",
-        help="of the field; with dots, of one in a nested record",
+        help="name of the field; dots address nested records",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--from", dest="file", metavar="FILE", help="its values: .npy, .jsonl, .csv"
+        "--from", dest="file", metavar="FILE", help="file of values: .npy, .jsonl, .csv"
     )
     source.add_argument(
         "--function",
         metavar="FILE.py:NAME",
-        help="computes them: called with a sample, or with lists of samples",
+        help="function that computes the values from a sample, or from lists of samples",
     )
     add(
         "--field",
         metavar="TYPE",
-        help="its type, such as 'float32[3]' or 'text, optional' (default: that of the array)",
+        help=(
+            "type of the field, such as 'float32[3]' or 'text, optional' (default: that "
+            "of the array)"
+        ),
     )
-    add("--batch-size", type=int, metavar="N", help="call the function with so many samples")
-    add("--workers", type=int, metavar="N", help="processes that call the function (default: none)")
+    add(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help=("call the function with lists of up to N samples"),
+    )
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help=("processes that call the function (default: none, call it here)"),
+    )
     add_engine_arguments(add)
-    add("--gpus", type=float, default=0, metavar="N", help="of the cluster, for each process")
-    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--gpus", type=float, default=0, metavar="N", help="GPUs of the cluster per process")
+    add("--quiet", action="store_true", help="print errors only")
     add("--json", action="store_true", help="print the report as JSON")
 
 
@@ -321,6 +334,6 @@ def _field_and_values(
         return read_column(options.file, options.name, given)
     if given is None:
         raise InvalidArgument(
-            f"--function: does not tell the type of {options.name}; say it with --field"
+            f"--function: does not state the type of {options.name}; pass --field"
         )
     return given, read_function(options.function)

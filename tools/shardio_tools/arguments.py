@@ -16,12 +16,12 @@ def add_engine_arguments(add: Callable[..., Any]) -> None:
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="who works: this machine (default: local), or those of a Ray cluster",
+        help="execution backend: this machine (default: local), or a Ray cluster",
     )
     add(
         "--address",
         metavar="PLACE",
-        help="of the Ray cluster (default: $RAY_ADDRESS, or Ray is started here)",
+        help="address of the Ray cluster (default: $RAY_ADDRESS, or a local Ray)",
     )
 
 
@@ -60,6 +60,6 @@ def refuse_urls(options: argparse.Namespace) -> None:
             is_taken |= options.command in _WRITES_URLS and name == "out"
             if is_url(each) and not is_taken:
                 raise shardio.InvalidArgument(
-                    f"{each}: shardio {options.command} works on a folder: copy the dataset to "
+                    f"{each}: shardio {options.command} needs a local folder: copy the dataset to "
                     "one first, as by `aws s3 sync` or `gcloud storage rsync`"
                 )

@@ -34,20 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         metavar="N",
-        help="numbers of worker processes to try (default: 0, 1, 2, 4, … up to the CPUs)",
+        help=(
+            "numbers of worker processes to try (default: 0, 1, 2, 4, … up to the number of CPUs)"
+        ),
     )
     add(
         "--seconds",
         type=float,
         default=2.0,
         metavar="S",
-        help="how long each half of a run takes: first and warm (default: 2)",
+        help="duration of each half of a run, first and warm (default: 2)",
     )
     add("--fields", type=utf8_name, metavar="NAME,…", help="read these fields only")
-    add("--subset", type=utf8_name, metavar="NAME", help="load one of its subsets instead")
+    add("--subset", type=utf8_name, metavar="NAME", help="load one of its subsets")
     add("--device", metavar="NAME", help="make tinygrad Tensors on this device (default: arrays)")
-    add("--timeline", metavar="FILE.svg", help="draw workers and batches over time")
-    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--timeline", metavar="FILE.svg", help="draw a timeline of workers and batches")
+    add("--quiet", action="store_true", help="print errors only")
     add("--json", action="store_true", help="print the figures as JSON")
 
 
@@ -93,7 +95,7 @@ def _tell(report: LoadingReport) -> None:
     print_out(format_table([head, *map(_row, report.runs)]))
     print_out()
     if report.cached_share is not None:
-        print_out(f"of the files, {report.cached_share:.0%} was in the page cache at the start")
+        print_out(f"the page cache held {report.cached_share:.0%} of the files at the start")
     _tell_conclusion("first reading", report.first_conclusion)
     workers = format_count(report.best.n_workers, "worker")
     _tell_conclusion(f"from memory, {workers}", report.conclusion)

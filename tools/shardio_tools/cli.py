@@ -165,7 +165,10 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line."""
     top = _Parser(
-        prog="shardio", description="Folders of video become shards that feed training loops."
+        prog="shardio",
+        description=(
+            "Convert folders of media and arrays into shards, and feed training loops from them."
+        ),
     )
     top.add_argument("--version", action="version", version=f"shardio {shardio.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)

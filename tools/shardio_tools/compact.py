@@ -15,8 +15,8 @@ from shardio_tools.output import add_rewrite_options, format_count, print_report
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
-    add("path", metavar="DATASET", help="the dataset to tidy up")
-    add("--remove-old", action="store_true", help="remove shards that only older generations name")
+    add("path", metavar="DATASET", help="the dataset to compact")
+    add("--remove-old", action="store_true", help="remove shards that only older generations use")
     add_rewrite_options(parser)
 
 
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     report = run_rewrite(compact, options, options.path, remove_old=options.remove_old)
     did = f"compacted into {format_count(report.n_rewritten, 'new shard')}"
     if not report.n_rewritten:
-        did = "nothing to put together"
+        did = "nothing to compact"
     if options.remove_old:
         did += f", {format_count(report.n_removed, 'old shard')} removed"
     print_report(report, options, did)

@@ -64,45 +64,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "src",
         metavar="SRC",
-        help="a folder of videos, pictures, sound, arrays or datasets of others, one file, or a "
-        "pattern of them, quoted",
+        help=(
+            "a folder of videos, images, audio, arrays or other datasets; one file; or a "
+            "quoted pattern of these"
+        ),
     )
     add(
         "out",
         metavar="OUT",
         nargs="?",
-        help="the dataset: a folder that is missing or empty, but for --append; or a URL",
+        help=(
+            "the dataset to write: a URL, or a folder that is missing or empty (except "
+            "for --append)"
+        ),
     )
     add(
         "--kind",
         type=utf8_name,
-        help="videos, images, audio, arrays, tables, arrow, webdataset, hdf5, … "
-        "(default: told from the names)",
+        help=(
+            "videos, images, audio, arrays, tables, arrow, webdataset, hdf5, … (default: "
+            "guessed from file names)"
+        ),
     )
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
     add_engine_arguments(add)
-    _add_clips(parser.add_argument_group("clips and pictures"))
-    _add_stores(parser.add_argument_group("how they are stored"))
+    _add_clips(parser.add_argument_group("clips and images"))
+    _add_stores(parser.add_argument_group("storage"))
     _add_arrays(parser.add_argument_group("arrays, tables and records"))
     _add_tokens(parser.add_argument_group("tokens"))
-    _add_ends(parser.add_argument_group("what is broken, and what is there already"))
-    add("--quiet", action="store_true", help="print nothing but what is wrong")
+    _add_ends(parser.add_argument_group("errors, resuming and overwriting"))
+    add("--quiet", action="store_true", help="print problems only")
     add("--json", action="store_true", help="print the report as JSON")
 
 
 def _add_clips(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--frames", type=int, metavar="N", help="frames of a clip (default: 16)")
-    add("--stride", type=int, metavar="N", help="a clip takes every N-th frame (default: 1)")
+    add("--frames", type=int, metavar="N", help="frames per clip (default: 16)")
+    add("--stride", type=int, metavar="N", help="use every N-th frame for a clip (default: 1)")
     add(
         "--step",
         type=int,
         metavar="N",
-        help="frames from one clip's start to the next (default: frames x stride: no overlap)",
+        help="frames from one clip's start to the next (default: frames x stride, no overlap)",
     )
     add("--size", type=int, metavar="N", help="height and width of a frame (default: 112)")
-    add("--fps", metavar="RATE", help="take frames at this rate, such as 10 or 30000/1001")
+    add("--fps", metavar="RATE", help="frame rate to sample, such as 10 or 30000/1001")
 
 
 def _add_stores(group: argparse._ArgumentGroup) -> None:
@@ -112,31 +119,38 @@ def _add_stores(group: argparse._ArgumentGroup) -> None:
         metavar="HOW",
         help="videos: h264 (default), raw, jpeg, packets; images: original (default), jpeg, raw",
     )
-    add("--codec", metavar="NAME", help="of h264: h264 (default), hevc or av1")
-    add("--gop", type=int, metavar="N", help="of h264: a keyframe every N frames (default: 16)")
+    add("--codec", metavar="NAME", help="codec for --store h264: h264 (default), hevc or av1")
+    add(
+        "--gop",
+        type=int,
+        metavar="N",
+        help=("for --store h264: a keyframe every N frames (default: 16)"),
+    )
     add(
         "--quality",
         type=int,
         metavar="N",
-        help="of h264: crf, lower is better (default: 19, hevc 20, av1 30); "
-        "of jpeg: 1 to 100 (default: 90)",
+        help=(
+            "for h264: crf, lower is better (default: 19, hevc 20, av1 30); for jpeg: 1 "
+            "to 100 (default: 90)"
+        ),
     )
     add(
         "--check",
         action="store_true",
         default=None,
-        help="of packets, and of LeRobot: decode every frame once, to find damage",
+        help="for packets and LeRobot: decode every frame once, to find damage",
     )
     add(
         "--audio",
         action="store_true",
         default=None,
-        help="of videos: keep the sound beside the pictures, its packets untouched",
+        help="for videos: also store the audio, its packets untouched",
     )
     add(
         "--estimate",
         action="store_true",
-        help="convert a few files into a temporary folder, and say what all would come to",
+        help="convert a few files into a temporary folder, and estimate size and time for all",
     )
 
 
@@ -145,8 +159,10 @@ def _add_arrays(group: argparse._ArgumentGroup) -> None:
     add(
         "--rows",
         action=argparse.BooleanOptionalAction,
-        help="of arrays, HDF5 and Zarr: each row of a file is a sample; with --no-rows each file "
-        "is (default: rows of a single file; of HDF5 and Zarr also of several)",
+        help=(
+            "for arrays, HDF5 and Zarr: one sample per row; with --no-rows one per file "
+            "(default: rows for a single file; for HDF5 and Zarr also for several)"
+        ),
     )
     add(
         "--column",
@@ -154,18 +170,23 @@ def _add_arrays(group: argparse._ArgumentGroup) -> None:
         action="append",
         dest="columns",
         metavar="NAME",
-        help="of Arrow's tables and LeRobot: take this column or feature, and others that are "
-        "named so (default: all)",
+        help=(
+            "for Arrow tables and LeRobot: convert this column or feature; repeatable "
+            "(default: all)"
+        ),
     )
     add(
         "--records",
         choices=("example", "bytes"),
-        help="of TFRecord and ArrayRecord: tf.train.Example, or bytes (default: as the first is)",
+        help=(
+            "for TFRecord and ArrayRecord: tf.train.Example, or bytes (default: as the "
+            "first record)"
+        ),
     )
     add(
         "--schema",
         metavar="FILE",
-        help="JSON: what the fields are (default: told from the files)",
+        help="JSON file with the field types (default: inferred from the files)",
     )
     add(
         "--reference",
@@ -173,16 +194,20 @@ def _add_arrays(group: argparse._ArgumentGroup) -> None:
         dest="references",
         metavar="COLUMN",
         action="append",
-        help="of CSV and JSON Lines: a column that names files, which are stored in place of their "
-        "names",
+        help="for CSV and JSON Lines: a column of file names; the files are stored instead",
     )
 
 
 def _add_tokens(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--dtype", metavar="NAME", help="how they are stored: uint8, uint16, uint32, int32, int64")
-    add("--eot", type=int, metavar="ID", help="the token between documents: each is a sample")
-    add("--length", type=int, metavar="N", help="so many tokens are a sample (default: 1024)")
+    add("--dtype", metavar="NAME", help="dtype in the files: uint8, uint16, uint32, int32, int64")
+    add(
+        "--eot",
+        type=int,
+        metavar="ID",
+        help=("the token between documents; each document is a sample"),
+    )
+    add("--length", type=int, metavar="N", help="tokens per sample (default: 1024)")
 
 
 def _add_ends(group: argparse._ArgumentGroup) -> None:
@@ -190,28 +215,30 @@ def _add_ends(group: argparse._ArgumentGroup) -> None:
     add(
         "--keep-partial",
         action="store_true",
-        help="of a file that breaks midway, keep what is before the break",
+        help="keep the samples before the damage of a broken file",
     )
     add(
         "--on-error",
         choices=("skip", "stop"),
         default="skip",
-        help="at a broken file: go on with the next, or stop and keep what is done (default: skip)",
+        help="at a broken file: skip it, or stop and keep what is done (default: skip)",
     )
     add(
         "--resume",
         action="store_true",
-        help="go on with what an interrupted conversion has finished in OUT",
+        help="resume an interrupted conversion in OUT",
     )
     add(
         "--overwrite",
         action="store_true",
-        help="start again; a dataset in OUT is replaced once the new one is done",
+        help="start again; a dataset in OUT is replaced once the new one is complete",
     )
     add(
         "--append",
         action="store_true",
-        help="add to the dataset in OUT what it does not have; other options as it was made with",
+        help=(
+            "add new files to the dataset in OUT; other options default to those it was made with"
+        ),
     )
 
 
@@ -241,7 +268,7 @@ def run(options: argparse.Namespace) -> int:
     if options.estimate:
         return _estimate(options, given)
     if options.out is None:
-        raise shardio.InvalidArgument("OUT is missing: the folder of the dataset")
+        raise shardio.InvalidArgument("OUT is missing: name the folder of the dataset")
     with ProgressLine("converting", is_silent=options.quiet or options.json) as line:
         report = shardio.convert(
             options.src,
@@ -298,7 +325,7 @@ def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> 
     except (shardio.ShardioError, OSError) as error:
         is_unchecked = options.store == "packets" and not options.check
         hint = "; --check finds such files, and leaves them out" if is_unchecked else ""
-        print_error(f"the result is not measured: {escaped(str(error))}{hint}")
+        print_error(f"the result was not measured: {escaped(str(error))}{hint}")
         return None
 
 

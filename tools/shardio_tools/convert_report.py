@@ -56,7 +56,7 @@ def describe_stored(report: shardio.ConversionReport, stored: StoredReport | Non
     if not report.n_samples or not n_bytes:
         return
     ratio = report.n_bytes / n_bytes
-    line = f"{format_size(report.n_bytes)} from {format_size(n_bytes)}: {ratio:.2f} of it"
+    line = f"{format_size(report.n_bytes)} from {format_size(n_bytes)}: ratio {ratio:.2f}"
     if stored is not None:
         if stored.psnr_db:
             line += f"; lossy: {_nearness(stored.psnr_db)}, where --store raw is exact"
@@ -86,14 +86,14 @@ NOT_OF_KIND: Final = {
     "audio": "no sound",
     "hdf5": "no HDF5",
     "images": "not a picture",
-    "lerobot": "no part of a LeRobot data set",
-    "mds": "no MDS shard",
+    "lerobot": "not part of a LeRobot dataset",
+    "mds": "not an MDS shard",
     "tables": "no table",
     "tfrecord": "no records",
     "tokens": "no tokens",
     "videos": OUTCOMES["unsupported"],
     "webdataset": "not a tar",
-    "zarr": "no part of a Zarr store",
+    "zarr": "not part of a Zarr store",
 }
 """Text for files that are not of a converter's kind."""
 
@@ -102,7 +102,7 @@ def no_samples_line(report: shardio.ConversionReport) -> str:
     """Return the line of a report for a conversion without a sample."""
     n_files = format_count(len(report.inputs), "file")
     place = escaped(str(report.dataset))
-    return f"no sample came of {n_files}: nothing is published, {place} is as it was"
+    return f"{n_files} gave no sample: nothing was published, {place} is unchanged"
 
 
 def field_lines(report: shardio.ConversionReport) -> Iterator[str]:
@@ -166,14 +166,14 @@ def describe_report(
         yield from _group(report, outcome)
     if report.modified:
         yield (
-            "  what the dataset has of them stays as it was: --append replaces no samples; "
-            "--overwrite converts anew, a file under another name is a new one"
+            "  their samples in the dataset are unchanged: --append replaces no samples; "
+            "--overwrite converts everything again; rename a file to add it as a new one"
         )
     if report.stopped:
         published = "; what comes before it is published" if report.generation else ""
         yield f"stopped at the first broken file{published}"
     if report.stats_dropped:
-        yield "statistics of the samples before are dropped; shardio stats counts again"
+        yield "the previous statistics were dropped; run shardio stats again"
     if not report.generation:
         yield no_samples_line(report)
         return
@@ -227,9 +227,7 @@ def _describe_sound(report: shardio.ConversionReport) -> Iterator[str]:
     kept = [each for each in told if each]
     line = f"sound: in {len(kept):,} of {format_count(len(told), 'file')}"
     if n_several := sum(each.get("streams", 1) > 1 for each in kept):
-        line += (
-            f"; {format_count(n_several, 'file')} with several streams, of which the first is kept"
-        )
+        line += f"; {format_count(n_several, 'file')} with several streams, only the first is kept"
     yield line
 
 

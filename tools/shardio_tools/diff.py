@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="A", help="a dataset (a folder) or one shard (a file)")
     add("other", metavar="B", help="what to compare it with")
-    add("--quiet", action="store_true", help="print nothing: the exit code says it")
+    add("--quiet", action="store_true", help="print nothing; the exit code is the result")
     add("--json", action="store_true", help="print the report as JSON")
 
 
@@ -43,9 +43,9 @@ def _differences(report: DiffReport) -> Iterator[str]:
         if names:
             yield f"fields only in {side}: {escaped(', '.join(names))}"
     if report.fields_redefined:
-        yield f"fields defined otherwise: {escaped(', '.join(report.fields_redefined))}"
+        yield f"fields with different types: {escaped(', '.join(report.fields_redefined))}"
     if report.classes_differ:
-        yield "the classes are not the same"
+        yield "the classes differ"
     rest = "--json lists more"
     if report.changed:
         yield "samples that differ"

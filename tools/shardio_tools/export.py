@@ -26,30 +26,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("path", metavar="DATASET", help="the dataset to read")
-    add("out", metavar="OUT", help="the folder to make; it may be there if it is empty")
+    add("out", metavar="OUT", help="the folder to create; it may exist if it is empty")
     add(
         "--format",
         required=True,
         choices=("webdataset", "parquet", "npy", "files"),
-        help="what to write",
+        help="output format",
     )
     add("--fields", type=utf8_name, metavar="NAME,…", help="export these fields only")
-    add("--subset", type=utf8_name, metavar="NAME", help="export one of its subsets instead")
+    add("--subset", type=utf8_name, metavar="NAME", help="export one of its subsets")
     add(
         "--shard-bytes",
         type=int,
         metavar="N",
         default=256 << 20,
-        help="about how much goes into one tar or Parquet file (default: 268435456, 256 MiB)",
+        help="target size of a tar or Parquet file in bytes (default: 268435456, 256 MiB)",
     )
     add(
         "--on-error",
         choices=("stop", "skip"),
         default="stop",
-        help="at a damaged sample: stop, or leave it out (default: stop)",
+        help="at a damaged sample: stop, or skip it (default: stop)",
     )
     add("--overwrite", action="store_true", help="replace an export in OUT")
-    add("--quiet", action="store_true", help="print nothing but what is left out")
+    add("--quiet", action="store_true", help="print skipped samples only")
     add("--json", action="store_true", help="print the report as JSON")
 
 
@@ -87,7 +87,7 @@ def _tell(report: ExportReport, *, is_quiet: bool) -> None:
     if report.skipped:
         lines = [f"sample {one.sample}: {escaped(one.reason)}" for one in report.skipped]
         tell = print_error if is_quiet else print_out
-        tell(f"left out {format_count(len(lines), 'damaged sample')}:")
+        tell(f"skipped {format_count(len(lines), 'damaged sample')}:")
         tell(format_list(lines, "--json lists them all"))
     if not is_quiet:
         print_out(

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
-    add("sources", metavar="SRC", nargs="+", help="the datasets to put together, in their order")
+    add("sources", metavar="SRC", nargs="+", help="the datasets to merge, in order")
     add_rewrite_options(parser)
 
 

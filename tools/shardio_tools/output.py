@@ -43,7 +43,7 @@ OUTCOMES: Final = {
     "unsupported": "not a video",
     "part": "part of another",
     "not_processed": "not reached",
-    "duplicate": "in the dataset already",
+    "duplicate": "already in the dataset",
     "modified": "changed since it was converted",
 }
 """Text for the outcome of an input; other converters may have further outcomes."""
@@ -316,10 +316,10 @@ def add_rewrite_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=256 << 20,
-        help="how much data goes into one new shard (default: 268435456, that is 256 MiB)",
+        help="target size of a new shard in bytes (default: 268435456, 256 MiB)",
     )
-    add("--workers", type=int, metavar="N", help="processes that verify (default: one per CPU)")
-    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--workers", type=int, metavar="N", help="verifying processes (default: one per CPU)")
+    add("--quiet", action="store_true", help="print errors only")
     add("--json", action="store_true", help="print the report as JSON")
 
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("src", metavar="SRC", help="a dataset (a folder) or one shard (a file), damaged or not")
     add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
-    add("--quiet", action="store_true", help="print nothing but what is lost")
+    add("--quiet", action="store_true", help="print losses only")
     add("--json", action="store_true", help="print the report as JSON")
 
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     for shard in report.shards:
         if not options.quiet:
             for note in shard.mended:
-                print_out(f"{escaped(shard.name)}: mended: {escaped(note)}")
+                print_out(f"{escaped(shard.name)}: repaired: {escaped(note)}")
         for text in _losses(shard):
             tell(text)
     if not options.quiet:

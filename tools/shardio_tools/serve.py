@@ -28,30 +28,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="DATASET", nargs="?", help="the dataset to serve")
     add("--bind", metavar="ADDRESS", default=_BIND, help=f"where to listen (default: {_BIND})")
-    add("--keys", metavar="DIR", help="the server's keys; without, only this machine is served")
-    add("--make-keys", metavar="DIR", help="make keys there, for the server and a client, and end")
-    add("--client", metavar="NAME", help="of --make-keys: the client's name (default: client)")
+    add(
+        "--keys",
+        metavar="DIR",
+        help=("the server's keys; without them, only this machine is served"),
+    )
+    add(
+        "--make-keys",
+        metavar="DIR",
+        help=("create keys for the server and a client in DIR, and exit"),
+    )
+    add("--client", metavar="NAME", help="name of the client for --make-keys (default: client)")
     add("--workers", type=int, metavar="N", help="processes per client (default: one per CPU)")
-    add("--transform", metavar="MODULE:FUNCTION", help="run on every sample, in the workers")
-    add("--batch-transform", metavar="MODULE:FUNCTION", help="run on every batch, in the workers")
-    add("--memory", type=int, metavar="BYTES", help="of the blocks of each client's loader")
-    add("--max-clients", type=int, metavar="N", default=16, help="at a time (default: 16)")
-    add("--quiet", action="store_true", help="print nothing but errors")
+    add(
+        "--transform",
+        metavar="MODULE:FUNCTION",
+        help=("transform for every sample, run in the workers"),
+    )
+    add(
+        "--batch-transform",
+        metavar="MODULE:FUNCTION",
+        help=("transform for every batch, run in the workers"),
+    )
+    add("--memory", type=int, metavar="BYTES", help="buffer memory per client, in bytes")
+    add(
+        "--max-clients",
+        type=int,
+        metavar="N",
+        default=16,
+        help=("maximum number of concurrent clients (default: 16)"),
+    )
+    add("--quiet", action="store_true", help="print errors only")
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal ends it, and return the exit code."""
     if options.make_keys is not None:
         if options.path is not None:
-            raise InvalidArgument(
-                "serve: --make-keys DIR makes keys and serves nothing: leave DATASET out"
-            )
+            raise InvalidArgument("serve: --make-keys DIR only creates keys: omit DATASET")
         _make_keys(options)
         return 0
     if options.client is not None:
-        raise InvalidArgument("serve: --client is the name that --make-keys DIR gives a client")
+        raise InvalidArgument("serve: --client needs --make-keys DIR")
     if options.path is None:
-        raise InvalidArgument("serve: say which DATASET, or --make-keys DIR")
+        raise InvalidArgument("serve: DATASET is missing (or pass --make-keys DIR)")
     with make_server(
         options.path,
         options.bind,
@@ -69,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
 def _make_keys(options: argparse.Namespace) -> None:
     folder = make_keys(options.make_keys, options.client or "client")
     if not options.quiet:
-        print_out(f"made keys: copy {escaped(str(folder))} to the client, and pass it as keys=")
+        print_out(f"created keys: copy {escaped(str(folder))} to the client, and pass it as keys=")
         print_out(f"and serve with --keys {escaped(options.make_keys)}")
 
 
@@ -102,12 +122,12 @@ def _function(option: str, name: str | None) -> Callable[..., Any] | None:
     except (ImportError, AttributeError, ValueError) as error:
         _refuse(option, name, error)
     if not callable(found):
-        _refuse(option, name, TypeError("it is no function"))
+        _refuse(option, name, TypeError("not a function"))
     made: Callable[..., Any] = found
     return made
 
 
 def _refuse(option: str, name: str, error: Exception) -> NoReturn:
     raise InvalidArgument(
-        f"{option} must be module:function, as importable here; found {name!r}: {error}"
+        f"{option} must be an importable module:function; found {name!r}: {error}"
     ) from error

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_parts,
         required=True,
         metavar="NAME=SHARE,…",
-        help="the subsets, and the share of the samples that each is to have; together 1",
+        help="the subsets, and the share of samples for each; the sum is 1",
     )
     add(
         "--group",
@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD",
         help="samples with the same value in this field stay together",
     )
-    add("--seed", type=int, metavar="N", default=0, help="of the chance (default: 0)")
-    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--seed", type=int, metavar="N", default=0, help="random seed (default: 0)")
+    add("--quiet", action="store_true", help="print errors only")
     add("--json", action="store_true", help="print the report as JSON")
 
 

@@ -83,10 +83,15 @@ def _is_float(value: Any) -> bool:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
-    add("path", metavar="DATASET", help="the dataset to count")
-    add("--subset", type=utf8_name, metavar="NAME", help="count one of its subsets instead")
+    add("path", metavar="DATASET", help="the dataset")
+    add(
+        "--subset",
+        type=utf8_name,
+        metavar="NAME",
+        help=("compute statistics of one of its subsets"),
+    )
     add_engine_arguments(add)
-    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--quiet", action="store_true", help="print errors only")
     add("--json", action="store_true", help="print the statistics as JSON")
 
 
@@ -107,5 +112,5 @@ def run(options: argparse.Namespace) -> int:
         part = "" if report.subset is None else f" of subset {escaped(report.subset)}"
         n_samples = format_count(report.stats["samples"], "sample")
         place = f"generation {report.generation}: {escaped(str(report.dataset))}"
-        print_out(f"counted {n_samples}{part}, kept in {place}")
+        print_out(f"computed statistics of {n_samples}{part}, stored in {place}")
     return 0

@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--access",
         choices=("auto", "mmap", "pread"),
         default="auto",
-        help="how shards are read (default: auto, which maps none)",
+        help="how to read shards (default: auto, which does not map them)",
     )
-    add("--quiet", action="store_true", help="print nothing but what is wrong")
+    add("--quiet", action="store_true", help="print problems only")
     add("--json", action="store_true", help="print the report as JSON")
 
 
@@ -107,7 +107,7 @@ def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: f
             f"{format_count(_n_found(findings), 'finding')} in {format_count(n_files, 'file')}"
         )
     else:
-        verdict = "all sound"
+        verdict = "no damage found"
     return (
         f"verified {format_count(report['n_shards'], 'shard')}, {format_size(report['n_bytes'])}, "
         f"in {format_duration(elapsed_s)}: {verdict}: {escaped(str(report['path']))}"

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", help="a dataset (a folder, or its URL) or one shard (a file)")
     add("--sample", type=int, metavar="N", help="the sample to show (default: the first)")
-    add("--json", action="store_true", help="print everything as JSON, lists unshortened")
+    add("--json", action="store_true", help="print everything as JSON, with complete lists")
     add_picture_arguments(parser)
 
 
@@ -87,7 +87,7 @@ def describe_dataset(facts: Facts) -> Iterator[str]:
         ]
         yield format_list(format_table(rows).splitlines(), "--json lists all")
     if n_without := facts.get("without_class"):
-        yield f"{format_count(n_without, 'sample')} with a label that names no class"
+        yield f"{format_count(n_without, 'sample')} with a label outside the classes"
     if subsets := facts.get("subsets"):
         yield "subsets"
         rows = [[escaped(name), format_count(n, "sample")] for name, n in subsets.items()]
@@ -97,11 +97,11 @@ def describe_dataset(facts: Facts) -> Iterator[str]:
     rows = [_shard_row(shard) for shard in facts["shards"]]
     yield format_list(format_table(rows).splitlines() if rows else ["none"], "--json lists all")
     for name, beside in facts.get("column_groups", {}).items():
-        yield f"shards of {escaped(name)}, which was added later"
+        yield f"shards of the added column {escaped(name)}"
         rows = [_shard_row(shard) for shard in beside]
         yield format_list(format_table(rows).splitlines() if rows else ["none"], "--json lists all")
     if without := facts.get("without_samples"):
-        yield "inputs that gave no sample"
+        yield "inputs without samples"
         reasons = [escaped(_reason(entry)) for entry in without]
         yield format_list(reasons, "--json lists all")
     yield from _sample(facts)
@@ -269,5 +269,5 @@ def _summary(path: str, found: Inspection) -> str:
     if found.findings:
         verdict = f"{format_count(len(found.findings), 'finding')} of damage"
     else:
-        verdict = "no damage met (shardio verify checks every byte)"
+        verdict = "no damage found (shardio verify checks every byte)"
     return f"inspected {escaped(path)}: {verdict}"

@@ -181,21 +181,19 @@ def check_target(path: str, source: str, *, may_replace: bool) -> None:
     known = sorted({*STILLS, *MOVING})
     if suffix_of(path) not in known:
         raise shardio.InvalidArgument(
-            f"{path}: the name of a picture must end in one of {', '.join(known)}"
+            f"{path}: unknown picture suffix; expected one of {', '.join(known)}"
         )
     folder = Path(os.path.realpath(path)).parent
     root = Path(os.path.realpath(source))
     for above in (folder, *folder.parents):
         if above == root or (above / _MANIFEST).is_file():
             raise shardio.InvalidArgument(
-                f"{path}: {above} holds a dataset, where nothing else belongs: name another folder"
+                f"{path}: {above} is a dataset folder: name another folder"
             )
     if not folder.is_dir():
-        raise shardio.InvalidArgument(f"{path}: there is no folder {folder} to write it into")
+        raise shardio.InvalidArgument(f"{path}: folder {folder} not found")
     if os.path.isdir(path) or (os.path.lexists(path) and not may_replace):
-        raise shardio.InvalidArgument(
-            f"{path}: there is something of this name already: --overwrite replaces a file"
-        )
+        raise shardio.InvalidArgument(f"{path}: already exists: pass --overwrite to replace a file")
 
 
 def suffix_of(path: str) -> str:
@@ -271,7 +269,7 @@ def write_whole(path: str, data: bytes, *, may_replace: bool) -> None:
             _name(part, path)
     except FileExistsError as error:
         raise shardio.InvalidArgument(
-            f"{path}: there is something of this name already: --overwrite replaces a file"
+            f"{path}: already exists: pass --overwrite to replace a file"
         ) from error
     except OSError as error:
         error.filename = path

@@ -54,26 +54,32 @@ MOST_PIXELS: Final = 1 << 27
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for pictures to the command's parser."""
     add = parser.add_argument_group("pictures, clips and videos").add_argument
-    add("--image", metavar="FILE", help="write the sample's picture or clip: its ending says how")
+    add(
+        "--image",
+        metavar="FILE",
+        help=("write the sample's picture or clip; the suffix determines the format"),
+    )
     add("--show", action="store_true", help="show the sample's picture in the terminal")
     add("--frame", type=int, metavar="N", help="one frame of a clip or video")
-    add("--clip", metavar="START:STOP[:STRIDE]", help="these frames of a clip or video")
-    add("--sheet", metavar="FILE", help="write samples from all over the dataset on one sheet")
-    add("--count", type=int, metavar="N", help=f"samples of a sheet (default: {COUNT})")
+    add("--clip", metavar="START:STOP[:STRIDE]", help="a range of frames of a clip or video")
+    add(
+        "--sheet", metavar="FILE", help=("write a contact sheet of samples spread over the dataset")
+    )
+    add("--count", type=int, metavar="N", help=f"samples on the sheet (default: {COUNT})")
     add(
         "--field",
         type=utf8_name,
         metavar="NAME",
-        help="the field to show, where several hold pictures",
+        help="the field to show, if several hold pictures",
     )
     add(
         "--side",
         type=int,
         metavar="N",
-        help="pixels of the longest side, at most; of a sheet's tiles (default: "
+        help="maximum longest side in pixels; of a sheet's tiles (default: "
         f"{TILE_SIDE}; of animations {MOVING_SIDE})",
     )
-    add("--overwrite", action="store_true", help="replace FILE if it is there")
+    add("--overwrite", action="store_true", help="replace FILE if it exists")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +129,7 @@ def parse_render_options(options: argparse.Namespace) -> RenderOptions:
     for target in filter(None, (wish.image, wish.sheet)):
         check_target(target, options.path, may_replace=wish.may_replace)
     if wish.sheet and suffix_of(wish.sheet) not in STILLS:
-        raise shardio.InvalidArgument(
-            f"{wish.sheet}: a sheet is one of {', '.join(STILLS)}, which hold still pictures"
-        )
+        raise shardio.InvalidArgument(f"{wish.sheet}: a sheet must be one of {', '.join(STILLS)}")
     if wish.is_shown:
         check_terminal()
     if wish.is_any:
@@ -152,7 +156,7 @@ def _check_together(wish: RenderOptions, options: argparse.Namespace) -> None:
     if wish.is_shown and options.json:
         raise shardio.InvalidArgument("--show and --json exclude each other: JSON is for programs")
     if wish.image and wish.sheet and os.path.realpath(wish.image) == os.path.realpath(wish.sheet):
-        raise shardio.InvalidArgument(f"{wish.image}: named by --image and by --sheet")
+        raise shardio.InvalidArgument(f"{wish.image}: given for both --image and --sheet")
     if wish.side is not None and not 8 <= wish.side <= MAX_SIDE:
         raise shardio.InvalidArgument(f"--side must be from 8 to {MAX_SIDE}; found {wish.side}")
     most = MOST_PIXELS // (wish.side or TILE_SIDE) ** 2
@@ -252,7 +256,7 @@ def _chosen_field(path: str, schema: shardio.Schema, wished: str | None) -> str:
         )
     if len(names) != 1:
         what = "several fields hold" if names else "no field holds"
-        way = "--field NAME says which; it also takes one of bytes that are pictures' files"
+        way = "choose one with --field NAME, or a field whose bytes are picture files"
         raise shardio.InvalidArgument(f"{path}: {what} pictures ({known}): {way}")
     return names[0]
 
@@ -350,8 +354,8 @@ def _numbers(look: FieldViewer, frames: FrameSequence, wish: RenderOptions) -> S
         return range(0, n, -(-n // N_FRAMES))
     if frames.is_still:
         raise shardio.InvalidArgument(
-            f"{look.path}: field {look.name!r} holds pictures; --frame and --clip are of clips and "
-            "videos"
+            f"{look.path}: field {look.name!r} holds pictures; --frame and --clip are for clips "
+            "and videos"
         )
     if wish.frame is not None:
         if not -n <= wish.frame < n:
@@ -362,7 +366,7 @@ def _numbers(look: FieldViewer, frames: FrameSequence, wish: RenderOptions) -> S
     found = range(n)[wish.clip or slice(None)]
     if not found:
         raise shardio.InvalidArgument(
-            f"{look.path}: --clip has none of the sample's {n:,} frames, 0 to {n - 1:,}"
+            f"{look.path}: --clip selects none of the sample's {n:,} frames, 0 to {n - 1:,}"
         )
     return found
 
@@ -380,7 +384,7 @@ def _write_image(
     is_still = frames.is_still or wish.frame is not None
     if is_still and suffix not in STILLS:
         raise shardio.InvalidArgument(
-            f"{path}: one picture is written as one of {', '.join(STILLS)}"
+            f"{path}: a single picture must be one of {', '.join(STILLS)}"
         )
     if not is_still and suffix not in MOVING:
         numbers, side = spread(numbers, COUNT), wish.side or TILE_SIDE

@@ -45,7 +45,7 @@ def check_terminal() -> None:
     """
     if not sys.stdout.isatty():
         raise shardio.InvalidArgument(
-            "--show: standard output is no terminal; write the picture with --image FILE"
+            "--show: standard output is not a terminal; write the picture with --image FILE"
         )
     if protocol_of(os.environ) != "blocks":
         return
