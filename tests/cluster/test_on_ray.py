@@ -186,7 +186,7 @@ def test_who_gives_the_jobs_may_be_ended_and_another_goes_on(
         assert main.returncode == cli.INTERRUPTED
         first, second = complained.splitlines()[-2:]
         assert first == "shardio: convert: interrupted"
-        assert "resume (--resume) goes on with it" in second
+        assert "resume (--resume) continues from them" in second
     while Path(f"/proc/{pid}").exists():
         time.sleep(0.02)
     reached.touch()

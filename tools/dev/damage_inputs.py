@@ -275,7 +275,7 @@ def try_files(suffix: str, rng: random.Random, place: Path, tally: Counter[str])
     )
     for number, path in enumerate(sorted(source.iterdir())):
         outcome, reason = outcomes.get(path.name, ("missing", ""))
-        died = "comes to no end" in reason or "processes that read it" in reason
+        died = "timed out after" in reason or "processes reading it" in reason
         tally[f"{suffix}: {'sound' if number % 12 == 0 else 'damaged'}, {outcome}"] += 1
         tally[f"{suffix}: ended a worker"] += died
         if number % 12 == 0 and outcome != "converted":
