@@ -192,7 +192,7 @@ def convert(folder: str, kind: str, result: str) -> None:
     """Convert, in a process of its own; what came of it goes into a file."""
     import shardio
 
-    with mock.patch("shardio.conversion.execution.step_s_of", lambda _: STEP_S):
+    with mock.patch("shardio.conversion.execution.source_step_s", lambda _: STEP_S):
         report = shardio.convert(folder, result + ".out", kind=kind, workers=2)
     samples: dict[str, list[dict[str, Any]]] = {}
     with shardio.open(result + ".out") as dataset:
