@@ -60,8 +60,8 @@ class FilesExporter:
             self._encoders[name] = encode
             if isinstance(field, Array | Bytes):
                 specs[name] = "file?" if field.optional else "file"
-            if (made := preparation_of(field)) is not None:
-                prepare[name] = made
+            if (preparation := preparation_of(field)) is not None:
+                prepare[name] = preparation
         refuse_fields(options, refused)
         self.schema_spec: Mapping[str, str] = specs
         self.prepare: Prepare = prepare
@@ -96,7 +96,7 @@ class FilesExporter:
             for name, encode in self._encoders.items():
                 if (value := sample[name]) is not None:
                     suffix, data = encode(value)
-                    sample[name] = self._write(self._folders[name], stem, number, suffix, data)
+                    sample[name] = self._write_file(self._folders[name], stem, number, suffix, data)
             for name, numbers in self._numbers.items():
                 if name not in self._encoders and sample[name] is not None:
                     sample[name] = numbers(np.asarray(sample[name])).tolist()
@@ -112,8 +112,8 @@ class FilesExporter:
             for name in ("", *names)
         )
         with ThreadPoolExecutor(_CONCURRENT_SYNCS) as pool:
-            while some := [*islice(paths, 256 * _CONCURRENT_SYNCS)]:
-                deque(pool.map(_sync, some), maxlen=0)
+            while chunk := [*islice(paths, 256 * _CONCURRENT_SYNCS)]:
+                deque(pool.map(_sync, chunk), maxlen=0)
 
     def close(self) -> None:
         """Close the table."""
@@ -133,9 +133,11 @@ class FilesExporter:
         is_class = label is not None and 0 <= int(label) < len(self._classes)
         return os.path.join(self._classes[int(label)] if is_class else "", os.path.basename(name))
 
-    def _write(self, folder: str, place: str, number: int, suffix: str, data: bytes) -> str:
+    def _write_file(
+        self, folder: str, sample_stem: str, number: int, suffix: str, data: bytes
+    ) -> str:
         """Write a file and return its relative path; the sample's number makes a name unique."""
-        stem = os.path.join(folder, place)
+        stem = os.path.join(folder, sample_stem)
         try:
             self._make_folder((self._root / local_name(stem)).parent)
         except (FileExistsError, NotADirectoryError):  # a file already has the name of this folder

@@ -82,7 +82,7 @@ class WebDatasetExporter:
                 if value is None and self._options.fields[name].optional:
                     continue
                 suffix, data = encode(value)
-                self._write(self._file, f"{key}.{stem + suffix if stem else name}", data)
+                self._write_member(self._file, f"{key}.{stem + suffix if stem else name}", data)
                 is_empty = False
             if is_empty:
                 raise InvalidArgument(
@@ -111,7 +111,7 @@ class WebDatasetExporter:
         self._n_bytes = 0
         return create(self._path)
 
-    def _write(self, file: IO[bytes], name: str, data: bytes) -> None:
+    def _write_member(self, file: IO[bytes], name: str, data: bytes) -> None:
         member = tarfile.TarInfo(name)
         member.size = len(data)
         head, fill = member.tobuf(tarfile.PAX_FORMAT, "utf-8"), bytes(-len(data) % _BLOCK)
