@@ -105,10 +105,10 @@ def inherit_options(
         return kind, dict(options), keep_partial
     of_samples = base.converter.get("options", {}).items()
     recorded = {option: value for option, value in of_samples if option not in RUN_OPTIONS}
-    keeps = bool(recorded.pop("keep_partial", False)) or keep_partial
+    keep = bool(recorded.pop("keep_partial", False)) or keep_partial
     name: str = base.converter.get("name", "")
     kind = kind or name or None
-    return kind, {**recorded, **options} if kind == name else dict(options), keeps
+    return kind, {**recorded, **options} if kind == name else dict(options), keep
 
 
 def check_same_options(base: Generation, options: Mapping[str, Any], out: PathName) -> None:
@@ -121,12 +121,12 @@ def check_same_options(base: Generation, options: Mapping[str, Any], out: PathNa
         InvalidArgument: options differ; the message names all of them.
     """
     recorded = _sample_settings(base.converter)
-    others = [
+    differences = [
         f"{name} was {recorded.get(name)!r}, is {value!r}"
         for name, value in options.items()
         if recorded.get(name) != value
     ]
-    check_same_schema(base.schema, base.schema, out, others)
+    check_same_schema(base.schema, base.schema, out, differences)
 
 
 def check_same_samples(
@@ -137,26 +137,26 @@ def check_same_samples(
     Raises:
         InvalidArgument: the converter, an option or the schema differs; the message names all.
     """
-    others = []
+    differences = []
     if base.converter:
         recorded, current = _sample_settings(base.converter), _sample_settings(converter)
-        others = [
+        differences = [
             f"{name} was {recorded.get(name)!r}, is {current.get(name)!r}"
             for name in sorted({*recorded, *current})
             if recorded.get(name) != current.get(name)
         ]
-    check_same_schema(base.schema, schema, out, others)
+    check_same_schema(base.schema, schema, out, differences)
 
 
 def check_same_schema(
-    expected: Schema, found: Schema, out: PathName, others: Iterable[str] = ()
+    expected: Schema, found: Schema, out: PathName, differences: Iterable[str] = ()
 ) -> None:
-    """Check that samples of schema `found` fit into a dataset; `others` lists other differences.
+    """Check that samples of schema `found` fit into a dataset; `differences` lists others.
 
     Raises:
         InvalidArgument: the message names every field that differs.
     """
-    differing = [*others]
+    differing = [*differences]
     for name in dict.fromkeys([*expected, *found]):
         if expected.get(name) != found.get(name):
             recorded, current = (
@@ -215,12 +215,12 @@ def classify_inputs(listing: Listing, base: Generation, n_threads: int, out: Pat
     runs = [existing[first : first + n_files] for first in range(0, len(existing), n_files)]
     stopped = threading.Event()
 
-    def compared(run: Sequence[Input]) -> list[InputReport]:
+    def compare_run(run: Sequence[Input]) -> list[InputReport]:
         return [_compare(one, known[one.name], stopped) for one in run]
 
     with ThreadPoolExecutor(n_threads) as pool:
         try:
-            others = [report for reports in pool.map(compared, runs) for report in reports]
+            others = [report for reports in pool.map(compare_run, runs) for report in reports]
         finally:
             stopped.set()  # so that Ctrl-C does not wait for large files
     new = tuple(one for one in listing.inputs if one.name not in known)
@@ -265,8 +265,8 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
             "known meaning; append files without classes, or convert into a separate folder"
         )
     classes = tuple(dict.fromkeys([*base.classes, *listing.classes]))
-    place = {name: number for number, name in enumerate(classes)}
-    numbers = [place[name] for name in listing.classes]
+    position = {name: number for number, name in enumerate(classes)}
+    numbers = [position[name] for name in listing.classes]
     inputs = (
         replace(one, label=numbers[one.label]) if one.label >= 0 else one for one in listing.inputs
     )
@@ -303,12 +303,12 @@ def generation_changes(
     Statistics of the whole dataset become invalid. Those of subsets stay valid, unless they count
     classes and the number of classes has grown.
     """
-    again = {report.name: report.as_json() for report in reports}
+    new_entries = {report.name: report.as_json() for report in reports}
     kept = [
-        entry if entry.get("samples") else again.pop(entry["path"], entry)
+        entry if entry.get("samples") else new_entries.pop(entry["path"], entry)
         for entry in latest.inputs
     ]
-    entries = (*kept, *again.values())
+    entries = (*kept, *new_entries.values())
     stats = {name: value for name, value in latest.stats.items() if name != "whole"}
     if classes != latest.classes:
         stats = {}

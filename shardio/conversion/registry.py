@@ -23,8 +23,6 @@ from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.media import has_image_suffix, has_media_suffix, has_sound_suffix
 
 ENTRY_POINT_GROUP: Final = "shardio.converters"
-
-
 _BUILT_IN: Final = {
     "arrayrecord": "shardio_converters.records.arrayrecord:ArrayRecords",
     "arrays": "shardio_converters.arrays.npy:Arrays",
@@ -41,8 +39,6 @@ _BUILT_IN: Final = {
     "webdataset": "shardio_converters.records.webdataset:WebDataset",
     "zarr": "shardio_converters.arrays.zarr:Zarr",
 }
-
-
 _EXTRAS: Final = {
     "array_record": "arrayrecord",
     "google_crc32c": "tfrecord",
@@ -65,16 +61,16 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
     """
     found = _find_entry(kind)
     try:
-        maker = _load_converter(found)
+        converter = _load_converter(found)
     except ModuleNotFoundError as error:
         raise _missing_package(kind, error) from error
-    known = [f.name for f in dataclasses.fields(maker) if f.init]
+    known = [f.name for f in dataclasses.fields(converter) if f.init]
     if unknown := sorted(options.keys() - known):
         raise InvalidArgument(
             f"{', '.join(unknown)}: not an option of the converter {kind!r}; its options are "
             f"{', '.join(known) or 'none'}"
         )
-    source: Source = maker(**options)
+    source: Source = converter(**options)
     try:
         source.libraries()  # fail now, and not at the first input
     except ModuleNotFoundError as error:
@@ -117,10 +113,14 @@ def _entries() -> dict[str, EntryPoint]:
 
     Built-in ones are not read from the installed metadata, which may be older than a checkout.
     """
-    ours = {name: EntryPoint(name, place, ENTRY_POINT_GROUP) for name, place in _BUILT_IN.items()}
-    packages = {_package_of(entry) for entry in ours.values()}
+    built_in = {
+        name: EntryPoint(name, target, ENTRY_POINT_GROUP) for name, target in _BUILT_IN.items()
+    }
+    packages = {_package_of(entry) for entry in built_in.values()}
     installed = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    return ours | {n: entry for n, entry in installed.items() if _package_of(entry) not in packages}
+    return built_in | {
+        n: entry for n, entry in installed.items() if _package_of(entry) not in packages
+    }
 
 
 def _find_entry(kind: str) -> EntryPoint:

@@ -41,7 +41,7 @@ class Exporter(Protocol):
 
     prepare: Prepare
     schema_spec: Mapping[str, str] | None
-    """Field specs for the option --schema of a conversion back; None if files are self-describing."""
+    """Field specs for --schema when converting back; None if the files are self-describing."""
 
     def open(self, folder: Path) -> None:
         """Start writing into an empty folder."""
