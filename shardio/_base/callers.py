@@ -1,7 +1,4 @@
-"""How functions of the user want to be called.
-
-Where in the program of the user a warning belongs.
-"""
+"""User code around the library: signatures of its functions, and the stack level of warnings."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from shardio.errors import InvalidArgument
 
 
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
-    """Whether a function of the user is f(given, rng) rather than f(given)."""
+    """Return True if a user's function is called as f(given, rng) rather than f(given)."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have no signature
@@ -30,7 +27,7 @@ def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
 
 
 def caller_stacklevel() -> int:
-    """How many frames above the one that asks the program is: the `stacklevel` of its warning."""
+    """Return the `stacklevel` with which a warning of the calling function points at user code."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("shardio."):
         frame, level = frame.f_back, level + 1

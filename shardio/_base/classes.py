@@ -1,7 +1,4 @@
-"""What the end of a `with` does to things that hold files, maps or processes.
-
-`cached`: a property that is computed once, without a lock that a fork could inherit as held.
-"""
+"""Building blocks of classes: closing by `with`, and a cached property without a lock."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ __all__ = ["cached_property"]
 
 
 class Closing(ABC):
-    """Closes itself at the end of its `with`, however that is left."""
+    """A context manager that calls `close` at the end of its `with`, also after an exception."""
 
     @abstractmethod
     def close(self) -> object:
-        """Finish, and let go of what is held."""
+        """Finish, and release all resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -33,16 +30,16 @@ class Closing(ABC):
 
 
 class Publishing(Closing):
-    """Publishes at the end of its `with` what was written; nothing, if an exception leaves that."""
+    """A context manager that publishes its output on success and aborts on an exception."""
 
     @property
     @abstractmethod
     def _is_closed(self) -> bool:
-        """Whether `close` or `abort` has been called."""
+        """True if `close` or `abort` has been called."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Remove what was written; nothing is published. Idempotent."""
+        """Remove everything that was written and publish nothing. Idempotent."""
 
     def __exit__(
         self,
@@ -60,11 +57,11 @@ _Value = TypeVar("_Value")
 
 
 class cached_property(Generic[_Value]):  # a decorator, as `property` is
-    """Replaces a method by its value, which stays in the object's `__dict__` from the first use on.
+    """A property that is computed once and then stored in the object's `__dict__`.
 
-    Two threads that are first at once may both compute it; the last one's value stays. That of
-    functools holds a lock until Python 3.12, one for all objects of a class: a process that is
-    forked while another thread is inside waits for it for ever.
+    There is no lock: two threads may both compute the value on first use, and the last one is kept.
+    `functools.cached_property` holds one lock per property, for all objects of a class, until
+    Python 3.12; a process forked while another thread holds it deadlocks.
     """
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:

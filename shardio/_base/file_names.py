@@ -1,7 +1,7 @@
-"""Names of files as UTF-8 text, which data holds, and as Python spells them.
+"""File names as stored UTF-8 text, and as Python spells them.
 
-Python decodes names by the locale: in an ASCII one, `ß` becomes two surrogates. What is stored does
-not depend on it, so a stored name becomes a path by its bytes.
+Python decodes names by the locale: in an ASCII locale, `ß` becomes two surrogates. Stored names do
+not depend on the locale, so a stored name becomes a path by its bytes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _ESCAPE: Final = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 
 
 def stored_name(name: str) -> str:
-    """Return a file name as text that can be stored: bytes that are no UTF-8 are escaped.
+    """Return a file name as text that can be stored; bytes that are not UTF-8 are escaped.
 
-    Escapes are hexadecimal. Names that differ stay different: a name that has escapes, or looks as
-    if it had, has its backslashes doubled.
+    Escapes are hexadecimal. Different names stay different: in a name that contains escapes, or
+    text that looks like one, backslashes are doubled.
     """
     raw = os.fsencode(name)
     try:
@@ -32,7 +32,7 @@ def stored_name(name: str) -> str:
 
 
 def original_name(stored: str) -> str:
-    """Return the file name that `stored_name` made `stored` of, as Python spells it here."""
+    """Return the file name from which `stored_name` made `stored`, as Python spells it here."""
     raw = stored.encode()
     if "\\x" in stored:
         raw = _ESCAPE.sub(lambda found: bytes.fromhex((found[1] or b"5c").decode()), raw)
@@ -40,7 +40,7 @@ def original_name(stored: str) -> str:
 
 
 def local_name(text: str) -> str:
-    """Return a text as Python spells the file that has this name in UTF-8."""
+    """Return a UTF-8 file name as Python spells it in the current locale."""
     return os.fsdecode(text.encode())
 
 
@@ -50,7 +50,7 @@ def utf8_name(name: str) -> str:
 
 
 def check_encodable(path: str | os.PathLike[str], what: str) -> None:
-    """Make sure that the file system encoding can express a path; it can any that Python listed.
+    """Check that the file system encoding can express a path. Paths that Python listed always pass.
 
     Raises:
         InvalidArgument: it cannot; the message starts with `what`.

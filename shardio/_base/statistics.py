@@ -1,8 +1,7 @@
-"""Records of what loaders, items and pipelines have done so far: what their `stats()` give.
+"""Statistics records of loaders, items and pipelines, and the phase timers that feed them.
 
-What this thread has spent on hashing, decoding and transforms since it was last asked.
-
-Where the work is done, its nanoseconds are added; whoever fills a batch takes the sums afterwards.
+Each thread adds the nanoseconds it spends on hashing, decoding and transforms to `PHASE_TIMES`; the
+filler of a batch reads and resets the sums.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from typing import Any, Final, Self
 
 @dataclass(frozen=True, slots=True)
 class LoadingStats:
-    """What one iteration, or several together, have taken; times in seconds.
+    """The cost of one iteration, or of several together; times in seconds.
 
     `elapsed_s` is the loop's time from its start to now or to its end: `waiting_s` for data,
-    `hand_over_s` in making batches and giving out tasks, and `body_s` in the loop's own code.
+    `hand_over_s` for making batches and sending tasks, and `body_s` in the loop's own code.
 
-    `filling_s` is what all workers together have spent on filling batches: `reading_s` on copying
-    what is stored, `checking_s` on hashes, `decoding_s` on compressed records, `transforming_s` in
-    the transform, the batch_transform and a function for collate. Of records, one in seven is timed
-    for all. Without workers it is a part of `waiting_s`.
+    `filling_s` is the time that all workers together spent filling batches: `reading_s` on copying
+    stored values, `checking_s` on hashes, `decoding_s` on compressed records, `transforming_s` in
+    the transform, the batch_transform and a collate function. Of records, one in seven is timed and
+    counts for seven. Without workers, `filling_s` is part of `waiting_s`.
 
-    `ready_s` is how long filled batches lay ready, added up.
+    `ready_s` is the time that filled batches waited for the loop, summed over batches.
     """
 
     elapsed_s: float = 0.0
@@ -41,13 +40,13 @@ class LoadingStats:
     n_bytes: int = 0
     """Bytes of the values in those batches."""
     n_skipped: int = 0
-    """Samples that were skipped; they are among `n_samples`, with another in their row."""
+    """Skipped samples; `n_samples` includes them, as another sample fills their row."""
     n_copies: int = 0
-    """Batches that were copied out of their blocks, since the program held all others."""
+    """Batches copied out of their blocks because user code held all other blocks."""
     n_restarts: int = 0
-    """Workers that died and were replaced."""
+    """Workers that crashed and were replaced."""
     n_blocks_made: int = 0
-    """Blocks that were made anew."""
+    """Blocks created."""
 
     @property
     def body_s(self) -> float:
@@ -56,29 +55,29 @@ class LoadingStats:
 
     @property
     def reading_s(self) -> float:
-        """Time of workers in which they copied what is stored: all that is not counted apart."""
+        """Worker time spent copying stored values: all filling time not counted elsewhere."""
         apart_s = self.checking_s + self.decoding_s + self.transforming_s
         return max(0.0, self.filling_s - apart_s)
 
     @property
     def queue_depth(self) -> float:
-        """How many filled batches lay ready, on an average over time."""
+        """The average number of filled batches that wait for the loop."""
         return self.ready_s / self.elapsed_s if self.elapsed_s else 0.0
 
     def __add__(self, other: Self) -> LoadingStats:
-        """Both together."""
+        """Return the sums of both records."""
         names = [field.name for field in fields(self)]
         return LoadingStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON says it, with what follows from it."""
+        """Return all figures, derived ones included, as JSON values."""
         derived = {name: getattr(self, name) for name in ("body_s", "reading_s", "queue_depth")}
         return asdict(self) | derived
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """What `loader.stats()` gives: `latest` is of the latest iteration, `total` of all of them."""
+    """The result of `loader.stats()`: figures of the latest iteration and the total of all."""
 
     epoch: int
     n_workers: int
@@ -86,7 +85,7 @@ class LoaderStats:
     total: LoadingStats
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON says it."""
+        """Return all figures as JSON values."""
         return {
             "epoch": self.epoch,
             "n_workers": self.n_workers,
@@ -99,8 +98,8 @@ class LoaderStats:
 class SkippedItem:
     """An item that failed and was left out (with on_error="skip").
 
-    `index` counts items from 0; `item` is its repr, shortened; `error` the name of the exception's
-    class, and `text` what it says.
+    `index` counts items from 0; `item` is its shortened repr; `error` is the name of the
+    exception's class, and `text` its message.
     """
 
     index: int
@@ -111,20 +110,20 @@ class SkippedItem:
 
 @dataclass(frozen=True, slots=True)
 class ItemStats:
-    """What has been done so far."""
+    """Counters of `load_with_workers` so far."""
 
     n_put: int = 0
-    """Items that were given to workers, or wait for one."""
+    """Items sent to workers or waiting for one."""
     n_taken: int = 0
-    """Items whose values came back."""
+    """Items whose values were returned."""
     n_skipped: int = 0
     """Items that failed and were left out."""
     n_restarts: int = 0
-    """Workers that died and were replaced."""
+    """Workers that crashed and were replaced."""
     n_copies: int = 0
-    """Values that were copied out of their blocks, since the program held all others."""
+    """Values copied out of their blocks because user code held all other blocks."""
     n_bytes: int = 0
-    """Bytes of the values that came in blocks: all but small ones."""
+    """Bytes of the values that arrived in blocks: all but small ones."""
     calling_s: float = 0.0
     """Time that all workers together have spent in the function."""
 
@@ -135,75 +134,79 @@ class StageStats:
 
     name: str
     concurrency: int
-    """How many calls may be under way."""
+    """The maximum number of concurrent calls."""
     n_in: int
-    """Items that have come,"""
+    """Items received."""
     n_out: int
-    """and results that it has given;"""
+    """Results passed on."""
     n_dropped: int
-    """None, which drops an item;"""
+    """Calls that returned None, which drops an item."""
     n_failed: int
-    """and calls that failed."""
+    """Calls that failed."""
     busy_s: float
-    """Time in its function, all threads together."""
+    """Time in the stage's function, summed over threads."""
     waiting_s: float
-    """How long items lay before it until it had a thread for them, added up."""
+    """Time that items waited for a free thread of the stage, summed over items."""
     elapsed_s: float
-    """The time that all of this is of."""
+    """The time covered by these figures."""
 
     @property
     def queue_depth(self) -> float:
-        """How many items lay before it, on an average over time."""
+        """The average number of items that wait for the stage."""
         return self.waiting_s / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
     def n_busy(self) -> float:
-        """How many calls were under way, on an average: near `concurrency`, it is what limits."""
+        """The average number of concurrent calls.
+
+        Near `concurrency`, the stage is the bottleneck.
+        """
         return self.busy_s / self.elapsed_s if self.elapsed_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStats:
-    """What `stats()` of a DataLoader or a Pipeline gives: its latest iteration, so far."""
+    """The result of `stats()` of a DataLoader or Pipeline: its latest iteration, so far."""
 
     stages: tuple[StageStats, ...]
-    """From the source on; batching is none of them."""
+    """The stages from the source on, without batching."""
     n_results: int
-    """What the loop has got."""
+    """Results that the loop has received."""
     skipped: tuple[SkippedItem, ...]
-    """What failed and was left out (with on_error="skip"); of a batch, by its last item."""
+    """Failures that were left out (with on_error="skip"); a batch is named by its last item."""
     waiting_s: float
-    """How long the loop has waited for results."""
+    """Time that the loop has waited for results."""
     elapsed_s: float
-    """Since the iteration began, to its end or to now."""
+    """Time from the start of the iteration to its end or to now."""
     buffer_depth: float
-    """How many results lay ready, on an average over time."""
+    """The average number of results that wait for the loop."""
 
     @property
     def n_skipped(self) -> int:
-        """How many calls have failed and were passed over."""
+        """The number of calls that failed and were left out."""
         return len(self.skipped)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON says it, with what follows from it."""
+        """Return all figures, derived ones included, as JSON values."""
         derived = [{"queue_depth": s.queue_depth, "n_busy": s.n_busy} for s in self.stages]
         stages = [asdict(s) | more for s, more in zip(self.stages, derived, strict=True)]
         return asdict(self) | {"stages": stages}
 
 
 CHECK, DECODE, TRANSFORM = range(3)
-"""Places in `SPENT.sums_ns`."""
+"""Indexes into `PHASE_TIMES.sums_ns`."""
 
 TIMED_EVERY: Final = 7
-"""Of records, one in so many is timed, and counts for as many: two readings of the clock cost as
-much as the hash of a short one. A prime, since clips of a video may come in eights."""
+"""Of records, one in seven is timed and counts for seven: two clock readings cost as much as the
+hash of a short record. A prime, since clips of a video may come in eights.
+"""
 
 now_ns = perf_counter_ns
-"""The clock of all of this; processes of one machine share it."""
+"""The clock of all timers; shared by the processes of one machine."""
 
 
 class _PhaseTimes(threading.local):
-    """Sums of one thread."""
+    """The sums of one thread."""
 
     def __init__(self) -> None:
         self.sums_ns = [0, 0, 0]

@@ -1,6 +1,7 @@
-"""Arrays other than NumPy's plain ones: masked arrays are refused, tensors of torch are converted.
+"""Arrays as stored: values of other libraries are converted or refused, and encoded.
 
-Torch is not imported: its tensors are recognized by their class.
+Masked arrays are refused and tensors of torch are converted. Torch is not imported: its tensors are
+recognized by their class.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _BFLOAT16_BITS: Final = np.dtype("<u2", metadata={"bits of": "bfloat16"})
 
 
 def is_of(value: object, package: str, name: str) -> bool:
-    """True if a value is of a class of this name from a package, or of a subclass."""
+    """Return True if a value is of a class of this name from a package, or of a subclass."""
     return any(
         kind.__name__ == name and str(kind.__module__).partition(".")[0] == package
         for kind in type(value).__mro__
@@ -29,7 +30,7 @@ def is_of(value: object, package: str, name: str) -> bool:
 
 
 def is_bfloat16_bits(dtype: np.dtype[Any]) -> bool:
-    """True if a dtype is that of an array which `tensor_to_array` made of a bfloat16 tensor."""
+    """Return True if a dtype is that of an array which `tensor_to_array` made of a bfloat16 tensor."""
     return dtype.metadata is not None and dtype.metadata.get("bits of") == "bfloat16"
 
 
@@ -72,7 +73,7 @@ def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
 
 
 def is_masked(value: object) -> bool:
-    """True if a value is a masked array of NumPy, whatever is masked in it."""
+    """Return True if a value is a masked array of NumPy, whatever is masked in it."""
     # The exact type first: np.ma takes milliseconds to import.
     is_subclass = type(value) is not np.ndarray and isinstance(value, np.ndarray)
     return is_subclass and isinstance(value, np.ma.MaskedArray)
@@ -120,10 +121,10 @@ def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
 
 
 def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
-    """`value` as a C-contiguous little-endian array of the field's dtype and shape.
+    """Return `value` as a C-contiguous little-endian array of the field's dtype and shape.
 
-    Values are never changed: what the dtype cannot hold (in kind and range; Python numbers are
-    rounded to a floating-point field's precision) is refused.
+    Values are never changed: a value outside the dtype's kind or range is refused. Only Python
+    numbers are rounded, to the precision of a floating-point field.
 
     Raises:
         SchemaError: dtype or shape do not fit; the message names the field and both.
@@ -189,7 +190,7 @@ def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any])
 
 
 def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
-    """Numbers that came as Python objects, in the field's dtype; NumPy itself would wrap some."""
+    """Return numbers given as Python objects in the field's dtype; NumPy itself would wrap some."""
     wanted = field.numpy
     if found.size == 0 and found.dtype.kind == "f":
         return found.astype(wanted)

@@ -1,8 +1,8 @@
-"""How a record's bytes are stored: raw, or as one zstd frame, with or without a dictionary.
+"""Codecs of records: raw, or one zstd frame with or without a dictionary.
 
-A record that zstd does not shrink is stored raw, so the codec stands in the record's own index
-entry. The frame's declared content size must equal the index entry's before anything is
-allocated: python-zstandard's `max_output_size` alone does not protect, the frame header wins.
+A record that zstd does not shrink is stored raw, so the codec is part of the record's own index
+entry. The frame's declared content size must equal the index entry's before anything is allocated:
+python-zstandard's `max_output_size` alone does not protect, as the frame header wins.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ ZSTD_LEVEL: Final = 3
 MAX_DICTIONARY_BYTES: Final = 1 << 20
 _DICTIONARY_BYTES: Final = 64 << 10
 _SAMPLE_BYTES: Final = 2 << 20
-"""How much of a field is learned from: a quarter of a second, and more does not help."""
+"""Bytes of a field to train a dictionary on: a quarter of a second, and more does not help."""
 _LEAST_SAMPLES: Final = 16
 _SAMPLE_PER_DICTIONARY: Final = 16
-"""A dictionary of more than this part of what it is learned from would learn it by heart."""
+"""Minimum ratio of training data to dictionary size.
+
+A larger dictionary would memorize its data.
+"""
 
 
 class Codec(IntEnum):
-    """Stable codes, as index entries and schemas hold them."""
+    """Stable codes of codecs, as in index entries and schemas."""
 
     RAW = 0
     ZSTD = 1
@@ -38,7 +41,7 @@ class Codec(IntEnum):
 
 
 class _Contexts(threading.local):
-    """zstd contexts of one thread: they are not safe to share, and cost a millisecond to make."""
+    """The zstd contexts of one thread: not safe to share, and a millisecond to create."""
 
     def __init__(self, content: bytes = b"") -> None:
         known = None
@@ -51,12 +54,12 @@ class _Contexts(threading.local):
 
 
 class Dictionary:
-    """What zstd has learned of a field's records; the same object serves any thread.
+    """A zstd dictionary trained on a field's records; safe to use from any thread.
 
-    Its `id` is what frames that are compressed with it declare.
+    Frames compressed with the dictionary declare its `id`.
 
     Raises:
-        ShardCorrupt: the content is no zstd dictionary, or has no id. It names no place.
+        ShardCorrupt: the content is not a zstd dictionary, or has no id. The error has no place.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -77,13 +80,13 @@ class Dictionary:
 _plain = _Contexts()
 
 cached_dictionary = functools.lru_cache(maxsize=64)(Dictionary)
-"""A Dictionary, the same one for the same content: contexts cost 0.2 ms and as much memory."""
+"""Return a Dictionary, the same object for equal content: contexts are costly (0.2 ms)."""
 
 
 def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
-    """A dictionary for records like these: at most 64 KiB; b"" where there is little to learn.
+    """Return a dictionary for similar records: at most 64 KiB, b"" if there is too little data.
 
-    The same records give the same dictionary. At most 2 MiB of them are looked at, from the first.
+    The result is deterministic. At most the first 2 MiB of the records are used.
     """
     samples: list[bytes | bytearray | memoryview] = []
     n_bytes = 0
@@ -104,7 +107,7 @@ def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
 def encode(
     record: memoryview, codec: Codec, dictionary: Dictionary | None = None
 ) -> tuple[Codec, memoryview]:
-    """What to store for `record`, and the codec that its index entry must name."""
+    """Return the bytes to store for `record`, after the codec that its index entry must name."""
     if codec is Codec.RAW:
         return Codec.RAW, record
     packs = Codec.ZSTD if dictionary is None else Codec.ZSTD_DICTIONARY
@@ -114,10 +117,10 @@ def encode(
 
 
 def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
-    """Make sure that a frame declares the dictionary that it is decompressed with.
+    """Check that a frame declares the dictionary with which it is decompressed.
 
     Raises:
-        ShardCorrupt: it declares none. (Another one's is refused when it is decompressed.)
+        ShardCorrupt: the frame declares none. (Decompression refuses a wrong one.)
     """
     declared = zstandard.get_frame_parameters(stored).dict_id
     if declared != dictionary.id:
@@ -132,11 +135,11 @@ def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
 def decode(
     stored: memoryview, codec: int, n_bytes: int, dictionary: Dictionary | None = None
 ) -> bytes | memoryview:
-    """The record's n_bytes; for a raw record the very memory it was given.
+    """Return the n_bytes of a record; a raw record is returned as the memory that was passed.
 
     Raises:
-        ShardCorrupt: the frame does not hold exactly n_bytes; the place is the caller's to add.
-        InsufficientMemory: there is no room for n_bytes.
+        ShardCorrupt: the frame does not hold exactly n_bytes; the caller adds the place.
+        InsufficientMemory: n_bytes cannot be allocated.
     """
     if codec == Codec.RAW:
         return stored

@@ -1,6 +1,6 @@
-"""The field types: what a value of a sample can be.
+"""The field types: the kinds of value that a sample can have.
 
-`schema.py` names them and writes them down, `values.py` turns values into bytes. Codes are stable;
+`schema.py` names and serializes them, `values.py` encodes their values. Codes are stable;
 `docs/reference/format.md` lists them.
 """
 
@@ -19,13 +19,13 @@ from shardio.format.codecs import Codec
 
 MAX_DIMS: Final = 16
 MAX_RECORD_BYTES: Final = (1 << 48) - 1
-"""What the 48 bits of an index entry or of a packet can say; also of a row of a column."""
+"""The largest size of a record, a packet, or a row of a column: sizes have 48 bits."""
 COLUMN_ALIGNMENT: Final = 64
 MAX_PICTURE_SIDE: Final = (1 << 31) - 1
-"""Pixels; what PNG allows, which is more than any other format does."""
+"""In pixels; PNG's limit, and no other format has a higher one."""
 MAX_CHANNELS: Final = 4
 CODECS: Final = tuple(codec.name.lower() for codec in Codec)
-"""Names users give."""
+"""The codec names of the public API."""
 
 
 class FieldType(IntEnum):
@@ -64,12 +64,12 @@ class DType(IntEnum):
 
 
 DTYPES: Final[dict[str, DType]] = {d.name.lower(): d for d in DType if d < DType.FLOAT8_E4M3}
-"""Names users give, of the element types that can be stored."""
+"""The dtype names of the public API, for all element types that can be stored."""
 
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The little-endian NumPy dtype that holds elements of `name`; bfloat16 is held as uint16."""
+    """Return the little-endian NumPy dtype for elements of `name`; bfloat16 becomes uint16."""
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
 
 
@@ -78,14 +78,14 @@ class Array:
     """A field of numbers.
 
     Args:
-        dtype: one of `DTYPES`. bfloat16 is uint16 in NumPy (bits) and bitcast in tinygrad.
+        dtype: one of `DTYPES`. bfloat16 is uint16 (its bits) in NumPy and bitcast in tinygrad.
         shape: dimensions from 1 up; None for one that varies from sample to sample (it may be 0).
         codec: "raw", or per record "zstd" or "zstd_dictionary". A raw array of fixed shape is a
             column: read without touching other fields, delivered as one gather per batch.
-        optional: whether a sample may have None here.
+        optional: True if a sample may have None here.
 
     Raises:
-        SchemaError: an unknown dtype or codec, or a dimension that cannot be.
+        SchemaError: an unknown dtype or codec, or an invalid dimension.
     """
 
     dtype: Any
@@ -112,29 +112,29 @@ class Array:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype of its elements."""
+        """The NumPy dtype of the elements."""
         return numpy_dtype(self.dtype)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether all samples have the same shape."""
+        """True if all samples have the same shape."""
         return None not in self.shape
 
     @property
     def is_column(self) -> bool:
-        """Whether it is stored as a column rather than record by record."""
+        """True if the field is stored as a column rather than record by record."""
         return self.is_fixed and self.codec == "raw"
 
     @property
     def row_bytes(self) -> int | None:
-        """Bytes of one sample's array, or None where they vary."""
+        """The size of one sample's array in bytes, or None if it varies."""
         if not self.is_fixed:
             return None
         return self.numpy.itemsize * math.prod(d for d in self.shape if d is not None)
 
     @property
     def stride(self) -> int:
-        """Bytes from one row of the column to the next: multiples of 64 from 64 up."""
+        """The distance of consecutive rows of the column in bytes; from 64 up, a multiple of 64."""
         n_bytes = self.row_bytes
         if n_bytes is None:
             raise SchemaError("an array of varying shape has no stride")
@@ -144,21 +144,21 @@ class Array:
 
     @property
     def n_varying(self) -> int:
-        """How many of its dimensions vary."""
+        """The number of varying dimensions."""
         return self.shape.count(None)
 
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """A field of any number of arrays, all of one dtype and as many dimensions.
+    """A field of any number of arrays, all with one dtype and number of dimensions.
 
     Args:
-        element: what each of them is; its shape may vary, its codec is that of the list.
-        codec: "raw", "zstd" or "zstd_dictionary", of all arrays of a sample together.
-        optional: whether a sample may have None here.
+        element: the type of each array; its shape may vary, its codec is set on the list.
+        codec: "raw", "zstd" or "zstd_dictionary", for all arrays of a sample together.
+        optional: True if a sample may have None here.
 
     Raises:
-        SchemaError: `element` is no Array, or has a codec or is optional itself.
+        SchemaError: `element` is not an Array, or has a codec or is optional itself.
     """
 
     element: Array
@@ -178,7 +178,7 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class _AnyLength:
-    """A field whose values are bytes of any length, each in a record; it has no other options."""
+    """A field of byte values of any length, one record each, without further options."""
 
     codec: str = "raw"
     _: KW_ONLY
@@ -190,25 +190,28 @@ class _AnyLength:
 
 @dataclass(frozen=True, slots=True)
 class Bytes(_AnyLength):
-    """A field of opaque bytes of any length; for codec and optional see Array."""
+    """A field of opaque bytes of any length; see Array for codec and optional."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text(_AnyLength):
-    """A field of text, stored as UTF-8; for codec and optional see Array."""
+    """A field of text, stored as UTF-8; see Array for codec and optional."""
 
 
 @dataclass(frozen=True, slots=True)
 class Json(_AnyLength):
-    """A field of anything JSON can say, stored as canonical UTF-8; for its options see Array.
+    """A field of JSON values, stored as canonical UTF-8; see Array for codec and optional.
 
-    None in an optional field is a value that is not there; elsewhere it is JSON's null.
+    In an optional field None is a missing value; elsewhere it is JSON's null.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A field of what was encoded elsewhere, untouched: it is not compressed once more."""
+    """A field of media that are already encoded.
+
+    They are stored unchanged and not compressed again.
+    """
 
     codec: ClassVar[str] = "raw"
     _: KW_ONLY
@@ -220,23 +223,23 @@ class _Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Image(_Encoded):
-    """A field of pictures, each the bytes of its file (JPEG, PNG, …); for optional see Array.
+    """A field of images, each the bytes of its file (JPEG, PNG, …); see Array for optional.
 
-    Height and width as shown, and channels, are told without looking into them.
+    Displayed height and width, and the number of channels, are available without decoding.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Video(_Encoded):
-    """A field of videos, each the packets of one stream; for optional see Array.
+    """A field of videos, each the packets of one stream; see Array for optional.
 
-    Any span of packets is found, read and checked without the others.
+    Any span of packets can be found, read and verified without the others.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Audio(_Encoded):
-    """A field of sound, each the packets of one stream, as of a Video; for optional see Array."""
+    """A field of audio, each the packets of one stream, as for Video; see Array for optional."""
 
 
 Field = Array | Bytes | Text | Json | List | Image | Video | Audio
@@ -252,29 +255,32 @@ FIELD_TYPES: Final[dict[type, FieldType]] = {
     Audio: FieldType.AUDIO,
 }
 MEDIA: Final = (Image, Video, Audio)
-"""What is stored as it was encoded: its records are raw, and none that is there is empty."""
+"""Types whose values are stored as they were encoded: raw records, never empty if present."""
 STREAMED: Final = (Video, Audio)
-"""What is stored as a stream of packets."""
+"""Types stored as a stream of packets."""
 PICTURE_DIMS: Final = 3
-"""What SHAPES has of a picture: height, width, channels."""
+"""The dimensions of an image in a SHAPES section: height, width, channels."""
 
 
 def array_of(field: Field) -> Array | None:
-    """What the numbers of a field are: the field itself, a list's element, None of other fields."""
+    """Return the array type of a field: itself, a list's element, or None for other types."""
     if isinstance(field, List):
         return field.element
     return field if isinstance(field, Array) else None
 
 
 def n_stored_dims(field: Field) -> int:
-    """How many dimensions of each sample a section has; a list's record tells them itself."""
+    """Return the number of dimensions per sample in the SHAPES section.
+
+    A list's record has its own.
+    """
     if isinstance(field, Array):
         return field.n_varying
     return PICTURE_DIMS if isinstance(field, Image) else 0
 
 
 def _dtype_name(dtype: Any) -> str | None:
-    """The name of what stands for a dtype; None if nothing does."""
+    """Return the name of a dtype-like object; None if it is not one."""
     if isinstance(dtype, str):
         return dtype
     try:

@@ -1,7 +1,7 @@
 """The index of the payload: one fixed-stride entry per (row, record field), and shapes.
 
 Addressing is arithmetic: the entry of row r and record field k of m is number r * m + k. Nothing
-here loops over samples; bounds of any number of entries are proved in one vectorised pass.
+here loops over samples; the bounds of all entries are checked in one vectorised pass.
 """
 
 from __future__ import annotations
@@ -36,43 +36,44 @@ DIMENSION: Final = struct.Struct("<Q")
 _SIZE_BITS: Final = 48
 _SIZE_MASK: Final = np.uint64((1 << _SIZE_BITS) - 1)
 RECORD_ALIGNMENT: Final = 64
-"""Raw array records start on this many bytes, so that they can be used where they lie."""
+"""The alignment of raw array records, in bytes, so that they can be used in place."""
 _ZSTD_MOST: Final = 1 << 15
-"""A zstd block needs 4 bytes to yield its most, 128 KiB: no frame holds more than 2^15 times its
-own size. So no index entry can make a reader reserve more than the file justifies."""
+"""The maximum compression ratio of zstd: a block of 4 bytes yields at most 128 KiB, so no frame
+holds more than 2^15 times its own size. No index entry can make a reader allocate more than that.
+"""
 
 Entries = npt.NDArray[np.void]
 
 
 def pack_entry(offset: int, n_stored: int, codec: Codec, n_bytes: int, hash_: int) -> bytes:
-    """The 32 bytes of one entry."""
+    """Return the 32 bytes of one entry."""
     return ENTRY.pack(offset, n_stored | codec << _SIZE_BITS, n_bytes, hash_)
 
 
 def stored_bytes(entries: Entries) -> npt.NDArray[np.uint64]:
-    """How many bytes each record takes in the payload."""
+    """Return the stored size of each record in the payload."""
     found: npt.NDArray[np.uint64] = np.bitwise_and(entries["stored"], _SIZE_MASK)
     return found
 
 
 def codecs(entries: Entries) -> npt.NDArray[np.uint64]:
-    """The codec of each record."""
+    """Return the codec of each record."""
     found: npt.NDArray[np.uint64] = np.right_shift(entries["stored"], np.uint64(_SIZE_BITS))
     return found
 
 
 def alignment(field: Field, codec: int) -> int:
-    """Where a record of this field may start: on multiples of this."""
+    """Return the alignment of this field's records with this codec, in bytes."""
     return RECORD_ALIGNMENT if isinstance(field, Array | List) and codec == Codec.RAW else 1
 
 
 def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np.bool_]:
-    """Which entries have numbers that cannot be right.
+    """Return a mask of the entries with invalid numbers.
 
-    Checked without a possible overflow: known codec, record inside the payload, equal sizes for a
-    raw record, a compressed one smaller than its content and not smaller than zstd can make it,
-    the size that a fixed-shape array must have where it is present, alignment of raw arrays; media
-    that are there have bytes.
+    Checked without overflow: the codec is known, the record lies inside the payload, a raw record
+    has equal sizes, a compressed one is smaller than its content but not below zstd's maximum
+    ratio, a fixed-shape array has its exact size if present, raw arrays are aligned, and present
+    media are not empty.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     bad = kinds > CODECS.index(field.codec)
@@ -95,7 +96,7 @@ def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.N
 
 
 def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | None:
-    """The position of the first entry whose numbers cannot be right, or None."""
+    """Return the position of the first entry with invalid numbers, or None."""
     if field.codec == "raw" and _are_raw(entries, field, payload_bytes):
         return None
     bad = invalid_entries(entries, field, payload_bytes)
@@ -103,10 +104,10 @@ def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | N
 
 
 def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
-    """Whether all entries are right because they are those of raw records, in half the time.
+    """Return True if all entries are valid entries of raw records; takes half the time.
 
-    Their codec is 0, so that what is stored has one number with what it holds. Where that and the
-    offset are no more than the payload's bytes, below 2^48, their sum does not overflow.
+    Their codec is 0, so the stored size and the raw size are one number. If that and the offset are
+    at most the payload's bytes, below 2^48, their sum does not overflow.
     """
     sizes, offsets = entries["n_bytes"], entries["offset"]
     if not len(entries) or payload_bytes > _SIZE_MASK or isinstance(field, Array | List):
@@ -120,15 +121,15 @@ def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
 
 
 def extent(itemsize: int, shape: tuple[int, ...]) -> int:
-    """The bytes of an array of `shape` if its dimensions of 0 were 1: what NumPy has to address."""
+    """Return the bytes that NumPy addresses for an array of `shape`: dimensions of 0 count as 1."""
     return itemsize * math.prod(d or 1 for d in shape)
 
 
 def full_shape(field: Array, varying: npt.NDArray[np.uint64], n_bytes: int) -> tuple[int, ...]:
-    """The shape of one sample's array from its stored varying dimensions.
+    """Return the shape of one sample's array from its stored varying dimensions.
 
     Raises:
-        ShardCorrupt: the shape does not account for the record's n_bytes. It names no place.
+        ShardCorrupt: the shape does not match the record's n_bytes. The error has no place.
     """
     rest = iter(varying.tolist())
     shape = tuple(next(rest) if d is None else d for d in field.shape)
@@ -144,17 +145,17 @@ def full_shape(field: Array, varying: npt.NDArray[np.uint64], n_bytes: int) -> t
 
 
 def are_pictures(dims: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which lines of height, width and channels a picture can have."""
+    """Return a mask of the lines that are a valid height, width and number of channels."""
     most = np.array([MAX_PICTURE_SIDE, MAX_PICTURE_SIDE, MAX_CHANNELS], np.uint64)
     found: npt.NDArray[np.bool_] = ((dims > 0) & (dims <= most)).sum(axis=1) == dims.shape[1]
     return found
 
 
 def picture_shape(dims: npt.NDArray[np.uint64]) -> tuple[int, int, int]:
-    """Height, width and channels of a picture from its stored dimensions.
+    """Return height, width and channels of an image from its stored dimensions.
 
     Raises:
-        ShardCorrupt: no picture has these. It names no place.
+        ShardCorrupt: no image can have these. The error has no place.
     """
     height, width, channels = dims.tolist()
     if not is_picture(height, width, channels):
@@ -168,6 +169,6 @@ def picture_shape(dims: npt.NDArray[np.uint64]) -> tuple[int, int, int]:
 
 
 def is_picture(height: int, width: int, channels: int) -> bool:
-    """Whether a picture can have these dimensions."""
+    """Return True if an image can have these dimensions."""
     sides = 1 <= height <= MAX_PICTURE_SIDE and 1 <= width <= MAX_PICTURE_SIDE
     return sides and 1 <= channels <= MAX_CHANNELS

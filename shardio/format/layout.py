@@ -1,14 +1,9 @@
-"""The header page and the section table: one struct each, and how they are packed.
+"""The header page and the section table: structs, packing, unpacking and validation.
 
-`structure.py` unpacks and checks them.
-
-A shard is: header page, data and index sections, schema, section table, and the header page
-again. Sections begin on pages, are padded with zeros, and tile the file: no hole, no overlap.
+A shard is: header page, data and index sections, schema, section table, and the header page again.
+Sections begin on pages, are padded with zeros, and tile the file without holes or overlaps. Each
+rule that `unpack_header`, `check_place` and `unpack_table` check has its own error code.
 `docs/reference/format.md` is the specification; a test compares its tables with these structs.
-
-Unpacks the header page and the section table, and checks everything that they alone can tell.
-
-Each rule has a code of its own, which its error carries. `layout.py` has the structs.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from shardio.format.checksum import content_id, hash_bytes
 
 PAGE: Final = 4096
 MAGIC: Final = b"\x89SHD\r\n\x1a\n"
-"""A non-ASCII byte, CR LF, ^Z and LF: what text-mode transfers damage, as PNG's does."""
+"""A non-ASCII byte, CR LF, ^Z and LF: bytes that text-mode transfers damage, as in PNG's."""
 MAJOR: Final = 1
 MINOR: Final = 0
 
@@ -41,11 +36,11 @@ MAX_SECTIONS: Final = 1 << 14
 MAX_SCHEMA_BYTES: Final = 4 << 20
 MAX_FILE_BYTES: Final = 1 << 62
 FIRST_OPTIONAL_KIND: Final = 0x8000
-"""Section kinds from here on may be skipped by readers that do not know them."""
+"""Readers may skip unknown section kinds from this one on."""
 
 
 class Kind(IntEnum):
-    """What a section holds. Codes are stable."""
+    """The kind of a section's content. Codes are stable."""
 
     SCHEMA = 1
     COLUMN = 2
@@ -65,7 +60,7 @@ _KIND_NAMES: Final = {int(kind): kind.name.lower() for kind in Kind}
 
 
 class Required(IntFlag):
-    """Features without which a shard cannot be read. Those of `BUILT` are built."""
+    """Features without which a shard cannot be read. `BUILT` lists the implemented ones."""
 
     ZSTD = 1 << 0
     ZSTD_DICTIONARY = 1 << 1
@@ -94,7 +89,7 @@ BUILT: Final = (
 
 
 def padded(n_bytes: int) -> int:
-    """n_bytes rounded up to whole pages."""
+    """Return n_bytes rounded up to whole pages."""
     return -(-n_bytes // PAGE) * PAGE
 
 
@@ -102,8 +97,8 @@ def padded(n_bytes: int) -> int:
 class Section:
     """One entry of the section table.
 
-    `size` counts stored bytes without padding; `count` and `stride` are those of its items;
-    `of_kind` says what a BLOCK_HASHES section covers and is 0 elsewhere.
+    `size` is the number of stored bytes without padding; `count` and `stride` describe the items;
+    `of_kind` is the kind that a BLOCK_HASHES section covers, and 0 elsewhere.
     """
 
     kind: int
@@ -117,22 +112,22 @@ class Section:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """What makes a section unique in its table."""
+        """The unique key of a section in its table."""
         return (self.kind, self.field, self.of_kind)
 
     @property
     def end(self) -> int:
-        """Where the next section begins."""
+        """The offset at which the next section begins."""
         return self.offset + padded(self.size)
 
     @property
     def name(self) -> str:
-        """Its kind in words, for messages."""
+        """The name of the section's kind, for messages."""
         word = _KIND_NAMES.get(self.kind, f"kind {self.kind}")
         return f"{word} of {_KIND_NAMES.get(self.of_kind, self.of_kind)}" if self.of_kind else word
 
     def pack(self) -> bytes:
-        """Its bytes in the section table."""
+        """Return the section's entry in the section table."""
         return SECTION.pack(
             self.kind,
             self.field,
@@ -161,7 +156,7 @@ class Header:
     minor: int = MINOR
 
     def pack(self) -> bytes:
-        """The whole page: fields, hash, zeros."""
+        """Return the whole page: fields, hash, zeros."""
         fields = HEADER.pack(
             MAGIC,
             MAJOR,
@@ -180,12 +175,12 @@ class Header:
 
 
 def pack_table(sections: Sequence[Section]) -> bytes:
-    """The section table's bytes."""
+    """Return the bytes of the section table."""
     return b"".join(section.pack() for section in sections)
 
 
 class _Complaint(Protocol):
-    """Makes the error for one broken rule."""
+    """A factory of the error for one broken rule."""
 
     def __call__(
         self, what: str, *, code: str, offset: int, expected: object, found: object
@@ -193,17 +188,17 @@ class _Complaint(Protocol):
 
 
 def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
-    """Read one header page and check everything that it alone can tell.
+    """Unpack one header page and validate it on its own.
 
     Args:
         page: PAGE bytes.
         path: for messages.
-        offset: where in the file the page lies.
+        offset: of the page in the file.
 
     Raises:
         ShardIncomplete: the page was never written.
         ShardUnsupported: a newer major version or an unknown required feature.
-        ShardCorrupt: anything else that is wrong.
+        ShardCorrupt: any other broken rule.
     """
     corrupt = functools.partial(ShardCorrupt, path=path, section="header")
     if not any(page):
@@ -302,7 +297,7 @@ def check_place(header: Header, actual_size: int, path: str) -> None:
 
 
 def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]:
-    """Read the section table: hash, id, unique keys, tiling.
+    """Unpack the section table and check its hash, id, unique keys and tiling.
 
     Args:
         table: header.table_size bytes from header.table_offset.
@@ -310,7 +305,7 @@ def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]
         path: for messages.
 
     Raises:
-        ShardCorrupt: with the code of the rule that is broken.
+        ShardCorrupt: with the code of the broken rule.
     """
     corrupt = functools.partial(ShardCorrupt, path=path, section="section table")
     _check_table_bytes(table, header, corrupt)
@@ -368,9 +363,10 @@ def _check_table_bytes(table: bytes, header: Header, corrupt: _Complaint) -> Non
 def _check_extent(
     section: Section, place: int, offset: int, header: Header, corrupt: _Complaint
 ) -> None:
-    """Make sure that a section begins at `place`, where the one before ends, and leaves the table.
+    """Check that a section begins where the previous one ends, and ends before the table.
 
-    `offset` is that of its entry in the table.
+    `place` is the end of the previous section; `offset` is that of the section's entry in the
+    table.
     """
     if section.offset != place:
         code = "overlap" if section.offset < place else "hole"

@@ -1,7 +1,7 @@
-"""Schema: what a sample is. Field types by name.
+"""The schema: the fields of a sample, by name.
 
-Reader and writer both stand on this module; `fields` has the field types, `values` turns samples
-into bytes. A schema is stored as canonical JSON (UTF-8, keys sorted, no spaces) with stable integer
+Reader and writer both depend on this module; `fields` has the field types, `values` encodes samples
+as bytes. A schema is stored as canonical JSON (UTF-8, keys sorted, no spaces) with stable integer
 codes for types, dtypes and codecs; `docs/reference/format.md` lists them.
 """
 
@@ -34,9 +34,9 @@ from shardio.format.layout import Required
 MAX_FIELDS: Final = 1024
 MAX_NAME_BYTES: Final = 255
 _SHOWN: Final = 40
-"""Characters of a name that is too long, in messages."""
+"""Characters of an overlong name to show in messages."""
 VARYING: Final = -1
-"""How a dimension that varies is written in the stored schema."""
+"""The code of a varying dimension in the stored schema."""
 
 _CLASSES: Final[dict[FieldType, type]] = {code: kind for kind, code in FIELD_TYPES.items()}
 _FEATURES: Final[dict[type, Required]] = {
@@ -51,11 +51,11 @@ _FEATURES: Final[dict[type, Required]] = {
 class Schema(Mapping[str, Field]):
     """The fields of a sample, by name, in the order given. Immutable.
 
-    A name with dots is a field of a nested record: `{"camera": {"id": Text()}}` and
-    `{"camera.id": Text()}` are the same schema, and `camera` is a *group*.
+    A name with dots is a field of a nested record: `{"camera": {"id": Text()}}` and `{"camera.id":
+    Text()}` are the same schema, and `camera` is a *group*.
 
     Raises:
-        SchemaError: no field, a name that is not allowed, or something that is no field type.
+        SchemaError: there is no field, a name is not allowed, or a value is not a field type.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Schema(Mapping[str, Field]):
         if len(self._fields) > MAX_FIELDS:
             raise SchemaError(f"{len(self._fields)} fields; at most {MAX_FIELDS} are possible")
         self.groups: Final = frozenset(p for name in self._fields for p in _prefixes(name))
-        """The names of nested records; what is in them are fields, or further groups."""
+        """The names of nested records, which contain fields or further groups."""
         if both := self.groups & self._fields.keys():
             name = min(both)
             inner = next(each for each in self._fields if each.startswith(f"{name}."))
@@ -97,11 +97,11 @@ class Schema(Mapping[str, Field]):
         return len(self._fields)
 
     def keys(self) -> KeysView[str]:
-        """The names; as quick to compare as those of a dict."""
+        """Return the names, as quick to compare as those of a dict."""
         return self._fields.keys()
 
     def items(self) -> ItemsView[str, Field]:
-        """Names and fields, as quick as those of a dict."""
+        """Return names and fields, as quickly as a dict."""
         return self._fields.items()
 
     def __eq__(self, other: object) -> bool:
@@ -114,7 +114,7 @@ class Schema(Mapping[str, Field]):
         return f"Schema({self._fields!r})"
 
     def field_id(self, name: str) -> int:
-        """The stable integer that stands for the field in section tables."""
+        """Return the stable integer of a field in section tables."""
         return self._ids[name]
 
     @cached_property
@@ -124,7 +124,7 @@ class Schema(Mapping[str, Field]):
 
     @cached_property
     def required(self) -> Required:
-        """The features that a reader needs because of the schema, whatever the samples are."""
+        """The features that a reader needs because of the schema, independent of the samples."""
         found = Required.NESTED_NAMES if self.groups else Required(0)
         for field in self.values():
             if field.optional:
@@ -135,7 +135,7 @@ class Schema(Mapping[str, Field]):
         return found
 
     def flatten(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The sample with the fields of nested records under their dotted names."""
+        """Return a sample with the fields of nested records under their dotted names."""
         if not self.groups:
             return sample
         found: dict[str, Any] = {}
@@ -153,7 +153,7 @@ class Schema(Mapping[str, Field]):
             self._flatten(f"{name}.{key}", inner, found)
 
     def to_json(self) -> bytes:
-        """The canonical bytes that a shard holds."""
+        """Return the canonical bytes that a shard stores."""
         return self._json
 
     @cached_property
@@ -163,11 +163,11 @@ class Schema(Mapping[str, Field]):
 
     @classmethod
     def from_json(cls, content: bytes) -> Schema:
-        """Rebuild a schema from the bytes of a shard.
+        """Parse a schema from the bytes of a shard.
 
         Raises:
-            SchemaError: it is not canonical JSON, or breaks a rule.
-            ShardUnsupported: it uses a type, dtype or codec that this version does not read.
+            SchemaError: the bytes are not canonical JSON, or break a rule.
+            ShardUnsupported: a type, dtype or codec is unknown to this version.
         """
         try:
             parsed = read_json(content.decode("utf-8"))
@@ -190,7 +190,7 @@ class Schema(Mapping[str, Field]):
 
 
 def _leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Field]]:
-    """The fields of a schema, those of nested records by their dotted names."""
+    """Yield the fields of a schema, those of nested records by their dotted names."""
     for key, field in fields.items():
         _check_name(key)
         name = prefix + key
@@ -208,7 +208,7 @@ def _leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """The nested records that a field is in."""
+    """Yield the nested records that contain a field."""
     for i, character in enumerate(name):
         if character == ".":
             yield name[:i]
@@ -232,7 +232,7 @@ def _check_name(name: object) -> None:
 
 
 def _too_long(name: str) -> SchemaError:
-    """Return the error for a name of too many bytes, of which it shows the first characters."""
+    """Return the error for an overlong name; it shows the first characters."""
     return SchemaError(
         f"field {name[:_SHOWN] + '…'!r}: a name has at most {MAX_NAME_BYTES} bytes, "
         f"found {len(name.encode())}"
@@ -240,9 +240,9 @@ def _too_long(name: str) -> SchemaError:
 
 
 def _is_printable(name: str) -> bool:
-    """Whether a name has no control character and the like.
+    """Return True if a name has no control or similar characters.
 
-    What this Python's tables do not know is let pass: a newer one may have written it.
+    Characters unknown to this Python's tables are accepted: a newer Python may have written them.
     """
     return name.isprintable() or all(
         c.isprintable() or unicodedata.category(c) == "Cn" for c in name
@@ -290,7 +290,7 @@ def _parse_field(position: int, entry: object) -> tuple[str, Field]:
 
 
 def _parse_array(name: object, entry: dict[str, Any]) -> tuple[str, tuple[int | None, ...]]:
-    """The dtype and the shape of an array, or of the arrays in a list."""
+    """Return the dtype and the shape of an array, or of the arrays in a list."""
     if type(entry.get("dtype")) is not int:
         raise SchemaError(f"field {name!r} of the schema: 'dtype' must be an integer")
     dtype: str = _named("dtype", entry["dtype"], {v: k for k, v in DTYPES.items()}, name)
@@ -314,10 +314,10 @@ _CANONICAL: Final = json.JSONEncoder(
 
 
 def canonical_json(value: object) -> bytes:
-    """JSON as shardio stores it: UTF-8, keys sorted, no spaces, no NaN.
+    """Return a value as shardio's canonical JSON: UTF-8, keys sorted, no spaces, no NaN.
 
     Raises:
-        SchemaError: JSON cannot say it.
+        SchemaError: JSON cannot express the value.
     """
     try:
         return _CANONICAL.encode(value).encode("utf-8")
@@ -330,4 +330,4 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 read_json: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
-"""What a text of JSON says; a ValueError where it is none, as with NaN and Infinity."""
+"""Parse JSON text. Raises ValueError for invalid text, including NaN and Infinity."""

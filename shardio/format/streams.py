@@ -1,7 +1,7 @@
-"""Encoded streams: the packets of a video or of sound, untouched, with a table that finds each.
+"""Encoded streams: the unchanged packets of a video or of audio, with a table to find each.
 
-`media` cuts files into these and decodes them; a shard keeps one per sample of a `Video` or `Audio`
-field. Its record is
+`media` demuxes files into streams and decodes them; a shard stores one per sample of a `Video` or
+`Audio` field. Its record is
 
     | parameters: canonical JSON | extradata | packets, back to back |
 
@@ -25,7 +25,7 @@ from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.fields import MAX_RECORD_BYTES, Field, Video
 
 PACKET: Final = struct.Struct("<QQqQ")
-"""offset in the data, bytes | flags << 48, time of presentation, duration."""
+"""offset in the data, bytes | flags << 48, presentation time, duration."""
 PACKET_DTYPE: Final = np.dtype(
     [("offset", "<u8"), ("stored", "<u8"), ("pts", "<i8"), ("duration", "<u8")]
 )
@@ -57,28 +57,28 @@ MAX_PARAMETER_BYTES: Final = 1 << 20
 _ABSENT: Final = ("n_packets", "n_frames", "numerator", "denominator", "width", "height")
 _ABSENT_TOO: Final = ("parameter_bytes", "extradata_bytes", "duration")
 PIECE_BYTES: Final = 16 * CHUNK_BYTES
-"""How much of a record is hashed and written before the next of it."""
+"""Bytes of a record that are hashed and written at a time."""
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 _SIZE_BITS: Final = 48
 _SIZE_MASK: Final = np.uint64((1 << _SIZE_BITS) - 1)
 
 
 class PacketFlag(IntFlag):
-    """What is known of a packet without decoding it."""
+    """Properties of a packet that are known without decoding it."""
 
     KEY = 1
     """Decoding can begin here."""
     HIDDEN = 2
-    """Decoded, but never shown: outside of an edit list, or only there for other frames."""
+    """Decoded but never shown: outside of an edit list, or only a reference for other frames."""
     DISPOSABLE = 4
-    """No other frame needs it."""
+    """No other frame depends on this one."""
 
 
 _FLAGS: Final = int(PacketFlag.KEY | PacketFlag.HIDDEN | PacketFlag.DISPOSABLE)
 
 
 class PacketData(Protocol):
-    """Bytes that can be cut: a bytes-like object, or one that checks what it hands out."""
+    """Bytes that can be sliced: a bytes-like object, or one that verifies each slice."""
 
     def __len__(self) -> int: ...
 
@@ -87,16 +87,16 @@ class PacketData(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedStream:
-    """One stream of encoded media, in the order in which it is decoded.
+    """One stream of encoded media, in decoding order.
 
     Args:
-        parameters: what a decoder needs to know, in JSON's terms; `codec` is FFmpeg's name.
+        parameters: the decoder's parameters, as JSON values; `codec` is FFmpeg's name.
         extradata: the decoder's own configuration.
         packets: the table, of `PACKET_DTYPE`; offsets count from the start of `data`.
         data: the packets back to back.
         time_base: seconds per tick of `pts`, `duration` and of this stream's `duration`.
-        n_frames: frames that are shown; of sound, samples per channel.
-        width, height: of a video's frames as shown, in pixels; of sound, channels and samples per
+        n_frames: number of shown frames; for audio, samples per channel.
+        width, height: of a video's displayed frames, in pixels; for audio, channels and samples per
             second.
         duration: in ticks, from the first frame to the end of the last; 0 if unknown.
     """
@@ -113,13 +113,13 @@ class EncodedStream:
 
 
 def packet_sizes(packets: Packets) -> npt.NDArray[np.int64]:
-    """The bytes of each packet."""
+    """Return the size of each packet in bytes."""
     found: npt.NDArray[np.int64] = np.bitwise_and(packets["stored"], _SIZE_MASK).astype(np.int64)
     return found
 
 
 def packet_flags(packets: Packets) -> npt.NDArray[np.int64]:
-    """The `PacketFlag`s of each packet."""
+    """Return the `PacketFlag`s of each packet."""
     flags = np.right_shift(packets["stored"], np.uint64(_SIZE_BITS))
     found: npt.NDArray[np.int64] = flags.astype(np.int64)
     return found
@@ -128,13 +128,13 @@ def packet_flags(packets: Packets) -> npt.NDArray[np.int64]:
 def pack_packets(
     sizes: npt.ArrayLike, flags: npt.ArrayLike, pts: npt.ArrayLike, durations: npt.ArrayLike
 ) -> Packets:
-    """The table of packets that lie back to back.
+    """Return the table of packets that lie back to back.
 
     Args:
-        sizes: bytes of each packet, in the order in which they are decoded.
+        sizes: bytes of each packet, in decoding order.
         flags: the `PacketFlag`s of each.
-        pts: when each is shown, in ticks.
-        durations: for how many ticks; 0 if unknown.
+        pts: the presentation time of each, in ticks.
+        durations: of each, in ticks; 0 if unknown.
     """
     n_bytes = np.asarray(sizes, np.uint64)
     found = np.zeros(len(n_bytes), PACKET_DTYPE)
@@ -147,10 +147,10 @@ def pack_packets(
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """What the sections beside the payload have of one stream.
+    """The contents of the sections beside the payload for one stream.
 
     `line` is packed by `STREAM`, with zeros for the first packet and the first chunk, which the
-    writer knows; `packets` are the packed lines of its packets.
+    writer fills in; `packets` are the packed lines of its packets.
     """
 
     line: bytes = bytes(STREAM.size)
@@ -158,14 +158,14 @@ class StreamTables:
 
 
 class StreamRecord:
-    """The record of a stream and its tables, on their way into a shard.
+    """The record of a stream and its tables, to be written to a shard.
 
-    Its parts are never put together: those of hours of video are gigabytes.
+    Its parts are never joined: hours of video are gigabytes.
 
     Args:
         head: the bytes of parameters and extradata.
         data: the packets.
-        tables: what other sections have of the stream.
+        tables: the stream's contents of other sections.
     """
 
     __slots__ = ("_data", "_head", "nbytes", "tables")
@@ -175,7 +175,7 @@ class StreamRecord:
         self.nbytes: Final = len(head) + len(data)
 
     def pieces(self) -> Iterator[memoryview]:
-        """All bytes in order, each piece whole chunks but for the last one."""
+        """Yield all bytes in order, in pieces of whole chunks except for the last."""
         data, n_head = memoryview(self._data), len(self._head)
         for at in range(0, self.nbytes, PIECE_BYTES):
             end = at + PIECE_BYTES
@@ -183,7 +183,7 @@ class StreamRecord:
             yield memoryview(b"".join((head, part))) if head else part
 
     def kept(self) -> StreamRecord:
-        """The same, of which nothing is the caller's."""
+        """Return a copy that owns all of its memory."""
         return StreamRecord(self._head, bytes(self._data), self.tables)
 
     def __bytes__(self) -> bytes:
@@ -191,13 +191,13 @@ class StreamRecord:
 
 
 def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
-    """The line of a stream, with its place in the tables."""
+    """Return the line of a stream with its position in the tables filled in."""
     _, n_packets, _, *rest = STREAM.unpack(line)
     return STREAM.pack(first_packet, n_packets, first_chunk, *rest)
 
 
 def stream_tables(name: str, kind: Field, stream: EncodedStream, n_parameters: int) -> StreamTables:
-    """What the sections have of a stream that is given to a writer.
+    """Validate a stream given to a writer, and return its contents of the sections.
 
     Args:
         name, kind: the field, for messages.
@@ -205,7 +205,7 @@ def stream_tables(name: str, kind: Field, stream: EncodedStream, n_parameters: i
         n_parameters: bytes of canonical JSON.
 
     Raises:
-        SchemaError: naming the field and what is wrong.
+        SchemaError: naming the field and the invalid value.
     """
     packets = np.ascontiguousarray(stream.packets)
     if packets.dtype != PACKET_DTYPE or packets.ndim != 1:
@@ -253,12 +253,15 @@ def stream_tables(name: str, kind: Field, stream: EncodedStream, n_parameters: i
 
 
 def n_shown(packets: Packets) -> int:
-    """How many packets of a video are a frame that is shown."""
+    """Return the number of packets of a video whose frame is shown."""
     return int(np.count_nonzero(packet_flags(packets) & PacketFlag.HIDDEN == 0))
 
 
 def packets_error(packets: Packets, n_bytes: int) -> str | None:
-    """What is wrong with a table of packets of n_bytes: a flag, or that they do not tile them."""
+    """Return the reason why packets do not form a valid table of n_bytes, or None.
+
+    A flag is unknown, or the packets do not tile the bytes.
+    """
     if not len(packets):
         return None if n_bytes == 0 else f"{n_bytes} bytes of packets, and no packet"
     if (packet_flags(packets) & ~_FLAGS).any():
@@ -276,12 +279,12 @@ def packets_error(packets: Packets, n_bytes: int) -> str | None:
 def invalid_streams(
     streams: Streams, sizes: npt.NDArray[np.uint64], n_packets: int, n_chunks: int
 ) -> npt.NDArray[np.bool_]:
-    """Which lines have numbers that cannot be right; checked without a possible overflow.
+    """Return a mask of the lines with invalid numbers; checked without overflow.
 
     Args:
         streams: some lines.
         sizes: the bytes of their records, each below 2^48; 0 where the sample lacks the field.
-        n_packets, n_chunks: how many the tables of the field have.
+        n_packets, n_chunks: sizes of the field's tables.
     """
     chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)
     bad = _reaches_beyond(streams["first_packet"], streams["n_packets"], n_packets)
@@ -301,7 +304,7 @@ def invalid_streams(
 def _reaches_beyond(
     first: npt.NDArray[np.uint64], n: npt.NDArray[np.uint64], n_all: int
 ) -> npt.NDArray[np.bool_]:
-    """Which spans of n items from `first` on are not all among n_all."""
+    """Return a mask of the spans, n items starting at `first`, that exceed n_all items."""
     everything = np.uint64(n_all)
     found: npt.NDArray[np.bool_] = first > everything
     found |= n > everything - np.minimum(first, everything)
@@ -309,10 +312,10 @@ def _reaches_beyond(
 
 
 def check_parameters(parameters: object) -> Mapping[str, Any]:
-    """What a stream says of itself, once it is sure that this is an object with a codec.
+    """Return the parameters of a stream after checking that they are an object with a codec.
 
     Raises:
-        ShardCorrupt: it is not. It names no place.
+        ShardCorrupt: they are not. The error has no place.
     """
     codec = parameters.get("codec") if isinstance(parameters, dict) else None
     if not isinstance(parameters, dict) or not isinstance(codec, str) or not codec:

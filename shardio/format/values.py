@@ -1,19 +1,15 @@
-"""Encoded pictures: the bytes of a file, with what is known of it without decoding.
+"""Encode the values of a sample as bytes, and decode them, by field type.
 
-Records of lists: how many arrays, their dimensions as far as they vary, then all their bytes.
+Values are never changed, only refused. `row_encoder` and `record_encoder` return functions for one
+field that recognize common values by their type alone and take a tenth of the time; all others go
+through `encode_array`, `encode_record` and `encode_stream`, with the same bytes as a result.
+
+A list of arrays is stored as
 
     | count: u64 | count x varying dimensions: u64 | zeros up to a multiple of 64 | the arrays |
 
-The arrays lie back to back in C order. A record tells its own shapes, so that it can be copied and
+with the arrays back to back in C order. The record has its own shapes, so it can be copied and
 decoded without any other section.
-
-Values of a sample to bytes and back, by field type. Values are never changed, only refused.
-
-What turns the values of one field into bytes, made once for all samples.
-
-`values` says what becomes of any value, and does it. Most values are of the very type that is
-stored, or a plain number: those are known by their type alone, and take a tenth of the time here.
-What is anything else is left to `values`; both ways give the same bytes.
 """
 
 from __future__ import annotations
@@ -54,9 +50,9 @@ from shardio.format.streams import (
 
 
 class EncodedImage(bytes):
-    """The bytes of a picture's file; they are `bytes` in every other respect.
+    """The bytes of an image file; `bytes` in every other respect.
 
-    `height` and `width` are those of the picture as shown, in pixels; `channels` are those of the
+    `height` and `width` are those of the displayed image, in pixels; `channels` are those of the
     encoded one, 1 to 4.
     """
 
@@ -67,18 +63,18 @@ class EncodedImage(bytes):
     def __new__(
         cls, data: bytes | bytearray | memoryview, height: int, width: int, channels: int
     ) -> Self:
-        """The bytes, copied unless they are `bytes` already."""
+        """Create the image; the data is copied unless it is `bytes`."""
         found = super().__new__(cls, data)
         found.height, found.width, found.channels = height, width, channels
         return found
 
     def __getnewargs__(self) -> tuple[bytes, int, int, int]:  # type: ignore[override]
-        """For pickle and copy."""
+        """Return the arguments for pickle and copy."""
         return bytes(self), self.height, self.width, self.channels
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width and channels, as of the decoded array."""
+        """Height, width and channels, in the order of the decoded array."""
         return self.height, self.width, self.channels
 
 
@@ -86,7 +82,7 @@ _NUMBER: Final = struct.Struct("<Q")
 
 
 def pack_list(element: Array, arrays: Sequence[npt.NDArray[Any]]) -> bytes:
-    """The record of arrays that fit `element`."""
+    """Return the record of arrays that fit `element`."""
     varying = [d for d, n in enumerate(element.shape) if n is None]
     numbers = [len(arrays), *(array.shape[d] for array in arrays for d in varying)]
     head = struct.pack(f"<{len(numbers)}Q", *numbers)
@@ -95,10 +91,10 @@ def pack_list(element: Array, arrays: Sequence[npt.NDArray[Any]]) -> bytes:
 
 
 def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[Any]]:
-    """The arrays of a record, as views of it.
+    """Return the arrays of a record, as views of it.
 
     Raises:
-        ShardCorrupt: the numbers do not account for the record's bytes. It names no place.
+        ShardCorrupt: the numbers do not match the record's bytes. The error has no place.
     """
     place, dims = _head(element, record)
     arrays = []
@@ -114,16 +110,16 @@ def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[
 
 
 def items_of(element: Array, record: bytes | memoryview) -> bytes | memoryview:
-    """The bytes of all arrays of a record, back to back, as a view of it.
+    """Return the bytes of all arrays of a record, back to back, as a view of it.
 
     Raises:
-        ShardCorrupt: as `unpack_list`, of the numbers before them.
+        ShardCorrupt: the numbers before them are invalid, as for `unpack_list`.
     """
     return record[_head(element, record)[0] :]
 
 
 def _head(element: Array, record: bytes | memoryview) -> tuple[int, npt.NDArray[np.uint64]]:
-    """Where the arrays begin, and the varying dimensions of each, (count, varying)."""
+    """Return the offset of the arrays, and the varying dimensions of each, (count, varying)."""
     if len(record) < RECORD_ALIGNMENT:
         raise _refuse("a list of arrays has no head", RECORD_ALIGNMENT, len(record))
     (count,) = _NUMBER.unpack_from(record)
@@ -142,7 +138,7 @@ def _head(element: Array, record: bytes | memoryview) -> tuple[int, npt.NDArray[
 def _shape(
     element: Array, varying: npt.NDArray[np.uint64], n_left: int
 ) -> tuple[tuple[int, ...], int]:
-    """The shape of the next array, and its bytes, of which n_left are there."""
+    """Return the shape of the next array and its bytes; n_left remain in the record."""
     rest = iter(varying.tolist())
     shape = tuple(next(rest) if d is None else d for d in element.shape)
     n_bytes = 0 if 0 in shape else element.numpy.itemsize * int(np.prod(shape, dtype=object))
@@ -156,14 +152,14 @@ def _refuse(what: str, expected: object, found: object) -> ShardCorrupt:
 
 
 MAX_JSON_DEPTH: Final = 256
-"""How deep a Json value may be nested: readable with whatever is left of Python's stack."""
+"""The maximum nesting of a Json value: parsable with any remaining part of Python's stack."""
 
 
 def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, tuple[int, ...]]:
-    """The bytes of a value that is stored record by record, and its stored dimensions, if any.
+    """Return the bytes of a value that is stored as a record, and its stored dimensions, if any.
 
-    None of an optional field has no bytes and, if it is an array, dimensions of 0. For streams
-    there is `encode_stream`.
+    None of an optional field has no bytes and, for an array, dimensions of 0. Streams go through
+    `encode_stream`.
 
     Raises:
         SchemaError: the value does not fit the field.
@@ -211,7 +207,7 @@ def _encode_image(name: str, value: object) -> tuple[memoryview, tuple[int, ...]
 
 
 def encode_stream(name: str, field: Video | Audio, value: object) -> StreamRecord:
-    """The record of a stream, with what other sections have of it; nothing of None, if it may be.
+    """Return the record of a stream with its tables; an empty one for None in an optional field.
 
     Raises:
         SchemaError: the value does not fit the field.
@@ -246,13 +242,13 @@ def _kind_of(value: object) -> str:
 
 
 def check_json(value: object) -> None:
-    """Refuse what would not come back the same.
+    """Check that a value survives a round trip through JSON.
 
-    Dicts with keys that are no strings: JSON would turn 1 into "1". And what is nested so deep that
-    it depends on the stack whether it can be read.
+    Keys that are not strings are refused: JSON would turn 1 into "1". So is deep nesting, which
+    could be read or not depending on the stack.
 
     Raises:
-        SchemaError: it would not. It names no field.
+        SchemaError: it does not. The message names no field.
     """
     waiting, depth = [value], -1
     while waiting:
@@ -263,11 +259,11 @@ def check_json(value: object) -> None:
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-"""Types of which nearly all values are that have nothing inside: told quickly."""
+"""The types of most values without nested ones, for a quick test."""
 
 
 def _nested(values: list[object]) -> list[object]:
-    """What is directly inside of dicts and lists."""
+    """Return the values directly inside of dicts and lists."""
     waiting: list[object] = []
     for found in values:
         if type(found) in _PLAIN:
@@ -283,11 +279,11 @@ def _nested(values: list[object]) -> list[object]:
 
 
 def decode_record(field: Field, record: bytes | memoryview, shape: tuple[int, ...]) -> Any:
-    """The value in a record; an array is a view of `record`, and so are those of a list.
+    """Return the value of a record; arrays, also those of a list, are views of `record`.
 
     Raises:
-        ShardCorrupt: a list whose numbers cannot be right. It names no place.
-        ValueError: text or JSON that is not what it should be (UnicodeDecodeError is one).
+        ShardCorrupt: the numbers of a list are invalid. The error has no place.
+        ValueError: invalid text or JSON (UnicodeDecodeError is one).
     """
     if isinstance(field, List):
         return unpack_list(field.element, record)
@@ -304,10 +300,10 @@ def decode_record(field: Field, record: bytes | memoryview, shape: tuple[int, ..
 
 Content = bytes | memoryview
 Record = tuple[Content, tuple[int, ...]] | StreamRecord
-"""The bytes of one value, and its shape if it is an array or a picture; or a stream."""
+"""The bytes of one value with the shape of an array or image; or a stream."""
 
 _COPIED_BYTES: Final = 4 << 10
-"""Arrays below this are copied: it takes less than to view them."""
+"""Smaller arrays are copied, which is faster than a view."""
 _NUMBERS: Final[dict[str, tuple[type, str]]] = {
     "bool": (bool, "<?"),
     "int8": (int, "<b"),
@@ -321,16 +317,16 @@ _NUMBERS: Final[dict[str, tuple[type, str]]] = {
     "float32": (float, "<f"),
     "float64": (float, "<d"),
 }
-"""Which of Python's numbers `struct` packs as NumPy does, refusing what is out of range."""
+"""The Python numbers that `struct` packs as NumPy does, refusing values out of range."""
 
 
 def row_encoder(name: str, field: Array) -> Callable[[Any], Content | None]:
-    """What gives the bytes of a value of a column, and None for one that is not there.
+    """Return a function that encodes a value of a column, or returns None for a missing one.
 
     Rows without a hash of their own are copies.
 
     Raises:
-        SchemaError: (what is given, when called) the value does not fit the field.
+        SchemaError: (from the returned function) the value does not fit the field.
     """
     if (field.row_bytes or 0) >= ROW_HASH_MIN:
         return _large_rows(name, field)
@@ -379,10 +375,10 @@ def _large_rows(name: str, field: Array) -> Callable[[Any], Content | None]:
 
 
 def record_encoder(name: str, field: Field) -> Callable[[Any], Record]:
-    """What gives the record of a value that is not in a column.
+    """Return a function that encodes a value of a field that is not a column.
 
     Raises:
-        SchemaError: (what is given, when called) the value does not fit the field.
+        SchemaError: (from the returned function) the value does not fit the field.
     """
     if isinstance(field, STREAMED):
         return lambda value: encode_stream(name, field, value)
