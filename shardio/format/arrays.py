@@ -30,7 +30,7 @@ def is_of(value: object, package: str, name: str) -> bool:
 
 
 def is_bfloat16_bits(dtype: np.dtype[Any]) -> bool:
-    """Return True if a dtype is that of an array which `tensor_to_array` made of a bfloat16 tensor."""
+    """Return True if a dtype is that of an array made of a bfloat16 tensor by `tensor_to_array`."""
     return dtype.metadata is not None and dtype.metadata.get("bits of") == "bfloat16"
 
 
