@@ -117,4 +117,4 @@ WRITERS: Final[Mapping[str, Callable[[Path, Columns], None]]] = {
     "h5": _write_hdf5,
     "zarr": _write_zarr,
 }
-"""What writes a file, by its suffix."""
+"""Functions that write a file, by its suffix."""

@@ -16,7 +16,7 @@ STORES: Final = ("raw", "jpeg", "h264", "packets")
 def on_every_store(
     root: Path, folders: pytest.TempPathFactory, **options: Any
 ) -> Callable[[str], Path]:
-    """The folder converted to a store, by its name."""
+    """Return the folder converted to a store, by its name."""
     place = folders.mktemp("stores")
     for store in STORES:
         shardio.convert(root, place / store, workers=0, store=store, **options)
@@ -24,7 +24,7 @@ def on_every_store(
 
 
 def with_the_broken(media_root: Path, folder: Path) -> Path:
-    """A folder with the real clips, and what is broken beside them."""
+    """Return a folder with the real clips, and what is broken beside them."""
     folder.mkdir()
     for name in ("clips", "broken"):
         (folder / name).symlink_to(media_root / name)

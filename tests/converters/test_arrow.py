@@ -92,7 +92,7 @@ def every_type() -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value without NumPy's types."""
+    """Return a value without NumPy's types."""
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -261,7 +261,7 @@ ARRAYS: dict[str, dict[str, Any]] = {
     "x": {"shape": [2, 3], "dtype": "int32", "_type": "Array2D"},
     "y": {"shape": [None, 2, 2], "dtype": "float32", "_type": "Array3D"},
 }
-"""What Hugging Face's `datasets` writes about columns of arrays."""
+"""Metadata that Hugging Face's `datasets` writes for columns of arrays."""
 
 
 def check_arrays(out: Path) -> None:

@@ -30,7 +30,7 @@ def _mds(folder: Path) -> None:
 
 
 def _arrow(folder: Path) -> None:
-    """A table that the state of a Hugging Face data set lists."""
+    """Return a table that the state of a Hugging Face data set lists."""
     folder.mkdir()
     table = pa.table({"größe": [1, 2]})
     with pa.ipc.new_stream(str(folder / "datä.arrow"), table.schema) as stream:
@@ -40,7 +40,7 @@ def _arrow(folder: Path) -> None:
 
 
 def _zarr(folder: Path) -> None:
-    """A store with an array in a group."""
+    """Return a store with an array in a group."""
     group = zarr.open_group(str(folder / "störe.zarr"), mode="w").create_group("grüppe")
     group["ß"] = np.arange(6).reshape(2, 3)
 

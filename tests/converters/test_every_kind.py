@@ -1,4 +1,4 @@
-"""What holds for converters of all kinds alike."""
+"""Tests that apply to converters of every kind."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of each kind, with a source `in`, and a conversion that was killed, `out`."""
+    """Return a folder of each kind, with a source `in`, and a conversion that was killed, `out`."""
     root = tmp_path_factory.mktemp("killed")
     for kind in OPTIONS:
         for n in range(3):

@@ -30,7 +30,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def epoch(folder: Path) -> tuple[int, list[Any]]:
-    """How many batches the default view has, and what is in them but for the pixels."""
+    """Return the number of batches of the default view, and their content except pixels."""
     with shardio.ShardLoader(folder, 3, num_workers=0, output="numpy", shuffle=True) as loader:
         found = [
             (

@@ -31,7 +31,7 @@ VIDEO = "videos/observation.images.front/chunk-000/file-000.mp4"
 
 @pytest.fixture
 def arm(tmp_path: Path) -> Path:
-    """The data set that LeRobot made."""
+    """Return the data set that LeRobot made."""
     shutil.copytree(MADE / "arm", tmp_path / "arm")
     return tmp_path / "arm"
 
@@ -62,7 +62,7 @@ def pictures(stream: EncodedStream) -> np.ndarray:
 
 
 def seen(episode: int, length: int) -> list[np.ndarray]:
-    """What a camera sees: a grey that rises by 15 a frame."""
+    """Return a camera frame: a grey that rises by 15 a frame."""
     return [np.full((64, 64, 3), 20 + 15 * n + 5 * episode, np.uint8) for n in range(length)]
 
 

@@ -26,7 +26,7 @@ def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
 
 
 def shard(samples: list[dict[str, bytes]], encodings: dict[str, str], **about: Any) -> bytes:
-    """A shard of columns none of which has a fixed size."""
+    """Return a shard of columns none of which has a fixed size."""
     config = {"version": 2, "format": "mds", "column_names": [*encodings]}
     config |= {"column_encodings": [*encodings.values()], "column_sizes": [None] * len(encodings)}
     text = json.dumps({**config, **about}).encode()
@@ -41,7 +41,7 @@ def shard(samples: list[dict[str, bytes]], encodings: dict[str, str], **about: A
 
 
 def index(**files: bytes) -> str:
-    """An index of shards, with their sizes and hashes."""
+    """Return an index of shards, with their sizes and hashes."""
     shards = []
     for name, content in files.items():
         hashes = {"sha1": hashlib.sha1(content).hexdigest(), "unknown": "?"}
@@ -57,7 +57,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def shown(sample: dict[str, Any]) -> dict[str, Any]:
-    """A sample as made/mds/read.json has those that the library read."""
+    """Return a sample as made/mds/read.json has those that the library read."""
     found = {name: value for name, value in sample.items() if name not in ("label", "source")}
     for name, value in found.items():
         if name == "picture":

@@ -48,7 +48,7 @@ def varint(value: int) -> bytes:
 
 
 def part(number: int, data: bytes) -> bytes:
-    """A field that has a length."""
+    """Return a field that has a length."""
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 

@@ -39,7 +39,7 @@ def write(root: Path, files: dict[str, str | bytes]) -> None:
 
 
 def told(content: str, tmp_path: Path, name: str = "t.csv") -> dict[str, str]:
-    """What the columns of a table are, in a word each."""
+    """Return the inferred field specs of a table."""
     write(tmp_path, {name: content})
     fields = Tables().fitted([Input(name, str(tmp_path / name), 0, -1)]).fields
     return dict(fields or {})

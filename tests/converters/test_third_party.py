@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the README's package as pip puts it there: the module and its metadata."""
+    """Return a folder with the README's package as pip installs it: module and metadata."""
     (code,), (entry,) = blocks("python"), blocks("toml")
     folder = tmp_path_factory.mktemp("third") / "package"
     (folder / "my_package").mkdir(parents=True)

@@ -32,7 +32,7 @@ def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
 
 
 def tar(members: Any, form: int = tarfile.PAX_FORMAT) -> bytes:
-    """A tar of names and contents, or of other members as tarfile has them."""
+    """Return a tar of names and contents, or of other members as tarfile has them."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=form) as archive:
         for name, content in members.items() if isinstance(members, Mapping) else members:
@@ -225,7 +225,7 @@ def with_type(kind: bytes, name: str = "1.txt") -> bytes:
 
 
 def header(**changes: bytes) -> bytes:
-    """A tar of one member whose header says something else, with the right checksum."""
+    """Return a tar of one member whose header says something else, with the right checksum."""
     places = {"size": slice(124, 136), "kind": slice(156, 157), "name": slice(0, 100)}
     content = bytearray(tar({"1.txt": b"one"}, tarfile.USTAR_FORMAT))
     for what, value in changes.items():

@@ -80,7 +80,7 @@ COLUMNS: dict[str, list[Any]] = {
     "v": [pa.array([[1, 2], None, []]), pa.array([[0.5], [2.5, 3]]), pa.array([[-1]])],
     "w": [pa.array([[[1], []]] * 3), pa.array([[[0.5]], []]), pa.array([[[2, 3], [4]]])],
 }
-"""What each of three files has of each column."""
+"""Column types in each of three files."""
 
 
 def write_arrow(table: pa.Table, path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_flipped_byte_under_a_checksum_is_noticed(tmp_path: Path) -> None:
 
 
 def describe(path: Path, **changes: Any) -> None:
-    """Have an array's description say something else."""
+    """Change an array's metadata."""
     about = json.loads(path.read_text())
     path.write_text(json.dumps({**about, **changes}))
 

@@ -31,7 +31,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def dataset(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The videos as clips of four frames of 16 x 16 pixels: five, in three shards."""
+    """Return the videos as clips of four frames of 16 x 16 pixels: five, in three shards."""
     out = tmp_path_factory.mktemp("dataset") / "out"
     shardio.convert(videos, out, workers=0, store="raw", frames=4, size=16, shard_bytes=5000)
     return out

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 
 @pytest.fixture
 def copy(dataset: Path, tmp_path: Path) -> Path:
-    """A copy of the dataset, to be damaged."""
+    """Return a copy of the dataset, to be damaged."""
     shutil.copytree(dataset, tmp_path / "copy")
     return tmp_path / "copy"
 
@@ -298,7 +298,7 @@ def test_what_does_not_exist_is_one_line_and_exit_code_2(
 
 
 def write_labels(folder: Path, labels: Sequence[Any], dtype: str) -> Path:
-    """A dataset of three classes that holds only labels."""
+    """Return a dataset of three classes that holds only labels."""
     schema = Schema({"label": Array(dtype)})
     with shardio.DatasetWriter(folder, schema, classes=["a", "b", "c"]) as writer:
         for label in labels:

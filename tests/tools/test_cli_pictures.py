@@ -80,7 +80,7 @@ def test_a_clip_is_written_as_an_animation_at_its_own_pace(
 
 
 def _flat(width: int) -> npt.NDArray[np.bool_]:
-    """Where pictures have one colour, far from an edge."""
+    """Mask of pixels in areas of one colour, far from an edge."""
     flat = np.zeros((1, 16, width, 1), np.bool_)
     flat[:, 8:, 8:] = True
     return flat

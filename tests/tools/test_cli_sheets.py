@@ -43,7 +43,7 @@ COLOUR = clip(2)[1]
 
 
 def tile(drawn: Pixels, i: int, n_columns: int, side: int) -> tuple[Pixels, Pixels]:
-    """A tile of a sheet, and its caption."""
+    """Return a tile of a sheet, and its caption."""
     top, left = i // n_columns * (side + GAP + CAPTION) + GAP, i % n_columns * (side + GAP) + GAP
     caption = drawn[top + side : top + side + CAPTION, left : left + side]
     return drawn[top : top + side, left : left + side], caption
@@ -290,7 +290,7 @@ def test_a_terminal_without_pictures_gets_half_blocks(
 
 
 def sent(protocol: str, said: str) -> Pixels:
-    """The picture that a terminal was sent."""
+    """Return the picture that a terminal was sent."""
     if protocol == "kitty":
         parts = re.findall(r"\033_G([^;]*);([^\033]*)\033\\", said)
         assert parts[0][0].startswith("a=T,f=100,q=2,m=")

@@ -17,7 +17,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def make(folder: Path, n: int = 12, n_shards: int = 3, *, first: int = 0) -> Path:
-    """A dataset of two classes."""
+    """Return a dataset of two classes."""
     samples = labelled(n, first=first)
     return write(folder, n, n_shards, schema=LABELS, samples=samples, classes=["a", "b"])
 

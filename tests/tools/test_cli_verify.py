@@ -13,7 +13,7 @@ from shardio_tools import cli, verify
 
 @pytest.fixture
 def damaged(dataset: Path, tmp_path: Path) -> Path:
-    """A copy of the dataset in which one bit of the first shard's first sample is flipped."""
+    """Return a copy of the dataset with one bit of the first shard's first sample flipped."""
     copy = tmp_path / "damaged"
     shutil.copytree(dataset, copy)
     path = min(copy.glob("*.shard"))

@@ -1,4 +1,4 @@
-"""Where Python comes without ensurepip, pip's wheel is fetched as pip itself would fetch it."""
+"""Without ensurepip, the wheel of pip is fetched as pip itself would fetch it."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def write(folder: Path, schema: Schema, n: int) -> str:
 
 
 def measure(folder: str, batch: int) -> dict[str, float]:
-    """The seconds of the fastest epoch in each mode."""
+    """Return the seconds of the fastest epoch in each mode."""
     loaders = {
         mode: ShardLoader(
             folder, batch, shuffle=True, num_workers=0, output="numpy", reuse=True, access=mode
@@ -77,7 +77,7 @@ def measure(folder: str, batch: int) -> dict[str, float]:
 
 
 def measure_check(folder: str) -> tuple[float, int]:
-    """The seconds that it takes to look at the length of every shard, and how many there are."""
+    """Return the seconds to stat every shard, and the number of shards."""
     with open_dataset(folder, access="mmap") as dataset:
         shards = np.arange(len(dataset.shards))
         dataset.files.check_lengths(shards)  # opens them

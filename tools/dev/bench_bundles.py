@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What it saves to decode clips of a video together: CPU time of an epoch by `per_video`.
+"""Measure the saving of decoding clips of a video together: CPU time by `per_video`.
 
     python tools/dev/bench_bundles.py DATASET [--per-video 1 8] [--batch 32] [--rounds 3]
 
@@ -46,7 +46,7 @@ def epoch(folder: str, per_video: int, batch_size: int, seed: int) -> tuple[floa
 
 
 def crowded(k: int, *, spread: bool) -> float:
-    """The share of batches of 32 with more than k clips of one of N_VIDEOS videos."""
+    """Return the share of batches of 32 with more than k clips of one of N_VIDEOS videos."""
     n = N_VIDEOS * N_CLIPS
     bundles = ClipGroups(np.arange(1, N_VIDEOS + 1) * N_CLIPS, k)
     found = []

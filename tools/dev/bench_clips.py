@@ -61,7 +61,7 @@ class Video:
 
 @dataclass(frozen=True)
 class Clip:
-    """Which frames of which video."""
+    """A clip: a video and its frames."""
 
     video: Video
     frames: np.ndarray
@@ -119,7 +119,7 @@ def by_pyav(clips: list[Clip]) -> None:
 
 
 def by_torchcodec(clips: list[Clip]) -> None:
-    """The same with torchcodec's decoder, resized by torch."""
+    """Return the same with torchcodec's decoder, resized by torch."""
     torch = import_module("torch")
     decoders = import_module("torchcodec.decoders")
     torch.set_num_threads(1)
@@ -153,12 +153,12 @@ class Ours:
             self._decoder.decode(clip.video.small, clip.frames, self._rgb)
 
     def bare(self, clips: list[Clip]) -> None:
-        """What decoding them takes by itself: the decoder's frames are let go as they are."""
+        """Decode only: the decoder's frames are discarded."""
         for _ in self._frames(clips):
             pass
 
     def bare_rgb(self, clips: list[Clip]) -> None:
-        """That, and what swscale takes by itself."""
+        """Decode and convert with swscale only."""
         for frame in self._frames(clips):
             self._converter.rgb(frame, SIZE, SIZE)
 
@@ -179,7 +179,7 @@ class Ours:
                 yield from (frame for frame in codec.decode(None) if frame.pts in run.wanted)
 
     def yuv(self, clips: list[Clip]) -> None:
-        """The same, as planes."""
+        """Return the same, as planes."""
         for clip in clips:
             self._decoder.decode(clip.video.small, clip.frames, self._yuv, pixels="yuv420")
 

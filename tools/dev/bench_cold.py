@@ -154,7 +154,7 @@ def run_alone(arguments: list[str], group: Path | None) -> dict[str, float] | No
 
 
 def make_group(limit_bytes: int) -> Path | None:
-    """A memory control group of our own below ours; None where none may be made."""
+    """Return a memory control group of our own below ours; None where none may be made."""
     for level in levels("memory"):
         group = Path(level.folder) / f"shardio-bench-{os.getpid()}"
         name = "memory.max" if level.version == 2 else "memory.limit_in_bytes"

@@ -52,7 +52,7 @@ def _first_answer_ms() -> float:
 
 
 def _wait_us() -> float:
-    """A `wait` that finds one message in the socket, timed one by one."""
+    """Return a `wait` that finds one message in the socket, timed one by one."""
     with Crew(1, _flood) as crew:
         times: list[float] = []
         while len(times) < N:

@@ -1,4 +1,4 @@
-"""How a loader does with a store that is far away: each request waits, each connection is slow.
+"""Measure a loader over a distant store: each request waits, each connection is slow.
 
     python tools/dev/bench_distant.py [--mib N] [--shards N] [--latency-ms N] [--mb-per-s N]
 

@@ -178,7 +178,7 @@ def _itself(*arguments: str) -> Any:
 
 
 def system_calls(case: str, side: str, folder: str) -> float | None:
-    """How many system calls a batch takes: what more epochs have more of; None without strace."""
+    """Return the system calls per batch, from runs of more epochs; None without strace."""
     strace = shutil.which("strace")
     if strace is None:
         return None
@@ -193,7 +193,7 @@ def system_calls(case: str, side: str, folder: str) -> float | None:
 
 
 def _total_of(table: str) -> int:
-    """The number of calls in the last line of strace's table."""
+    """Return the number of calls in the last line of strace's table."""
     return int(next(line for line in reversed(table.splitlines()) if "total" in line).split()[3])
 
 

@@ -1,4 +1,4 @@
-"""How fast batches get into a device, and how much of that is hidden behind a training step.
+"""Measure the upload of batches to a device, and how much of it a training step hides.
 
     python tools/dev/bench_gpu.py [--device CUDA] [--batch-size 64] [--seconds 3] [--folder DIR]
 
@@ -55,7 +55,7 @@ def write(folder: Path, n_samples: int) -> None:
 
 
 def bare_copy(device: str, n_bytes: int) -> tuple[str, Put]:
-    """How it copies, and what copies n_bytes once."""
+    """Return the kind of copy, and a function that copies n_bytes once."""
     array = np.ones(n_bytes, np.uint8)
     target = Tensor(array, device="NPY").to(device).realize()
     buffer: Any = target.uop.base.buffer
@@ -75,7 +75,7 @@ def bare_copy(device: str, n_bytes: int) -> tuple[str, Put]:
 
 
 def per_second(put: Put, device: Any, seconds: float) -> float:
-    """How often it goes in a second, each waited for at the end only."""
+    """Return calls per second, synchronising at the end only."""
     put()
     device.synchronize()
     n, start_s = 0, time.perf_counter()
@@ -104,7 +104,7 @@ def epoch_s(loader: shardio.ShardLoader, device: Any, step: Any = None) -> tuple
 
 
 def timed_step(device: str, batch_size: int, size: int) -> tuple[Any, float]:
-    """A captured step over matrices of so many rows, and how many seconds it takes."""
+    """Return a captured step over matrices of so many rows, and how many seconds it takes."""
     weights = Tensor.ones(size, size, device=device).contiguous().realize()
     images = Tensor(np.zeros((batch_size, *SHAPE), np.uint8), device="NPY").to(device).realize()
 
@@ -119,7 +119,7 @@ def timed_step(device: str, batch_size: int, size: int) -> tuple[Any, float]:
 
 
 def make_step(device: str, batch_size: int, wanted_s: float) -> tuple[Any, float]:
-    """A captured step that takes about so long, and how long it does."""
+    """Return a captured step that takes about so long, and how long it does."""
     size = 128
     step, taken_s = timed_step(device, batch_size, size)
     while taken_s < wanted_s and size < 1 << 14:

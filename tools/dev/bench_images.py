@@ -130,14 +130,14 @@ def _shortfalls(turns: dict[str, list[float]], subsampling: str) -> list[str]:
 
 
 class Epoch(NamedTuple):
-    """What one took, and what all processes of the loader spent of CPU time."""
+    """Wall time of an epoch, and CPU time of all processes of the loader."""
 
     seconds: float
     cpu_s: float
 
 
 def _cpu_s(pid: int) -> float:
-    """What a process and those below it have spent."""
+    """Return the CPU seconds of a process and its descendants."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         children = " ".join(

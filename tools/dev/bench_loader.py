@@ -70,7 +70,7 @@ Wait = Callable[[Crew, float | None], list[Event]]
 
 
 def _timed(wait: Wait, spent_s: list[float]) -> Wait:
-    """The same wait, which notes the CPU seconds that it takes."""
+    """Return the same wait, which notes the CPU seconds that it takes."""
 
     def timed_wait(crew: Crew, timeout_s: float | None = None) -> list[Event]:
         start_s = time.thread_time()
@@ -91,7 +91,7 @@ def _waits_timed() -> Iterator[list[float]]:
 
 
 def _timing_costs_s() -> float:
-    """What the timing of one wait takes beside what it notes, less a call without it."""
+    """Return the cost of timing one wait that it does not record itself."""
 
     def no_wait(crew: Crew | None, timeout_s: float | None = None) -> list[Event]:
         return []
@@ -111,7 +111,7 @@ def _timing_costs_s() -> float:
 
 
 def _per_batch_us(folder: str, n_epochs: int, options: dict[str, Any]) -> tuple[float, float]:
-    """The cheapest epoch's CPU time per batch, and that of its waits; the first does not count."""
+    """Return the cheapest epoch's CPU time per batch, and of its waits, without the first."""
     costs, timing_s = [], _timing_costs_s()
     with _waits_timed() as spent_s, ShardLoader(folder, BATCH, shuffle=True, **options) as loader:
         for _ in range(n_epochs + 1):

@@ -62,20 +62,20 @@ class Way:
 
 
 def endless(loader: ShardLoader) -> Iterator[int]:
-    """The sizes of batches, epoch after epoch."""
+    """Yield the sizes of batches, epoch after epoch."""
     while True:
         for batch in loader:
             yield len(batch.indices)
 
 
 def opened(path: Path, clip: Clip | None) -> ShardLoader:
-    """A loader in this process."""
+    """Return a loader in this process."""
     options: dict[str, Any] = {"shuffle": True, "num_workers": 0, "reuse": True}
     return ShardLoader(path, BATCH, output="numpy", clip=clip, **options)
 
 
 def from_store(folder: Path, store: str, stride: int) -> Iterator[Way]:
-    """The ways to clips of one store."""
+    """Yield the ways to clips of one store."""
     out = folder / store
     with shardio.open(out) as dataset:
         n_bytes = sum(shard.n_bytes for shard in dataset.shards)
@@ -96,14 +96,14 @@ def from_store(folder: Path, store: str, stride: int) -> Iterator[Way]:
 
 
 def vars_of(clip: Clip) -> dict[str, Any]:
-    """The options of a clip."""
+    """Return the options of a clip."""
     return {
         name: getattr(clip, name) for name in ("frames", "stride", "size", "where", "per_video")
     }
 
 
 def stored_frames(dataset: shardio.ShardDataset) -> int:
-    """How many frames the videos of a dataset have."""
+    """Return the number of frames of all videos of a dataset."""
     return sum(int(dataset[i]["frames"].n_frames) for i in range(len(dataset)))
 
 
@@ -127,7 +127,7 @@ def from_files(folder: Path, stride: int) -> Way:
 
 
 def shown(path: Path) -> list[int]:
-    """The times of a file's frames; none where it is no sound video."""
+    """Return the times of a file's frames; none where it is no sound video."""
     try:
         with av.open(str(path)) as container:
             return sorted(f.pts for f in container.decode(video=0) if f.pts is not None)

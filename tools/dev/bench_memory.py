@@ -43,7 +43,7 @@ LANES: Final[dict[str, tuple[float, dict[str, Any]]]] = {
     "records": (0.1, {"output": "numpy"}),
     "a transform": (0.01, {"output": "numpy", "transform": doubled}),
 }
-"""What part of the batches each lane has, and its options."""
+"""Share of the batches and options of each lane."""
 
 
 def _samples() -> Iterator[dict[str, Any]]:
@@ -52,7 +52,7 @@ def _samples() -> Iterator[dict[str, Any]]:
 
 
 def resident_mib(pid: int) -> float:
-    """What a process has in memory, blocks and mapped files apart."""
+    """Return the memory of a process, with blocks and mapped files separate."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
     return int(line.split()[1]) / 1024
@@ -70,7 +70,7 @@ def figures(loader: ShardLoader) -> dict[str, float]:
 
 
 def grown(folder: str, n_batches: int, options: dict[str, Any]) -> dict[str, float]:
-    """How much each figure has grown between the fifth part and the end of so many batches."""
+    """Return the growth of each figure from a fifth of the batches to the end."""
     n_done = 0
     before: dict[str, float] = {}
     with ShardLoader(folder, BATCH, shuffle=True, num_workers=2, **options) as loader:

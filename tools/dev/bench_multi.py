@@ -70,7 +70,7 @@ race(webdataset.multi.MultiLoader(dataset, workers={N_WORKERS}))
 
 
 def _rate(python: str, program: str, n_bytes: int, n_samples: int) -> float:
-    """Samples per second of one run in a process of its own."""
+    """Return samples per second of one run in a process of its own."""
     command = [python, "-c", program, str(n_bytes), str(n_samples)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     n, rate = done.stdout.split()

@@ -52,7 +52,7 @@ def write(out: Path, lengths: Iterable[int], shape: tuple[int | None]) -> None:
 
 
 def lengths() -> list[int]:
-    """Those of documents, N_TOKENS together."""
+    """Return lengths of documents with N_TOKENS in total."""
     drawn = np.random.default_rng(1).exponential(MEAN, N_TOKENS // MEAN)
     return [8 + int(n) for n in drawn.tolist()]
 

@@ -43,7 +43,7 @@ def _same(item: Any) -> Any:
 
 
 def _jpegs() -> list[bytes]:
-    """Some pictures that are neither flat nor noise."""
+    """Return some pictures that are neither flat nor noise."""
     y, x = np.mgrid[:375, :500]
     made = []
     for i in range(16):

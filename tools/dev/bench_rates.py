@@ -50,17 +50,17 @@ def sleep_ten_milliseconds(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def halves(sample: dict[str, Any]) -> dict[str, Any]:
-    """What many transforms do to an image: a copy of half its size, in floats."""
+    """Return a copy of half the size, in floats, as many transforms do."""
     return {"image": sample["image"][:112, :112].astype(np.float32) / 255}
 
 
 def whole_copy(sample: dict[str, Any]) -> dict[str, Any]:
-    """A new array of the same size, by way of another one."""
+    """Return a new array of the same size, by way of another one."""
     return {"image": 255 - (sample["image"] + 1)}
 
 
 def shift(batch: dict[str, Any]) -> dict[str, Any]:
-    """A new array of all samples."""
+    """Return a new array of all samples."""
     return {"image": batch["image"] + 1, "label": batch["label"]}
 
 
@@ -116,7 +116,7 @@ KINDS: Final = dict(_kinds())
 
 
 def _descendants() -> list[int]:
-    """The processes below this one."""
+    """Return the processes below this one."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -130,13 +130,13 @@ def _descendants() -> list[int]:
 
 
 def _cpu_ns(process: int | str) -> int:
-    """What a process has spent on a CPU."""
+    """Return the CPU time of a process in ns."""
     tasks = Path(f"/proc/{process}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[0]) for task in tasks)
 
 
 def measure(folder: str, kind: Kind, n_workers: int) -> tuple[float, float, float]:
-    """Samples per second, and CPU µs per sample of all workers and of this process."""
+    """Return samples per second, and CPU µs per sample of all workers and of this process."""
     batch = LARGE_BATCH if "image" in kind.schema and _is_large(kind) else BATCH
     with ShardLoader(
         folder, batch, shuffle=True, num_workers=n_workers, output="numpy", **kind.options

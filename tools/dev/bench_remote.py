@@ -1,4 +1,4 @@
-"""How fast a loader over an object store is, against one over a folder with the same shards.
+"""Measure a loader over an object store against one over a folder with the same shards.
 
     python tools/dev/bench_remote.py [--mib N] [--rounds N] [--epochs N] [--workers N]
 
@@ -46,7 +46,7 @@ def samples(n: int) -> Iterator[dict[str, Any]]:
 
 
 def rate(loader: ShardLoader, n_epochs: int) -> float:
-    """Samples per second of some epochs."""
+    """Return samples per second of some epochs."""
     start_s, n = time.perf_counter(), 0
     for _ in range(n_epochs):
         for batch in loader:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What the settings of an encoder take and give: the time to decode clips, bytes, PSNR.
+"""Compare settings of an encoder: time to decode clips, bytes, PSNR.
 
     python tools/dev/bench_settings.py FOLDER [--seconds 60] [--stride 1 2]
 
@@ -70,7 +70,7 @@ def encoded(
 
 
 def squared_error(stream: EncodedStream, pictures: list[tuple[int, Picture | None]]) -> float:
-    """The mean over the luma of all frames."""
+    """Return the mean over the luma of all frames."""
     found = np.empty((stream.n_frames, SIZE * 3 // 2, SIZE), np.uint8)
     with ClipDecoder() as decoder:
         decoder.decode(stream, range(stream.n_frames), found, pixels="yuv420")

@@ -101,7 +101,7 @@ def by_us(source: Path, store: str, n: int, out: Path) -> None:
 
 
 def plainly(each: Callable[[Path, Path], None], files: list[Path], n: int, out: Path) -> None:
-    """Have `n` processes go through the files."""
+    """Read the files in `n` processes."""
     out.mkdir()
     with ProcessPoolExecutor(n, get_context("spawn")) as pool:
         for done in [pool.submit(each, f, out / f"{i}{f.suffix}") for i, f in enumerate(files)]:
@@ -109,7 +109,7 @@ def plainly(each: Callable[[Path, Path], None], files: list[Path], n: int, out: 
 
 
 def multiplied(videos: Path, n_copies: int, folder: Path) -> list[Path]:
-    """The files of `videos` so many times over: copied once, then linked."""
+    """Return the files of `videos` so many times over: copied once, then linked."""
     shutil.copytree(videos, folder / "0")
     for copy in range(1, n_copies):
         shutil.copytree(folder / "0", folder / str(copy), copy_function=os.link)
@@ -120,7 +120,7 @@ Ways = dict[str, Callable[[Path], None]]
 
 
 def best_of(ways: Ways, n_rounds: int, folder: Path) -> dict[str, float]:
-    """The shortest time of each way, in turns."""
+    """Return the shortest time of each way, in turns."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(n_rounds):
         for name, work in ways.items():

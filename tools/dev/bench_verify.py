@@ -1,4 +1,4 @@
-"""How fast `shardio verify` is, against reading and hashing the same files, in as many processes.
+"""Measure `shardio verify` against reading and hashing the same files in as many processes.
 
     python tools/dev/bench_verify.py [--mib N] [--times N] [--rounds N] [--folder DIR] [NAME …]
 
@@ -60,7 +60,7 @@ def clips(n_bytes: int) -> Samples:
 
 
 def pictures(n_bytes: int) -> Samples:
-    """Encoded pictures of many sizes."""
+    """Yield encoded pictures of many sizes."""
     rng = np.random.default_rng(0)
     content = rng.bytes(1 << 20)
     for i in range(n_bytes // 30_000):
@@ -96,12 +96,12 @@ DATASETS: dict[str, tuple[Schema, Callable[[int], Samples]]] = {
 
 
 UNIT_BYTES = {"clips": 16 * 112 * 112 * 3, "pictures": 30_000, "embeddings": 3072}
-"""What most hashes of each dataset cover, about."""
+"""Approximate bytes that most hashes of each dataset cover."""
 
 
 @functools.cache
 def _piece(unit_bytes: int) -> tuple[memoryview, list[memoryview]]:
-    """What a process reads all its files into, and the units of it.
+    """Return the buffer into which a process reads its files, and its units.
 
     It begins on a page: some processors copy a quarter as fast to other places.
     """

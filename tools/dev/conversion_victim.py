@@ -24,7 +24,7 @@ from shardio.storage import fs
 
 TRAP = "KILL_CONVERSION_TRAP"
 LISTED = "KILL_CONVERSION_LISTED"
-"""How many entries a list may have before it lies in a part, if fewer than otherwise."""
+"""Entries of a list beyond which it is stored in a part, if fewer than by default."""
 OPTIONS: dict[str, Any] = {"kind": "victim", "shard_bytes": 30_000}
 
 

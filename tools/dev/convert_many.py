@@ -68,7 +68,7 @@ def make(folder: Path, n_files: int) -> None:
 
 
 def numbers(n: int) -> np.ndarray:
-    """What the n-th file holds."""
+    """Return the content of the n-th file."""
     return np.array([n, 3 * n, -n, 1], np.int32)
 
 
@@ -87,7 +87,7 @@ def seconds_of(folder: Path, what: str) -> float:
 
 
 def lost(out: Path, n_files: int) -> list[str]:
-    """What a dataset lacks, or has wrong."""
+    """Return missing and wrong samples of a dataset."""
     faults = []
     n_empty = n_files // EMPTY_EVERY
     with shardio.open(out) as dataset:
@@ -119,7 +119,7 @@ def kill_and_resume(folder: Path) -> int:
 
 
 def n_finished(out: Path) -> int:
-    """How many units are done."""
+    """Return the number of finished units."""
     return len(list(out.glob(".conversion/*/unit.json")))
 
 

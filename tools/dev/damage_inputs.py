@@ -31,7 +31,7 @@ import numpy as np
 N_TOGETHER: Final = 48
 LIMIT_S: Final = 120.0
 STEP_S: Final = 4.0
-"""What a library may take over a step, instead of two minutes: the files are small."""
+"""Step limit in seconds, instead of two minutes: the files are small."""
 ADDRESS_BYTES: Final = 8 << 30
 MOST: Final = {"convert": 0, "read": 0}
 """The most KiB that a process of either kind has had, as far as it was more than any before it."""
@@ -138,7 +138,7 @@ def read_hdf5(path: str) -> Iterator[dict[str, Any]]:
 
 
 def read_arrayrecord(path: str) -> Iterator[dict[str, Any]]:
-    """Records as array_record reads them."""
+    """Yield records as array_record reads them."""
     from array_record.python import array_record_module
 
     reader = array_record_module.ArrayRecordReader(path)
@@ -155,7 +155,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str, int], None], Callable[..., Any]
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
-    """The content of a file with some damage; where files say most of themselves, more often."""
+    """Return the content of a file with some damage, more often where its metadata lies."""
     made = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         n = len(made)
@@ -178,7 +178,7 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
 
 
 def flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """The values of a row by dotted names, in Python's terms; a struct that is null has none."""
+    """Return the Python values of a row by dotted names; a null struct has none."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -239,7 +239,7 @@ def started(*arguments: str) -> str:
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Whether a sample has the values of a row; what it has beside them is missing."""
+    """Return True if a sample has the values of a row and is otherwise missing."""
     named = {name: value for name, value in found.items() if value is not None}
     wanted = {name: value for name, value in expected.items() if value is not None}
     return repr(_plain(named)) == repr(_plain(wanted))
@@ -288,7 +288,7 @@ def try_files(suffix: str, rng: random.Random, place: Path, tally: Counter[str])
 
 
 def read_all(paths: list[str], suffix: str, result: Path) -> dict[str, Any]:
-    """The rows of each file, or what its library says; one that ends the process is read alone."""
+    """Return the rows of each file, or its error; one that crashes the process is read alone."""
     wrong = started("read", str(result), suffix, *paths)
     if not wrong:
         found: dict[str, Any] = pickle.loads(result.read_bytes())

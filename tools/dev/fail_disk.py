@@ -52,7 +52,7 @@ class Victim(conversion_victim.Victim):
 
 @dataclasses.dataclass
 class Trap:
-    """Which call is to fail (-1: none), and how; `log` gets a line for each, `fired` the one."""
+    """The call to fail (-1: none) and its error; `log` lists calls, `fired` the failed one."""
 
     at: int
     code: int
@@ -112,7 +112,7 @@ class Stage:
         return code, said.getvalue()
 
     def n_calls(self) -> int:
-        """How many calls the worker of an undisturbed conversion makes."""
+        """Return the number of calls that the worker of an undisturbed conversion makes."""
         self.trial(-1, 0, for_good=False)
         return len((self.folder / "log").read_text().splitlines())
 
@@ -145,7 +145,7 @@ class Stage:
 
 
 def _refusing(trap: Trap) -> Callable[..., Any]:
-    """What stands before the main process's door: it refuses once the worker's call has failed."""
+    """Return a wrapper for the main process that fails once the worker's call has failed."""
 
     def perform(
         kind: str, path: str, function: Callable[..., Any], *given: Any, **named: Any
@@ -158,7 +158,7 @@ def _refusing(trap: Trap) -> Callable[..., Any]:
 
 
 def _wrong_words(exit_code: int, said: str, trap: Trap) -> list[str]:
-    """What is wrong with how a conversion ended of which a call has failed."""
+    """Return the fault in the outcome of a conversion with a failed call."""
     lines = said.splitlines()
     path = Path(trap.fired).read_text()
     if exit_code != cli.ENVIRONMENT:

@@ -40,7 +40,7 @@ SHARDS = {**VICTIMS, "all": (EVERYTHING, everything)}
 
 
 class Count:
-    """How many cases of a kind were met as they should be."""
+    """Counts of cases handled as expected, by kind."""
 
     def __init__(self, what: str, n_cases: int | None) -> None:
         self._what, self._n_cases = what, n_cases
@@ -74,7 +74,7 @@ def check_all(what: str, cases: Sequence[int], check: Callable[[int], str | None
 
 
 def tails(content: bytes) -> list[bytes]:
-    """What is appended: one byte to three pages, of zeros and of others; the file itself."""
+    """Return appendices: one byte to three pages, zeros or other bytes, and the file itself."""
     lengths = [*range(1, 129), 511, 512, 4095, 4096, 4097, 8192, 12288]
     return [byte * n for n in lengths for byte in (b"\0", b"\x01", b"\xff")] + [content]
 

@@ -68,18 +68,18 @@ class Lane:
 
 @dataclass
 class Totals:
-    """What all processes did."""
+    """Totals of all processes."""
 
     tallies: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     findings: dict[str, str] = field(default_factory=dict)
 
     def of(self, engine: str) -> tuple[int, float]:
-        """Inputs, and seconds of processes, of an engine."""
+        """Return inputs, and seconds of processes, of an engine."""
         chosen = [tally for name, tally in self.tallies if name == engine]
         return sum(t["n_inputs"] for t in chosen), sum(t["seconds"] for t in chosen)
 
     def counter(self, key: str) -> Counter[str]:
-        """The sum of one table of all tallies."""
+        """Return the sum of one table of all tallies."""
         total: Counter[str] = Counter()
         for _, tally in self.tallies:
             total.update(tally[key])
@@ -199,7 +199,7 @@ def _tally(folder: Path) -> dict[str, Any] | None:
 
 
 def turns_of(engine: str, target: str | None, seconds: float) -> list[Turn]:
-    """What one process does: the guided engine knows only one target at a time."""
+    """Return the turns of one process: the guided engine handles one target at a time."""
     if engine == "mutator" or target:
         return [(engine, target or "", seconds)]
     return [(engine, name, share * seconds) for name, share in GUIDED_SHARES.items()]
@@ -208,7 +208,7 @@ def turns_of(engine: str, target: str | None, seconds: float) -> list[Turn]:
 def lanes_for(
     engines: list[str], n_processes: int, seconds: float, target: str | None = None
 ) -> list[Lane]:
-    """Who does what: engines share the processes, or take turns where there is only one."""
+    """Assign engines to processes; with only one process they take turns."""
     if n_processes == 1:
         each = seconds / len(engines)
         return [Lane(0, [turn for engine in engines for turn in turns_of(engine, target, each)])]

@@ -18,7 +18,7 @@ Samples = list[dict[str, Any]]
 
 
 def _stream(codec: str, i: int, n_packets: int, n_bytes: int) -> EncodedStream:
-    """A stream of packets of growing sizes; the third, where there is one, is hidden."""
+    """Return a stream of packets of growing sizes; the third, where there is one, is hidden."""
     sizes = [n_bytes + k for k in range(n_packets)]
     flags = [1 if k % 5 == 0 else 6 if k == 2 else 4 * (k % 2) for k in range(n_packets)]
     order = [k ^ 1 for k in range(n_packets)]  # as of frames that are shown in another order

@@ -45,7 +45,7 @@ N_STEPS = {"plan": 6, "decode": 12, "seal": 12, "fsync": 10, "rename": 8, "gener
 BY_DRIVER = {"plan", "generation"}
 ANY = "any moment"
 KINDS = {"new": "dataset.json", "append": "generations/000002.json"}
-"""What is killed: a conversion into a new dataset or into an old one; and what is made last."""
+"""Kinds of conversion to kill, into a new or an existing dataset, with the file made last."""
 
 
 class Stage:

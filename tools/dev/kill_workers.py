@@ -43,7 +43,7 @@ def _write(folder: str) -> None:
 
 
 def _draw(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Some 100 us of work, and every generator there is."""
+    """Work for about 100 us, and draw from every generator."""
     noise = rng.normal(size=(32, 32, 3))
     drawn = [random.random(), float(np.random.random())]
     return {**sample, "image": (sample["image"] + noise).astype(np.float32), "drawn": drawn}

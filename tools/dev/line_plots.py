@@ -24,7 +24,7 @@ class Axis:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """The place of a value, from 0 to 1."""
+        """Return the place of a value, from 0 to 1."""
         low, high = self._scaled(self.ticks[0]), self._scaled(self.ticks[-1])
         return min(1.0, max(0.0, (self._scaled(value) - low) / (high - low)))
 

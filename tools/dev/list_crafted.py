@@ -34,7 +34,7 @@ from tests.corruption.forge import (
 )
 
 Case = tuple[str, bytes, str, str]
-"""What is wrong, the file, and the codes that a reader and an audit must give; "" for none."""
+"""A defect: the file, and the codes that a reader and an audit must report; "" for none."""
 
 
 def crafted(folder: Path) -> Iterator[Case]:
@@ -58,7 +58,7 @@ def crafted(folder: Path) -> Iterator[Case]:
 
 
 def forged(sound: bytearray, change: Change) -> bytes:
-    """A shard with one change, and all hashes right."""
+    """Return a shard with one change, and all hashes right."""
     forgery = Forgery.of(sound)
     change(forgery)
     return forgery.seal()

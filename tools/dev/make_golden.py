@@ -204,7 +204,7 @@ def goldens() -> Iterator[tuple[str, Schema, Samples]]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can say it, unmistakably."""
+    """Return a value as JSON can say it, unmistakably."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         content = array.astype(array.dtype.newbyteorder("<")).tobytes().hex()
@@ -221,7 +221,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_stream(stream: EncodedStream) -> dict[str, Any]:
-    """A stream as JSON can say it: the bytes, flags, time and duration of each packet."""
+    """Return a stream as JSON can say it: the bytes, flags, time and duration of each packet."""
     packets = stream.packets
     ends = np.cumsum(packet_sizes(packets)).tolist()
     data = [bytes(stream.data[a:b]).hex() for a, b in zip([0, *ends], ends, strict=False)]

@@ -69,7 +69,7 @@ def _feature(values: list[Any], is_float: bool = False) -> Any:  # noqa: FBT001,
 
 
 def _values(example: Any) -> dict[str, Any]:
-    """The values of all features that have a kind: bytes as hexadecimal digits, floats as such."""
+    """Return the values of all features that have a kind, with bytes as hexadecimal digits."""
     found = {}
     for name, feature in example.features.feature.items():
         kind = feature.WhichOneof("kind")

@@ -29,7 +29,7 @@ _MIXED_KEY: Final = 99
 
 
 class Quality(NamedTuple):
-    """How well an order mixes, in the mean over epochs.
+    """Quality of a shuffle order, averaged over epochs.
 
     `neighbours` is the share of samples that come behind one of the same shard, `distance` how far
     apart in the dataset two are that follow each other, as a share of that of a full shuffle;
@@ -45,7 +45,7 @@ class Quality(NamedTuple):
 
 
 def full(epoch: int) -> Positions:
-    """A permutation of all."""
+    """Return a permutation of all."""
     return Order(N, shuffle=True, seed=1, epoch=epoch).rows(0, N)
 
 
@@ -68,13 +68,13 @@ ORDERS: Final[dict[str, Callable[[int], Positions]]] = {
 
 
 def classes_of(rows: Positions, *, is_sorted: bool) -> Positions:
-    """The class of each row, of a dataset that is sorted by class, or in no order."""
+    """Return the class of each row, of a dataset that is sorted by class, or in no order."""
     where = rows if is_sorted else permute(rows, N, _MIXED_KEY)
     return where * N_CLASSES // N
 
 
 def quality(rows: Positions, *, is_sorted: bool) -> Quality:
-    """How well one epoch is mixed."""
+    """Return the quality of one epoch."""
     of_shard = rows // PER_SHARD
     counts = counts_of(classes_of(rows, is_sorted=is_sorted).reshape(-1, BATCH))
     expected = BATCH / N_CLASSES
@@ -92,20 +92,20 @@ def quality(rows: Positions, *, is_sorted: bool) -> Quality:
 
 
 def counts_of(batches: Positions) -> npt.NDArray[np.int64]:
-    """How many samples of each class each batch has: (batches, N_CLASSES)."""
+    """Return the samples per class in each batch: (batches, N_CLASSES)."""
     flat = batches + np.arange(len(batches))[:, None] * N_CLASSES
     counts = np.bincount(flat.reshape(-1), minlength=len(batches) * N_CLASSES)
     return counts.reshape(-1, N_CLASSES).astype(np.int64)
 
 
 def measured(name: str, *, is_sorted: bool) -> Quality:
-    """How well a kind of shuffle mixes, in the mean over EPOCHS."""
+    """Return the quality of a kind of shuffle, averaged over EPOCHS."""
     found = [quality(ORDERS[name](epoch), is_sorted=is_sorted) for epoch in range(EPOCHS)]
     return Quality(*np.mean(found, axis=0).tolist())
 
 
 def table() -> list[list[str]]:
-    """A header, and a row for each kind of shuffle and of dataset."""
+    """Return a header, and a row for each kind of shuffle and of dataset."""
     rows = [["shuffle", "dataset", "behind one of its shard", "distance", "classes", "χ²", "bits"]]
     for is_sorted in (True, False):
         for name in ORDERS:

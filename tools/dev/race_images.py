@@ -27,17 +27,17 @@ BATCH, WORKERS, SIDE = 64, 2, 224
 
 
 def number_of(picture: Any) -> int:
-    """Which of the pictures it is: its first pixel says it."""
+    """Return the number of a picture, encoded in its first pixel."""
     return int(picture[0, 0, 0]) | int(picture[0, 0, 1]) << 8
 
 
 def paths_in(folder: Path) -> list[Path]:
-    """The files, in order."""
+    """Return the files, in order."""
     return sorted(folder.glob("*.jpg"))
 
 
 class Files:
-    """What a user of a map-style loader writes."""
+    """A map-style dataset as a user writes it."""
 
     def __init__(self, folder: Path, decoder: str) -> None:
         self._paths, self._decoder = paths_in(folder), decoder
@@ -53,7 +53,7 @@ class Files:
 
 
 class Frames:
-    """What FFCV's writer is made of."""
+    """The dataset given to FFCV's writer."""
 
     def __init__(self, folder: Path) -> None:
         self._frames = np.load(folder / "frames.npy", mmap_mode="r")
@@ -120,7 +120,7 @@ def ffcv(folder: Path) -> Iterable[Any]:
 
 
 def epoch_s(batches: Iterable[Any], n_files: int, out: Any) -> float:
-    """The seconds of one epoch; each batch is copied, as an upload to a device does."""
+    """Return the seconds of one epoch; each batch is copied, as an upload to a device does."""
     start_s, n, numbers = time.perf_counter(), 0, set()
     for batch in batches:
         pixels = np.asarray(batch)

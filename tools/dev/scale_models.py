@@ -32,7 +32,7 @@ CACHE_BYTES: Final = 10**12
 
 
 def uniform(n: int, *key: int) -> Numbers:
-    """So many numbers above 0 and up to 1, the same wherever they are computed."""
+    """Return `n` numbers in (0, 1], the same on every machine."""
     return (keyed_hashes(np.arange(n), derive_key(*key)).astype(np.float64) + 1) / 2.0**64
 
 
@@ -40,7 +40,7 @@ def uniform(n: int, *key: int) -> Numbers:
 
 
 def balance_by_window() -> list[tuple[float, float]]:
-    """How uneven the classes of a batch are by how many shards make a window; sorted by class."""
+    """Return the class imbalance of a batch by shards per window, for data sorted by class."""
     found = []
     for n_shards in (1, 2, 4, 8, 16, 32, 64, 128):
         rows = ShardOrder(ENDS, N, n_shards, seed=1, epoch=0).at(np.arange(N))
@@ -55,7 +55,7 @@ def balance_by_window() -> list[tuple[float, float]]:
 
 
 def requests_table() -> list[list[str]]:
-    """What storage has to give for each way of reading, while 1,000 ranks train."""
+    """Return the load on storage for each way of reading, while 1,000 ranks train."""
     missed = 1 - CACHE_BYTES / (N_SAMPLES * SAMPLE_BYTES)
     whole_s = N_DATA_SHARDS / EPOCH_S
     ways = [
@@ -94,7 +94,7 @@ _KINDS: Final = ("full", "blocks", "shards")
 
 
 def _shards_read(name: str, epoch: int) -> list[int]:
-    """The shards that the samples of an epoch lie in, one after another, repetitions left out."""
+    """Return the shards of consecutive samples of an epoch, without repetitions."""
     n = N_CACHED_SHARDS * PER_CACHED_SHARD
     at = np.arange(n)
     rows: Positions
@@ -111,7 +111,7 @@ def _shards_read(name: str, epoch: int) -> list[int]:
 
 
 def _n_missed(epochs: list[list[int]], room: int) -> int:
-    """How many shards are downloaded in the last epoch; the one used longest ago makes room."""
+    """Return the shards downloaded in the last epoch with a least-recently-used cache."""
     held: OrderedDict[int, None] = OrderedDict()
     n_missed = 0
     for shards in epochs:
@@ -128,7 +128,7 @@ def _n_missed(epochs: list[list[int]], room: int) -> int:
 
 
 def cache_table() -> list[list[str]]:
-    """Data sets downloaded in an epoch, for some sizes of the cache."""
+    """Return data sets downloaded in an epoch, for some sizes of the cache."""
     found = {name: dict(points) for name, points in downloads().items()}
     shown = (4, 8, 16, 64, 256, 512, 1024)
     rows = [["shards that the cache holds, of 1,024", *(f'`"{name}"`' for name in found)]]
@@ -143,12 +143,12 @@ def cache_table() -> list[list[str]]:
 MTBF_DAYS: Final = (30, 100, 365)
 INTERVALS: Final = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300)
 STATE_S, RESTART_S = 30.0, 600.0
-"""What it costs to keep a state of the model, and to begin anew on another node."""
+"""Seconds to save a state of the model, and to restart on another node."""
 _N_FAILURES: Final = 4000
 
 
 def lost_share(minutes: float, mtbf_days: float) -> float:
-    """The share of time that is lost with a state kept every so many minutes, simulated.
+    """Return the share of time that is lost with a state kept every so many minutes, simulated.
 
     A run is that of 4,000 failures, whose distances are drawn; what was done since the last state
     is done again.
@@ -161,12 +161,12 @@ def lost_share(minutes: float, mtbf_days: float) -> float:
 
 
 def best_minutes(mtbf_days: float) -> float:
-    """How often a state is best kept, in minutes: Young's rule."""
+    """Return the best checkpoint interval in minutes: Young's rule."""
     return math.sqrt(2 * STATE_S * mtbf_days * 86400 / N_NODES) / 60
 
 
 def failures_table() -> list[list[str]]:
-    """What failures cost, by how often a node fails."""
+    """Return the cost of failures by failure rate of a node."""
     rows = [
         [
             "a node fails every",
@@ -194,7 +194,7 @@ _SLOW_SHARE, _SLOW_FACTOR, _MEDIAN, _SIGMA = 0.005, 20.0, 0.5, 0.3
 
 @cache
 def _filling_times(n_ranks: int) -> Numbers:
-    """How long each rank takes for each batch, in steps: (steps, ranks)."""
+    """Return the time of each rank for each batch, in steps: (steps, ranks)."""
     n = n_ranks * _N_STEPS
     normal = np.sqrt(-2 * np.log(uniform(n, 301, n_ranks)))
     normal *= np.cos(2 * math.pi * uniform(n, 302, n_ranks))
@@ -205,7 +205,7 @@ def _filling_times(n_ranks: int) -> Numbers:
 
 @cache
 def utilisation(n_ranks: int, depth: int) -> float:
-    """The share of time in which ranks are in a step, not waiting for the slowest one's batch.
+    """Return the share of time that ranks compute instead of waiting for the slowest batch.
 
     Every rank fills its batches one after another, up to `depth` of them ahead; a step takes 1, and
     begins when all ranks have its batch.

@@ -48,7 +48,7 @@ def cache_plot() -> str:
 
 
 def failures_plot() -> str:
-    """The share of time that failures cost against how often a state is kept."""
+    """Return the share of time that failures cost against how often a state is kept."""
     x = Axis("minutes between two states", [1, 3, 10, 30, 100, 300], is_log=True)
     y = Axis("time lost, %", [0, 10, 20, 30, 40, 50])
     lines = {
@@ -75,7 +75,7 @@ def stragglers_plot() -> str:
 
 
 def made() -> tuple[dict[str, list[list[str]]], dict[str, str]]:
-    """The tables and plots of the page, by name."""
+    """Return the tables and plots of the page, by name."""
     tables = {
         "shuffle": measure_shuffle.table(),
         "requests": scale_models.requests_table(),
@@ -93,13 +93,13 @@ def made() -> tuple[dict[str, list[list[str]]], dict[str, str]]:
 
 
 def markdown(rows: list[list[str]]) -> str:
-    """A table as the page has it."""
+    """Return a table as the page has it."""
     header, *others = (f"| {' | '.join(row)} |\n" for row in rows)
     return header + "|---" * len(rows[0]) + "|\n" + "".join(others)
 
 
 def filled(page: str, tables: dict[str, list[list[str]]]) -> str:
-    """The page with these tables in their places."""
+    """Return the page with these tables in their places."""
     for name, rows in tables.items():
         place = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         found = place.findall(page)

@@ -61,13 +61,13 @@ def expect(is_so: object, what: object) -> None:
 
 
 def stored(index: int) -> dict[str, Any]:
-    """The sample with this number."""
+    """Return the sample with this number."""
     image = np.random.default_rng(index).integers(0, 256, (32, 32, 3), np.uint8)
     return {"image": image, "label": index, "note": f"sample {index} " * (index % 9)}
 
 
 def draw(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """A transform that draws from every generator, and is slow now and then."""
+    """Draw from every generator, and be slow now and then."""
     drawn = [rng.random(), random.random() + float(np.random.random())]
     if drawn[0] < 0.01:
         time.sleep(0.02)
@@ -102,7 +102,7 @@ class Soak:
         self._draws: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
 
     def draws(self, seed: int, epoch: int) -> dict[int, tuple[float, float]]:
-        """What is drawn for each sample in an epoch, by a loader without workers."""
+        """Return the random draws per sample of an epoch, by a loader without workers."""
         if (seed, epoch) not in self._draws:
             options = {"shuffle": True, "seed": seed, "transform": draw, "output": "numpy"}
             with ShardLoader(self.whole, N, num_workers=0, **options) as loader:  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ class Soak:
         self.tally["samples"] += len(labels)
 
     def options(self) -> dict[str, Any]:
-        """A loader's options, by chance."""
+        """Return a loader's options, by chance."""
         choose = self.random.choice
         memory = choose([None, None, 1 << 20])
         return {
@@ -143,7 +143,7 @@ class Soak:
         }
 
     def episode(self) -> None:
-        """A loader through an epoch or two, and whatever comes between."""
+        """Run a loader through an epoch or two, and whatever comes between."""
         what = self.random.choice(
             [
                 self.whole_epochs,
@@ -174,7 +174,7 @@ class Soak:
 
     @contextlib.contextmanager
     def loader(self, folder: str, seed: int, options: dict[str, Any]) -> Iterator[ShardLoader]:
-        """A loader whose workers are in for trouble."""
+        """Run a loader whose workers crash or stall."""
         made = ShardLoader(folder, shuffle=True, seed=seed, output="numpy", **options)
         with made:
             self.trouble.loader, self.trouble.n_killed = made, 0
@@ -216,7 +216,7 @@ class Soak:
             expect(sorted(seen) == list(range(N)), "the epoch after is not whole")
 
     def nested_loops(self, seed: int, options: dict[str, Any]) -> None:
-        """A loop in a loop over the same loader."""
+        """Run a loop in a loop over the same loader."""
         options |= {"reuse": False, "batch_size": max(32, options["batch_size"])}
         is_drawn = options["transform"] is draw
         with self.loader(self.whole, seed, options) as loader:
@@ -231,7 +231,7 @@ class Soak:
             expect(sorted(seen) == list(range(N)), "the outer epoch is not whole")
 
     def resumed(self, seed: int, options: dict[str, Any]) -> None:
-        """An epoch in two halves, by two loaders."""
+        """Run an epoch in two halves, by two loaders."""
         is_drawn = options["transform"] is draw
         seen: list[int] = []
         with self.loader(self.whole, seed, options) as loader:
@@ -252,7 +252,7 @@ class Soak:
         self.tally["epochs resumed"] += 1
 
     def with_damage(self, seed: int, options: dict[str, Any]) -> None:
-        """A dataset with a damaged sample."""
+        """Load a dataset with a damaged sample."""
         options |= {"memory_bytes": None}
         is_drawn = options["transform"] is draw
         with self.loader(self.damaged, seed, options) as loader:
@@ -266,7 +266,7 @@ class Soak:
         raise Wrong("a damaged sample was delivered")
 
     def with_skips(self, seed: int, options: dict[str, Any]) -> None:
-        """A dataset with a damaged sample, which gives its row to another."""
+        """Load a dataset with a damaged sample, which gives its row to another."""
         options |= {"memory_bytes": None, "on_error": "skip", "max_skips": 1}
         is_drawn = options["transform"] is draw
         with self.loader(self.damaged, seed, options) as loader:
@@ -292,7 +292,7 @@ def _children() -> int:
 
 
 def _left_over() -> tuple[int, int]:
-    """Processes and descriptors of this one."""
+    """Return processes and descriptors of this one."""
     return _children(), len(os.listdir("/proc/self/fd"))
 
 

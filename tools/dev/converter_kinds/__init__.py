@@ -1,1 +1,1 @@
-"""What bench_converters measures: files of each kind, and their libraries' loops."""
+"""Workloads of bench_converters: files of each kind, and their libraries' loops."""
