@@ -174,7 +174,7 @@ class Soak:
 
     @contextlib.contextmanager
     def loader(self, folder: str, seed: int, options: dict[str, Any]) -> Iterator[ShardLoader]:
-        """Run a loader whose workers crash or stall."""
+        """Yield a loader whose workers are killed or stopped."""
         made = ShardLoader(folder, shuffle=True, seed=seed, output="numpy", **options)
         with made:
             self.trouble.loader, self.trouble.n_killed = made, 0
