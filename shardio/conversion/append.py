@@ -151,10 +151,12 @@ def check_same_samples(
 def check_same_schema(
     expected: Schema, found: Schema, out: PathName, differences: Iterable[str] = ()
 ) -> None:
-    """Check that samples of schema `found` fit into a dataset; `differences` lists others.
+    """Check that samples of schema `found` fit into a dataset with the schema `expected`.
+
+    `differences` are those that the caller has found elsewhere, for the message.
 
     Raises:
-        InvalidArgument: the message names every field that differs.
+        InvalidArgument: there are differences; the message names all, and every differing field.
     """
     differing = [*differences]
     for name in dict.fromkeys([*expected, *found]):
