@@ -210,26 +210,26 @@ def run_units(
         WorkerDied: a worker crashed MAX_CRASHES times without an input to blame, or raised.
         OSError, ShardioError: raised by a unit.
     """
-    with Crew(n_workers, partial(_worker_main, job), fds=lock_fds, preload=(__name__,)) as crew:
-        run = _UnitScheduler(units, job, state, crew)
+    with Crew(n_workers, partial(_worker_main, job), fds=lock_fds, preload=(__name__,)) as pool:
+        run = _UnitScheduler(units, job, state, pool)
         for worker in range(n_workers):
             run.start(worker)
         while not state.is_finished():
-            for event in crew.wait():
+            for event in pool.wait():
                 run.handle(event)
 
 
 class _UnitScheduler:
-    """The assignment of units to workers; borrows the crew and the state."""
+    """The assignment of units to workers; borrows the pool and the state."""
 
     def __init__(
         self,
         units: Sequence[Unit],
         job: ConversionJob,
         state: ConversionState | UnitRecorder,
-        crew: Crew,
+        pool: Crew,
     ) -> None:
-        self._units, self._job, self._state, self._crew = list(units), job, state, crew
+        self._units, self._job, self._state, self._pool = list(units), job, state, pool
         self._pieces = Pieces()
         self._unit_of: dict[int, int] = {}  # worker -> unit
         self._position_of: dict[int, int] = {}  # unit -> position of the input being read
@@ -247,7 +247,7 @@ class _UnitScheduler:
         with create(path) as file:
             pickle.dump(self._units[number], file)
         self._unit_of[worker] = number
-        self._crew.send(worker, os.fsencode(path))
+        self._pool.send(worker, os.fsencode(path))
 
     def handle(self, event: Event) -> None:
         """Handle an event of a worker."""
@@ -287,7 +287,7 @@ class _UnitScheduler:
             unit = self._units[number]
             reason = self._reason(event, unit.inputs[position - unit.first])
             self._units[number] = replace(unit, skipped=(*unit.skipped, (position, reason)))
-        self._crew.restart(event.worker)
+        self._pool.restart(event.worker)
         self._assign(event.worker, number)
 
     def _reason(self, event: Died, source: Input) -> str:
@@ -320,7 +320,7 @@ def _describe_exit(event: Died) -> str:
 
 
 def _worker_main(job: ConversionJob, channel: Channel) -> None:
-    """Convert the units that arrive until main closes the crew. Runs in a worker."""
+    """Convert the units that arrive until main closes the pool. Runs in a worker."""
     while (path := channel.recv()) is not None:
         with open(path, "rb") as file:
             unit = pickle.load(file)
