@@ -1,4 +1,4 @@
-"""A batch: a mapping from fields to what arrived for them, and where each row came from."""
+"""A batch: a mapping from fields to values, with the origin of each row."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NONE: Final[Mapping[str, Sequence[str]]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A sample that failed, and whose row of a batch has another one (with on_error="skip").
+    """A failed sample, whose row of a batch has a substitute (with on_error="skip").
 
-    `row` is that of the batch; `index` is the sample's number in the dataset, `sample` its row in
-    the shard number `shard`; `error` the name of the exception's class, and `text` what it says,
-    with the traceback where a transform raised it. A long text is cut in the middle.
+    `row` is the row of the batch; `index` is the sample's number in the dataset, `sample` its row
+    in shard number `shard`; `error` the name of the exception's class, and `text` its message, with
+    the traceback if a transform raised it. A long text is shortened in the middle.
     """
 
     row: int
@@ -37,13 +37,13 @@ class Skipped:
 
 
 class Batch(Mapping[str, Any]):
-    """What one step of a loop gets: fields by name, in the schema's order.
+    """The values of one step, by field name, in the order of the schema.
 
     Fixed numeric fields are arrays or tensors; text, bytes, JSON, arrays of varying shape and lists
-    of arrays are lists, made when they are first asked for. A sample that lacks an optional field
-    has None in a list and zeros in an array; `present` tells them. The name of a nested record
-    gives a dict of its fields. Everything stays valid for as long as it, or the batch, is held
-    (with reuse=True: until the next batch).
+    of arrays are lists, created when first accessed. A sample without an optional field has None in
+    a list and zeros in an array; `present` distinguishes these. The name of a nested record gives a
+    dict of its fields. Everything stays valid while it, or the batch, is referenced (with
+    reuse=True: until the next batch).
     """
 
     __slots__ = (
@@ -76,11 +76,11 @@ class Batch(Mapping[str, Any]):
         # Of the shards, and by field of those beside them, for messages.
         self._paths, self._beside = paths, beside
         self.epoch = epoch
-        """The epoch it belongs to."""
+        """The number of its epoch."""
         self.step = step
-        """Its number in the epoch."""
+        """The number of the step within its epoch."""
         self.skipped = skipped
-        """The samples that failed, by row; what is in those rows belongs to other positions."""
+        """The samples that failed, by row; these rows contain the samples of other positions."""
 
     def __getitem__(self, name: str) -> Any:
         found = self._values.get(name)
@@ -109,7 +109,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def n_rows(self) -> int:
-        """How many samples it has."""
+        """The number of samples."""
         return self._n_rows
 
     @property
@@ -125,12 +125,12 @@ class Batch(Mapping[str, Any]):
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """Which rows hold the sample that stands there; a copy."""
+        """True for each row that holds the sample of its own position; a copy."""
         found: npt.NDArray[np.bool_] = self._origins()["status"] == FILLED
         return found
 
     def present(self, name: str) -> npt.NDArray[np.bool_]:
-        """Which rows have a value of a field; a copy."""
+        """Return, for each row, True if it has a value of the field; a copy."""
         if name not in self._layout.schema:
             raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
         for slot in self._layout.presence:
@@ -140,11 +140,11 @@ class Batch(Mapping[str, Any]):
 
     @property
     def filled(self) -> tuple[BlockLayout, npt.NDArray[np.uint8], int]:
-        """The block that it is made of: its layout, its bytes, and how many rows are used."""
+        """The block of the batch: its layout, its bytes, and the number of used rows."""
         return self._layout, self._block, self._n_rows
 
     def of(self, wrap: Callable[[Any, object, str | None], Any]) -> Batch:
-        """The same batch with what `wrap` makes of its arrays, as a maker of tensors does."""
+        """Return the same batch with `wrap` applied to its arrays, as a tensor adapter does."""
         made, layout = copy(self), self._layout
         slots: tuple[FixedSlot | WholeSlot, ...] = (*layout.fixed, *layout.whole)
         made._values = {
@@ -157,14 +157,14 @@ class Batch(Mapping[str, Any]):
         return self._layout.origins(self._block)[: self._n_rows]
 
     def _decode(self, slot: VaryingSlot) -> list[Any]:
-        """The values of a varying field, None where there is none; arrays are views."""
+        """Return the values of a varying field, None for missing ones; arrays are views."""
         values = self._decode_all(slot)
         for i in np.flatnonzero(~self.present(slot.name)).tolist():
             values[i] = None
         return values
 
     def _decode_all(self, slot: VaryingSlot) -> list[Any]:
-        """The values of a varying field; those that are not there are some value."""
+        """Return the values of a varying field; missing ones are arbitrary."""
         layout, field = self._layout, self._layout.schema[slot.name]
         extents = layout.extents(self._block, slot)[: self._n_rows]
         places, sizes = extents["place"].tolist(), extents["n_bytes"].tolist()
@@ -198,7 +198,7 @@ class Batch(Mapping[str, Any]):
             raise self._placed(error.what, error.code, name, i) from error
 
     def _placed(self, what: str, code: str, name: str, i: int) -> ShardCorrupt:
-        """The error for a value of row i."""
+        """Return the error for a value of row i."""
         shard, row = self.origins[i].tolist()
         paths = self._beside.get(name, self._paths)
         path = paths[shard] if paths else f"shard number {shard}"
@@ -207,7 +207,7 @@ class Batch(Mapping[str, Any]):
     def _refuse(
         self, name: str, records: list[bytes], error: ValueError | RecursionError
     ) -> ShardCorrupt:
-        """Name the first sample whose text or JSON is none."""
+        """Return the error for the first sample whose text or JSON is invalid."""
         what = f"a record cannot be decoded: {error}"
         field = self._layout.schema[name]
         for i, record in enumerate(records):

@@ -1,12 +1,12 @@
-"""How arrays of unequal shapes become part of a batch: what the user asked for, checked. Pure.
+"""Validate how arrays of unequal shapes are collated into a batch. Pure.
 
     "stack"    one array; all shapes must be equal
-    "pad"      one array as large as the largest, zeros behind the values, and `NAME_mask`
-    "ragged"   the values one after another along the first axis, and `NAME_offsets`
+    "pad"      one array as large as the largest, zeros after the values, and `NAME_mask`
+    "ragged"   the values concatenated along the first axis, and `NAME_offsets`
     "list"     a list of arrays
 
-What is asked of all fields with one word concerns those arrays whose shapes may differ: those that
-the dataset says vary, and every array that a transform makes, but for single numbers.
+A single word applies to all arrays whose shapes may differ: those that vary according to the
+dataset, and every array that a transform makes, except single numbers.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ _BESIDE: Final[dict[CollateKind, tuple[str, str, int]]] = {
     "pad": ("mask", "bool", 1),
     "ragged": ("offsets", "int64", 0),
 }
-"""What an array of a batch has beside it: how its name ends, its dtype, and whether it has as many
-dimensions."""
+"""The companion of an array of a batch: the suffix of its name, its dtype, and 1 if it has the
+array's dimensions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CollateRule:
-    """What is done with one field; `sizes` is what it is padded to, None there for the largest."""
+    """The rule for one field.
+
+    `sizes` is the shape to pad to; None in it stands for the largest of the batch.
+    """
 
     kind: CollateKind
     sizes: Sizes | None = None
@@ -43,7 +47,7 @@ class CollateRule:
 class JoinedField(NamedTuple):
     """A field whose values become one array of the batch.
 
-    `field` is that of a sample; `beside` is the name of the mask or the offsets, None of neither.
+    `field` is that of a sample; `companion` is the name of the mask or the offsets, or None.
     """
 
     name: str
@@ -54,9 +58,9 @@ class JoinedField(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Collation:
-    """What the user asked for: of `named` fields, and of the `others`; or a function of his own.
+    """The user's collation: rules for `named` fields and for `others`, or a function.
 
-    The function makes a dict of a list of samples, the arrays of which may have any shape.
+    The function takes a list of samples, whose arrays may have any shape, and returns a dict.
     """
 
     others: CollateRule = field(default_factory=lambda: CollateRule("stack"))
@@ -64,7 +68,7 @@ class Collation:
     function: Callable[[list[Mapping[str, Any]]], Any] | None = None
 
     def relax_shapes(self, schema: Schema) -> Schema:
-        """The schema of all samples that a transform makes, by that of the first."""
+        """Return the schema of all samples that a transform makes, given that of the first."""
         return Schema({name: self._loosen(name, each) for name, each in schema.items()})
 
     def _loosen(self, name: str, found: Field) -> Field:
@@ -74,12 +78,12 @@ class Collation:
         return replace(found, shape=(None,) * len(found.shape))
 
     def expand(self, schema: Schema) -> tuple[Schema, tuple[JoinedField, ...]]:
-        """The schema of batches of such samples, and which of its arrays are made of all samples.
+        """Return the schema of batches of such samples, and the fields that are joined.
 
-        Of those, it has the dimensions of the whole batch.
+        Joined fields have the dimensions of the whole batch in this schema.
 
         Raises:
-            InvalidArgument: what is asked does not go with the schema.
+            InvalidArgument: the collation does not match the schema.
         """
         for name, rule in self.named.items():
             _check_named(name, rule, schema)
@@ -118,14 +122,14 @@ class Collation:
 
 
 DEFAULT_COLLATION: Final = Collation()
-"""What is done unless something is asked for."""
+"""The collation if none is given."""
 
 
 def parse_collate(asked: object) -> Collation:
-    """What a user's `collate` says.
+    """Parse a user's `collate`.
 
     Raises:
-        InvalidArgument: listing what is acceptable.
+        InvalidArgument: with the accepted values.
     """
     if isinstance(asked, Mapping):
         return Collation(named={str(name): _parse_rule(each) for name, each in asked.items()})
@@ -154,7 +158,7 @@ def _parse_rule(asked: object) -> CollateRule:
 
 
 def _check_named(name: str, rule: CollateRule, schema: Schema) -> None:
-    """Make sure that a field can be treated as it is asked by its name."""
+    """Check that the rule for a field named in `collate` fits it."""
     if name not in schema:
         raise InvalidArgument(
             f"collate names {name!r}; the fields of a sample are {', '.join(schema)}"

@@ -1,13 +1,13 @@
-"""Where each field of a batch lies in one block. Pure: numbers in, offsets out.
+"""The layout of the fields of a batch in one block. Pure: numbers in, offsets out.
 
     block: | origins | presence | extents, shapes by varying field | heads | fixed fields | heap |
 
-A fixed field of a batch is one dense array. Values that vary (text, bytes, JSON, arrays of varying
-shape, lists of arrays) lie in the heap, and their extents say where. So do arrays of the whole
-batch whose size is known only when they are made (padded arrays, their masks); a head says where
-each lies, and its shape. Of an optional field, a byte per row says whether it is there. The origin
-table says for every row where in which shard it came from: it names samples in errors, it is what a
-worker was doing when it died, and it is `batch.indices`, `batch.origins` and `batch.valid`.
+A fixed field of a batch is one dense array. Varying values (text, bytes, JSON, arrays of varying
+shape, lists of arrays) are in the heap, located by their extents. So are arrays of the whole batch
+whose size is known only once they are made (padded arrays, their masks); a head gives the place and
+shape of each. An optional field has a presence byte per row. The origin table gives the shard and
+row of every row: it names samples in errors, it is the record of a worker's task if it crashes, and
+it becomes `batch.indices`, `batch.origins` and `batch.valid`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from shardio.format.schema import Schema
 ORIGIN: Final = np.dtype(
     [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]
 )
-"""One row of a batch: its position in the view, its row in its shard, the shard's number, the
-field being read (-1 for none), and what became of it."""
+"""A row of the origin table: its position in the view, its row in its shard, the shard's number,
+the field being read (-1 for none), and its status.
+"""
 EXTENT: Final = np.dtype([("offset", "<u8"), ("n_bytes", "<u8"), ("place", "<u8")])
-"""A value in the heap: where it came from in its shard (0 if it was computed), its size, and where
-in the heap it lies."""
+"""A value in the heap: its offset in its shard (0 if it was computed), its size, and its place in
+the heap.
+"""
 
 ALIGNMENT: Final = 64
 PAGE: Final = 4096
@@ -42,13 +44,13 @@ that has taken the place of one that failed."""
 
 
 def pack_state(field: int, status: int) -> int:
-    """The last 4 bytes of an origin: the field and the status of a row."""
+    """Return the last 4 bytes of an origin: the field and the status of a row."""
     return field & 0xFFFF | status << 16
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSlot:
-    """A dense array: (rows, *shape) of dtype, from `offset` on; of a whole batch, `full_shape`."""
+    """A dense array: (rows, *shape) of dtype, from `offset` on; `full_shape` for a full batch."""
 
     name: str
     offset: int
@@ -57,7 +59,7 @@ class FixedSlot:
     full_shape: tuple[int, ...]
     row_bytes: int
     logical_dtype: str | None
-    """The name of a dtype that NumPy does not have (bfloat16, held as uint16)."""
+    """The name of a dtype that NumPy does not have (bfloat16, held as uint16), or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class VaryingSlot:
 
 @dataclass(frozen=True, slots=True)
 class PresenceSlot:
-    """A byte for each of `rows` rows from `offset` on: 1 if the row has the optional field."""
+    """A byte per row from `offset` on: 1 if the row has the optional field."""
 
     name: str
     offset: int
@@ -84,9 +86,9 @@ class PresenceSlot:
 
 @dataclass(frozen=True, slots=True)
 class WholeSlot:
-    """An array of the whole batch, in the heap: its head, from `offset` on, says where.
+    """An array of the whole batch in the heap, located by its head at `offset`.
 
-    A head has that place, and the size of each of the dimensions.
+    A head holds the place in the heap, and the size of each dimension.
     """
 
     name: str
@@ -94,11 +96,11 @@ class WholeSlot:
     dtype: np.dtype[Any]
     n_dims: int
     logical_dtype: str | None
-    """As that of a FixedSlot."""
+    """The dtype name, as for a FixedSlot."""
 
 
 class JoinSlot(NamedTuple):
-    """Where a field that is joined goes, and its mask or offsets."""
+    """The slots of a joined field and of its mask or offsets."""
 
     join: JoinedField
     values: WholeSlot
@@ -106,11 +108,11 @@ class JoinSlot(NamedTuple):
 
 
 class BlockViews(NamedTuple):
-    """Arrays over one block, made once: making them costs as much as filling them.
+    """Arrays over one block, created once: creating them costs as much as filling them.
 
     `origins` is the origin table as (n_rows, 3) numbers: position, row, and shard with the state
-    above it; `states` its fields and statuses alone, as `pack_state` packs them; `fixed` the bytes
-    of each fixed field, (n_rows, row bytes).
+    above it; `states` only the fields and statuses, as packed by `pack_state`; `fixed` the bytes of
+    each fixed field, (n_rows, row bytes).
     """
 
     origins: npt.NDArray[np.int64]
@@ -120,11 +122,11 @@ class BlockViews(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """How a batch of up to n_rows samples lies in a block; `schema` is that of the batch.
+    """The layout of a batch of up to n_rows samples in a block; `schema` is that of the batch.
 
-    Of `whole` arrays it has the dimensions of the batch. `joins` are those that are made of a field
-    of all samples, `samples` is the schema of these. What cannot be written in one step is made
-    from a block of the layout `inner`, which has as many rows.
+    For `whole` arrays, it has the dimensions of the batch. `joins` are the arrays joined from a
+    field of all samples, whose schema is `samples`. A batch that cannot be written in one step is
+    made from a block of the layout `inner`, which has the same number of rows.
     """
 
     schema: Schema
@@ -136,20 +138,20 @@ class BlockLayout:
     whole: tuple[WholeSlot, ...]
     joins: tuple[JoinSlot, ...]
     heap: int
-    """Where the heap begins: all before it has this size."""
+    """The start of the heap: the size of everything before it."""
     inner: BlockLayout | None = None
 
     @property
     def has_heap(self) -> bool:
-        """Whether there is anything in the heap: then blocks grow."""
+        """True if the heap is used; blocks then grow."""
         return bool(self.varying or self.whole)
 
     def origins(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
-        """The origin table of a block."""
+        """Return the origin table of a block."""
         return block[: self.n_rows * ORIGIN.itemsize].view(ORIGIN)
 
     def views(self, block: npt.NDArray[np.uint8]) -> BlockViews:
-        """What of a block is written for every batch; valid for as long as the block is."""
+        """Return views of the parts written for every batch; valid while the block is."""
         n, data = self.n_rows, block.data
         return BlockViews(
             np.ndarray((n, 3), "<i8", data),
@@ -158,11 +160,11 @@ class BlockLayout:
         )
 
     def fixed_rows(self, block: npt.NDArray[np.uint8], slot: FixedSlot, n: int) -> npt.NDArray[Any]:
-        """The first n rows of a fixed field, as an array over the block."""
+        """Return the first n rows of a fixed field, as an array over the block."""
         return np.ndarray((n, *slot.shape), slot.dtype, block.data, slot.offset)
 
     def arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
-        """The first n rows of every fixed field, and whole arrays, as arrays over the block."""
+        """Return the first n rows of every fixed field, and whole arrays, as views of the block."""
         if self.whole:
             return self._arrays(block, n)
         if n == self.n_rows:
@@ -176,32 +178,32 @@ class BlockLayout:
         return found
 
     def heads(self, block: npt.NDArray[np.uint8]) -> list[list[int]]:
-        """Of every whole array, where in the heap it lies, and its shape."""
+        """Return the place in the heap and the shape of every whole array."""
         return [self.head(block, slot).tolist() for slot in self.whole]
 
     def head(self, block: npt.NDArray[np.uint8], slot: WholeSlot) -> npt.NDArray[np.int64]:
-        """Where in the heap a whole array lies, and its shape: an array over the block."""
+        """Return the place in the heap and the shape of a whole array, as a view of the block."""
         return np.ndarray((1 + slot.n_dims,), "<i8", block, slot.offset)
 
     def present(self, block: npt.NDArray[np.uint8], slot: PresenceSlot) -> npt.NDArray[np.bool_]:
-        """Which rows have an optional field, as an array over the block."""
+        """Return the presence of an optional field by row, as an array over the block."""
         return block[slot.offset : slot.offset + self.n_rows].view(np.bool_)
 
     def extents(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.void]:
-        """Where the values of a varying field lie."""
+        """Return the extents of a varying field."""
         end = slot.offset + self.n_rows * EXTENT.itemsize
         return block[slot.offset : end].view(EXTENT)
 
     def shapes(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.uint64]:
-        """The shapes of a varying array field, (rows, dims)."""
+        """Return the shapes of a varying array field, (rows, dims)."""
         end = slot.shapes + self.n_rows * slot.n_dims * 8
         return block[slot.shapes : end].view(np.uint64).reshape(self.n_rows, slot.n_dims)
 
     def pad(self, block: npt.NDArray[np.uint8], n_read: int, n_valid: int) -> None:
-        """Fill the rows behind the first n_read, from 1 up, with copies of those, round and round.
+        """Fill the rows after the first `n_read`, from 1 up, with copies of these in turn.
 
-        The first n_valid rows are of the batch; whatever comes behind them counts as padding. What
-        is made from an inner layout is complete, and left as it is.
+        The first `n_valid` rows belong to the batch; all after them are marked as padding. Data
+        made from an inner layout is complete, and is not changed.
         """
         rows = np.arange(self.n_rows - n_read) % n_read
         origins = self.origins(block)
@@ -217,7 +219,7 @@ class BlockLayout:
 
 
 def is_fixed(schema: Schema, name: str) -> bool:
-    """Whether a field arrives as one array rather than as a list."""
+    """Return True if a field arrives as one array rather than as a list."""
     field = schema[name]
     return isinstance(field, Array) and field.is_fixed
 
@@ -225,10 +227,10 @@ def is_fixed(schema: Schema, name: str) -> bool:
 def layout_for_samples(
     schema: Schema, n_rows: int, collation: Collation = DEFAULT_COLLATION
 ) -> BlockLayout:
-    """Place every field of a batch of samples of `schema`.
+    """Return the layout for batches of samples of `schema`.
 
     Raises:
-        InvalidArgument: the collation does not go with the schema; or it has a stream of packets.
+        InvalidArgument: the collation does not match the schema, which must have no packet stream.
     """
     _check_no_streams(schema)
     batch, joins = collation.expand(schema)
@@ -247,13 +249,13 @@ def _check_no_streams(schema: Schema) -> None:
 
 
 def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
-    """Place what is made of batches of another layout: `whole` are arrays, all else are lists."""
+    """Return the layout for batch functions' results: arrays for `whole`, lists for the rest."""
     made = _place_fields(schema, inner.n_rows, whole, (), inner.samples)
     return replace(made, inner=inner)
 
 
 def layout_of_received_batches(schema: Schema, n_rows: int, whole: frozenset[str]) -> BlockLayout:
-    """Place what was filled elsewhere, to be read and never filled; `whole` as `lay_out_whole`."""
+    """Return the layout of batches filled elsewhere, to be read only; `whole` is as above."""
     return _place_fields(schema, n_rows, whole, (), schema)
 
 
@@ -264,7 +266,7 @@ def _place_fields(
     joins: tuple[JoinedField, ...],
     samples: Schema,
 ) -> BlockLayout:
-    """Give every part its offset; all starts are 64-byte aligned, as tinygrad needs them."""
+    """Assign an offset to every part; all starts are 64-byte aligned, as tinygrad needs them."""
     place = _align(n_rows * ORIGIN.itemsize)
     presence = []
     for name in schema.optional:

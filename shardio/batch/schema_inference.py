@@ -1,4 +1,4 @@
-"""Which schema a dict of values has: what transforms return, and samples given without a schema."""
+"""Infer schemas from values: results of transforms, and samples written without a schema."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _OTHER_SHAPES: Final = '; collate="pad", "ragged" or "list" takes arrays of diff
 
 
 def infer_schema(sample: object, source: Schema | None = None) -> Schema:
-    """The schema of one sample.
+    """Infer the schema of one sample.
 
     NumPy arrays and scalars, bool, int (int64) and float (float64) become arrays of their shape;
-    str, bytes, and dict, list, tuple or None become Text, Bytes and Json. A field whose shape
-    varies in `source` varies here too; uint16 of a bfloat16 field stays bfloat16; what JSON can say
-    of a Json field stays Json; what is optional stays so. A list of arrays is a List of arrays of
-    any shape.
+    str, bytes, and dict, list, tuple or None become Text, Bytes and Json. From a field of the same
+    name in `source` are kept: a varying shape, bfloat16 for uint16 values, Json for values that
+    JSON can represent, and optional. A list of arrays becomes a List of arrays of any shape.
 
     Raises:
-        SchemaError: not a mapping of names to such values.
+        SchemaError: the sample is not a mapping of names to such values.
     """
     if not isinstance(sample, Mapping):
         raise SchemaError(
@@ -88,7 +87,7 @@ def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -
 
 
 def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
-    """True if a dtype is that of a field, in either byte order."""
+    """Return True if a dtype is that of a field, in either byte order."""
     if is_bfloat16_bits(found):
         return bool(field.dtype == "bfloat16")
     wanted = field.numpy
@@ -96,13 +95,13 @@ def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
 
 
 def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
-    """The schema of what was made of a batch, and which of its fields are arrays of all samples.
+    """Infer the schema of a batch function's result, and the fields that are arrays of all samples.
 
-    Arrays and numbers have any shape, as `None` in every dimension; a list has a value for each of
-    n_rows samples. What `source` says of a field of the same name goes on as in `infer_schema`.
+    Arrays and numbers get `None` for every dimension; a list has a value for each of n_rows
+    samples. Fields of the same name in `source` are used as in `infer_schema`.
 
     Raises:
-        SchemaError: not a mapping of names to such values.
+        SchemaError: the result is not a mapping of names to such values.
     """
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
@@ -124,14 +123,14 @@ def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, froz
 
 
 def _is_column(value: object) -> bool:
-    """Whether it is a list of anything but single numbers."""
+    """Return True for a list of anything but single numbers."""
     if not isinstance(value, list | tuple):
         return False
     return not all(isinstance(each, _NUMBERS) and np.ndim(each) == 0 for each in value)
 
 
 def _infer_column(name: str, values: Any, n_rows: int, known: Field | None) -> Field:
-    """The field that a list of values has, one for each sample."""
+    """Return the field of a list of values, one per sample."""
     _check_column(name, values, n_rows)
     first = next((value for value in values if value is not None), None)
     if first is None:
@@ -150,10 +149,10 @@ def _check_column(name: str, values: Any, n_rows: int) -> None:
 
 
 def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
-    """Make sure that what was made of a later batch is what was made of the first.
+    """Check that a later result of a batch function has the fields of the first.
 
     Raises:
-        SchemaError: naming the field, and both.
+        SchemaError: with the field, the expected and the found type.
     """
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
@@ -182,10 +181,10 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Make sure that a later sample is what the first one was, and was named.
+    """Check that a later sample has the fields of the first, which `first` names in errors.
 
     Raises:
-        SchemaError: naming the field, and both.
+        SchemaError: with the field, the expected and the found type.
     """
     if not isinstance(sample, dict | Mapping):  # of a dict it is told in a tenth of the time
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")

@@ -1,12 +1,12 @@
-"""Order for data larger than memory: runs of neighbours, shuffled among a window of runs.
+"""Block shuffle, for data larger than memory: runs of neighbours, shuffled within windows of runs.
 
-The positions of a view are cut into runs of a few MiB, and the runs are permuted. Of that sequence
-a window of 64 runs at a time is permuted again, position by position. Storage sees whole runs, and
-the page cache needs to hold one window; a sample has neighbours from 64 places of the dataset.
+The positions of a view are cut into runs of a few MiB, and the runs are permuted. The positions of
+each window of 64 runs in that sequence are then permuted again. Storage reads whole runs, and the
+page cache needs to hold one window; a sample has neighbours from 64 places of the dataset.
 
-As in `permutation`, everything is computed, at any position at once: what a window does to a
-position below 2^k is a Feistel network over its bits, with keys of its own. The constants are
-MurmurHash3's (A. Appleby), and the golden ratio.
+As in `permutation`, the row at any position is computed directly: a window permutes a position
+below 2^k by a Feistel network over its bits, with its own keys. The constants are MurmurHash3's (A.
+Appleby), and the golden ratio.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64
 _ROUNDS: Final = 8, 6
-"""In small windows, and in others. Pairs half a window apart betray 7 in those of 64, 5 in 1024."""
+"""Rounds in small windows, and in others.
+
+Statistics of pairs half a window apart detect 7 rounds in windows of 64, 5 in windows of 1024.
+"""
 _AT_ONCE: Final = 4096
-"""Positions; with twice as many, 600 fresh pages per call take a fifth of its time."""
+"""Positions per pass; with twice as many, 600 fresh pages per call take a fifth of its time."""
 _SMALL: Final = 1 << 12
 _MAX_RUN: Final = 1 << 32
 _MIX: Final = 0xC2B2AE35
 _FACTORS: Final = tuple(0x85EBCA6B * 0x9E3779B1**i % (1 << 32) for i in range(max(_ROUNDS)))
-"""One for each round."""
+"""One factor per round."""
 
 
 class Window(NamedTuple):
-    """How many positions a run has, and a window; powers of two, a window many runs."""
+    """The number of positions in a run, and in a window; both powers of two."""
 
     run: int
     whole: int
 
     @classmethod
     def of(cls, n_bytes: int, n_samples: int) -> Self:
-        """The window for a dataset: the longest runs of at most RUN_BYTES, by its mean sample."""
+        """Return the window with the longest runs of at most RUN_BYTES, by the mean sample size."""
         run = 1
         while 2 * run * n_bytes <= RUN_BYTES * n_samples and run < _MAX_RUN:
             run *= 2
@@ -47,10 +50,10 @@ class Window(NamedTuple):
 
     @classmethod
     def from_state(cls, found: Any) -> Self:
-        """What a state says, as JSON gives it back.
+        """Parse a window from a loader's state, as decoded from JSON.
 
         Raises:
-            InvalidArgument: it is no window.
+            InvalidArgument: the value is not a window.
         """
         is_pair = isinstance(found, list | tuple) and len(found) == 2
         if is_pair and all(type(each) is int and each > 0 for each in found):
@@ -64,11 +67,11 @@ class Window(NamedTuple):
 
 
 class WindowedOrder:
-    """The rows of one epoch, by position: a permutation that keeps to windows.
+    """The rows of one epoch, by position: a permutation within windows of permuted runs.
 
     Args:
-        n: how many rows.
-        window: how long runs and windows are.
+        n: number of rows.
+        window: the lengths of runs and windows.
         seed, epoch: the key.
     """
 
@@ -82,11 +85,11 @@ class WindowedOrder:
         self._to_short = n_runs * window.run - self._short_starts
         self._windows_key = derive_key(18, seed, epoch)
         self._last = n - n % window.whole
-        """Where the last window begins, if it is shorter than others."""
+        """The start of the last window, if it is shorter than the others."""
         self._in_last = Permutation(n - self._last, derive_key(19, seed, epoch))
 
     def at(self, positions: Positions) -> Positions:
-        """The row at each of `positions`, in any order; int64, not to be written to."""
+        """Return the row at each of `positions`, in any order; int64, read-only for the caller."""
         if len(positions) <= _AT_ONCE:
             return self._rows_at(positions)
         rows = np.empty(len(positions), np.int64)
@@ -110,7 +113,7 @@ class WindowedOrder:
         return self._row_of(places)
 
     def _row_of(self, places: Positions) -> Positions:
-        """The row at each place in the order of runs."""
+        """Return the row at each place in the order of runs."""
         n_short = self._n_short
         if not n_short:
             return self._in_runs(places)
@@ -123,7 +126,7 @@ class WindowedOrder:
         return rows
 
     def _in_runs(self, places: Positions) -> Positions:
-        """The same where all runs are whole; a place beyond them gives any row."""
+        """Return the row at each place if all runs are whole; any row for a place beyond them."""
         if not self._runs.n:
             return np.zeros_like(places)
         run = self._window.run
@@ -134,12 +137,12 @@ class WindowedOrder:
 
 
 class GroupedOrder:
-    """A windowed order of groups of k neighbours, each group as it is; what is left over is last.
+    """A windowed order of groups of k neighbours; groups stay intact, and a rest comes last.
 
     Args:
-        n: how many rows.
-        k: how many a group has.
-        window: how many groups runs and windows have.
+        n: number of rows.
+        k: rows per group.
+        window: the lengths of runs and windows, in groups.
         seed, epoch: the key.
     """
 
@@ -148,7 +151,7 @@ class GroupedOrder:
         self._groups = WindowedOrder(self._n_groups, window, seed=seed, epoch=epoch)
 
     def at(self, positions: Positions) -> Positions:
-        """The row at each of `positions`, in any order; int64, not to be written to."""
+        """Return the row at each of `positions`, in any order; int64, read-only for the caller."""
         groups, places = np.divmod(positions, self._k)
         is_whole = groups < self._n_groups
         rows = positions.copy()
@@ -157,9 +160,9 @@ class GroupedOrder:
 
 
 def _permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
-    """Where each position within its window goes, below `size`, a power of two.
+    """Permute positions within windows of `size`, a power of two.
 
-    A Feistel network over the upper and the lower bits, keyed by where the window starts.
+    A Feistel network over the upper and the lower bits, keyed by the start of the window.
     """
     n_low = (size.bit_length() - 1) // 2
     n_bits = size.bit_length() - 1 - n_low, n_low

@@ -1,16 +1,16 @@
-"""Order for clips whose videos are decoded once for several of them: bundles of neighbours.
+"""Order clips so that neighbouring clips of one video are decoded together.
 
-A bundle is up to k clips of one video, one after another. An epoch permutes bundles, and a bundle's
-clips stand side by side, so that one pass of a decoder makes them, unless a batch ends among them.
+A group is up to k consecutive clips of one video. An epoch permutes groups and keeps the clips of a
+group together, so that one pass of a decoder makes them, unless a batch ends among them.
 
-Bundles are of few sizes: a video of n clips has n // k of k, and one of n % k, if that is not 0,
-which lies before, between or behind the others, where a key says for each video and epoch. Those of
-one size are permuted as `permutation` does it, and of each size every window of about 1,024
-bundles has its share, so that where a window begins is arithmetic. Inside of a window bundles are
-spread: those of one video lie about as far from each other as they can.
+A video of n clips has n // k groups of k clips, and one of n % k if that is not 0; a key per video
+and epoch places the smaller group before, between or after the others. Groups of one size are
+permuted by `permutation`, and every window of about 1,024 groups has its share of each size, so
+that the start of a window is arithmetic. Within a window, the groups of one video are spread as far
+from each other as possible.
 
-As in `permutation`, everything is computed, at any position at once; a position costs its window,
-some 250 µs, which 1,024 bundles share.
+As in `permutation`, the clip at any position is computed directly; a position costs its window,
+some 250 µs, shared by 1,024 groups.
 """
 
 from __future__ import annotations
@@ -25,19 +25,24 @@ import numpy.typing as npt
 from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 WINDOW: Final = 1024
-"""Bundles of a window, or up to twice as many: where one is spread, and a sample alone costs it."""
+"""Groups per window, up to twice as many: the range in which groups are spread, and the cost of a
+single sample.
+"""
 _JITTER: Final = 0.5
-"""Of the distance between bundles of a video: with less, the same videos follow each other."""
+"""Random offset, as a share of the distance between groups of a video.
+
+With less, the same videos follow each other.
+"""
 _HALF: Final = 1 << 32
 
 
 class ClipGroups:
-    """The bundles that some videos' clips lie in. Immutable.
+    """The groups of the clips of some videos. Immutable.
 
     Args:
-        ends: how many clips there are of the first video, of the first two, and so on.
-        k: how many clips a bundle has at most, from 1 up.
-        n: how many of the clips there are, if not all: the first.
+        ends: cumulative numbers of clips: of the first video, of the first two, and so on.
+        k: the maximum number of clips per group, from 1 up.
+        n: use only the first n clips.
     """
 
     def __init__(self, ends: Positions, k: int, n: int | None = None) -> None:
@@ -52,18 +57,18 @@ class ClipGroups:
             n_left[self._by_size], return_index=True, return_counts=True
         )
         self.sizes: Positions = np.concatenate([[k], sizes])
-        """The sizes that bundles have: k, and those of smaller ones."""
+        """The sizes of groups: k, then the smaller ones."""
         self.counts: Positions = np.concatenate([[n_whole.sum()], n_bundles])
-        """How many bundles there are of each size."""
+        """The number of groups of each size."""
         self._firsts: Positions = np.concatenate([[0], firsts])
 
     def find(self, which: int, numbers: Positions, key: int) -> tuple[Positions, Positions]:
-        """The videos and the first clips of some bundles of one size.
+        """Return the videos and the first clips of groups of one size.
 
         Args:
-            which: of `sizes`.
-            numbers: of the bundles, below `counts[which]`.
-            key: decides where in a video its smaller bundle lies.
+            which: an index into `sizes`.
+            numbers: of the groups, below `counts[which]`.
+            key: places the smaller group within each video.
         """
         k = self._k
         if which:
@@ -78,24 +83,24 @@ class ClipGroups:
         return videos, begins + inside * k + is_behind * (counts - n_whole * k)
 
     def _clips_of(self, videos: Positions) -> tuple[Positions, Positions]:
-        """The first clip of each video, and how many it has."""
+        """Return the first clip of each video, and its number of clips."""
         begins = np.where(videos > 0, self._ends[videos - 1], 0)
         return begins, self._ends[videos] - begins
 
 
 def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
-    """A number from 0 to `most` for each video, drawn by a key."""
+    """Return a keyed random number from 0 to `most` for each video."""
     drawn = keyed_hashes(videos, key) >> np.uint64(32)
     found = drawn * (most + 1).astype(np.uint64) >> np.uint64(32)
     return found.astype(np.int64)
 
 
 class ClipGrouping:
-    """That clips lie in bundles of up to k: those of a dataset, or of each source of a mixture.
+    """The grouping of clips by up to k, for one dataset or for each source of a mixture.
 
     Args:
         k: from 2 up.
-        ends: for each source, how many clips there are of its first video, its first two, ….
+        ends: for each source, cumulative numbers of clips per video.
     """
 
     def __init__(self, k: int, ends: Sequence[Positions]) -> None:
@@ -103,7 +108,7 @@ class ClipGrouping:
         self._latest: dict[int, tuple[int, ClipGroups]] = {}
 
     def bundles(self, n: int, source: int = 0) -> ClipGroups:
-        """Those of a source's first n clips; kept for the next epoch."""
+        """Return the groups of a source's first n clips; cached for the next epoch."""
         latest = self._latest.get(source)
         if latest is None or latest[0] != n:
             ends = self._ends[source]
@@ -117,7 +122,7 @@ class ClipGroupOrder:
     """The clips of one epoch, by position.
 
     Args:
-        bundles: that they lie in.
+        bundles: the groups.
         seed, epoch: the key.
     """
 
@@ -131,7 +136,7 @@ class ClipGroupOrder:
         self._permutations: dict[int, Permutation] = {}
 
     def at(self, positions: Positions) -> Positions:
-        """The clip at each of `positions`, in any order; int64, not to be written to."""
+        """Return the clip at each of `positions`, in any order; int64, read-only for the caller."""
         if not len(positions):
             return np.zeros(0, np.int64)
         first, last = self._window(int(positions.min())), self._window(int(positions.max()))
@@ -148,7 +153,7 @@ class ClipGroupOrder:
         return found
 
     def _window(self, position: int) -> int:
-        """The window that a position lies in."""
+        """Return the window that contains a position."""
 
         def end(window: int) -> int:
             return int((self._n_ranked(np.array([window + 1])) @ self._bundles.sizes)[0])
@@ -156,13 +161,13 @@ class ClipGroupOrder:
         return bisect.bisect_right(range(self._n_windows), position, key=end)
 
     def _n_ranked(self, windows: Positions) -> Positions:
-        """How many bundles of each size lie before each of `windows`: (windows, sizes)."""
+        """Return the number of groups of each size before each of `windows`: (windows, sizes)."""
         each, over = np.divmod(self._bundles.counts, self._n_windows)
         numbers = windows[:, None]
         return numbers * each + (numbers * over + self._offsets) // self._n_windows
 
     def _in_window(self, window: int, places: Positions) -> Positions:
-        """The clip at each place of a window."""
+        """Return the clip at each place of a window."""
         firsts, lasts = self._n_ranked(np.array([window, window + 1]))
         videos, starts, sizes = [], [], []
         for which in np.flatnonzero(lasts > firsts).tolist():
@@ -181,7 +186,7 @@ class ClipGroupOrder:
         return clips
 
     def _permutation(self, which: int) -> Permutation:
-        """The order of the bundles of one size."""
+        """Return the permutation of the groups of one size."""
         found = self._permutations.get(which)
         if found is None:
             size, n = int(self._bundles.sizes[which]), int(self._bundles.counts[which])
@@ -190,15 +195,15 @@ class ClipGroupOrder:
 
 
 def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
-    """An order of bundles in which those of one video lie far from each other.
+    """Return an order of groups in which those of one video are far from each other.
 
-    Of a video with m of them each lies in a part of its own of m equal parts of a circle, which
-    begin at a place that is drawn for the video, and in the first half of that part: half a part or
-    more lies between two. Which video comes when is otherwise left to chance.
+    The m groups of a video get one of m equal parts of a circle each, which begin at a random phase
+    per video, and a random place in the first half of the part: two groups are at least half a part
+    apart. Otherwise the order of videos is random.
 
     Args:
-        videos: of each bundle.
-        starts: its first clip, which tells it from all others.
+        videos: of each group.
+        starts: the first clip of each group, which identifies it.
         key: 64 bits.
     """
     drawn = keyed_hashes(starts, key)
@@ -218,6 +223,6 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
 
 
 def _fractions(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Numbers from 0 to below 1."""
+    """Scale hashes to numbers from 0 to below 1."""
     found: npt.NDArray[np.float64] = (hashes >> np.uint64(32)).astype(np.float64) / _HALF
     return found

@@ -1,12 +1,12 @@
-"""Mixtures: which source, and which of its samples, each position of an epoch has. Pure arithmetic.
+"""The source and its sample at each position of an epoch of a mixture. Pure arithmetic.
 
-How many of the first n positions each source has is computed for any n: n is divided between one
-half of the sources and the other, by their shares, and so on down to each. Positions come in spans
-of 256; which of a span's positions a source has, a keyed shuffle of the span decides. So a place in
-an epoch costs the same wherever it is, and every span has its sources in proportion.
+The number of the first n positions that belong to each source is computed for any n: n is divided
+between two halves of the sources by their shares, and so on down to single sources. Positions are
+grouped in spans of 256; a keyed shuffle assigns a span's positions to sources. So any position of
+an epoch costs the same, and every span has its sources in proportion.
 
-A source's positions take its samples in an order of its own, and when these are used up, in another
-one: each such round is keyed by seed, epoch, source and its number.
+A source's positions take its samples in its own order, and then in a new one: each such round is
+keyed by seed, epoch, source and round number.
 """
 
 from __future__ import annotations
@@ -35,31 +35,38 @@ from shardio.order.permutation import (
 Exhausted = Literal["stop", "repeat"]
 
 WHOLE: Final = 1 << 30
-"""What all shares come to at most, or little more; products of two such numbers fit in 63 bits."""
+"""The approximate maximum of the sum of shares; products of two such numbers fit in 63 bits."""
 SPAN: Final = 256
-"""Short, since a sample alone costs a span: ranks of small batches have their own in each."""
+"""Positions per span. Short, since a single sample costs a span, and ranks with small batches read
+from every span.
+"""
 MOST_SOURCES: Final = 1024
-"""A plan with twice as many would not fit in a message; and their files must all be open."""
+"""The maximum number of sources.
+
+A plan of twice as many would not fit in a message, and the files of all sources must be open.
+"""
 _SPANS_AT_ONCE: Final = 64
 _MOST_POSITIONS: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureShares:
-    """What is asked of a mixture: the share of each source, from 1 up, and when an epoch ends.
+    """The share of each source, from 1 up, and the rule that ends an epoch.
 
-    With "stop" where the first source has no more samples, with "repeat" where every source has
-    been seen whole.
+    An epoch ends with "stop" at the first source without further samples, with "repeat" once every
+    source has been seen whole.
     """
 
     shares: tuple[int, ...]
     exhausted: Exhausted
 
     def counts(self, n: Any) -> list[Any]:
-        """How many of the first n positions each source has; n is a number, or an array of some.
+        """Return the number of the first n positions that belong to each source.
 
-        That is n times its share to within the number of halvings, it never falls as n grows, and
-        all together are n.
+        N is a number or an array.
+
+        A count equals n times the share to within the number of halvings, never decreases as n
+        grows, and all counts add up to n.
         """
         found: list[Any] = []
         self._divide(n, 0, len(self.shares), found)
@@ -77,10 +84,10 @@ class MixtureShares:
         self._divide(n - of_part, middle, last, found)
 
     def n_positions(self, sizes: tuple[int, ...]) -> int:
-        """How many positions an epoch has, of sources with so many samples each, from 1 up.
+        """Return the number of positions of an epoch, for sources of these sizes, from 1 up.
 
         Raises:
-            InvalidArgument: more than there may be.
+            InvalidArgument: the epoch would be longer than 2^48.
         """
         return _n_positions(self, sizes)
 
@@ -90,7 +97,7 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
     repeats = mixing.exhausted == "repeat"
 
     def goes_on(n: int) -> bool:
-        """Whether an epoch has more than n positions."""
+        """Return True if an epoch has more than n positions."""
         pairs = zip(mixing.counts(n if repeats else n + 1), sizes, strict=True)
         if repeats:
             return any(count < size for count, size in pairs)
@@ -113,9 +120,9 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MixtureSizes:
-    """A mixture of sources of certain sizes, in samples, as an epoch begins with it.
+    """A mixture with the sizes of its sources, in samples, at the start of an epoch.
 
-    `firsts` are the numbers that the first sample of each source has in the mixture.
+    `firsts` are the numbers of the first sample of each source within the mixture.
     """
 
     mixing: MixtureShares
@@ -124,19 +131,19 @@ class MixtureSizes:
 
     @property
     def n_positions(self) -> int:
-        """How many positions an epoch has."""
+        """The number of positions of an epoch."""
         return self.mixing.n_positions(self.sizes)
 
 
 class MixtureOrder:
-    """The samples of one epoch of a mixture, by position, as numbers in the mixture.
+    """The samples of one epoch of a mixture, by position, as numbers within the mixture.
 
     Args:
-        blend: of what.
-        shuffle: whether each source is shuffled, or else walked in order.
-        window: by which it is shuffled, if not as a whole.
+        blend: the mixture.
+        shuffle: shuffle each source; False reads it in order.
+        window: for block shuffle; None shuffles a source as a whole.
         seed, epoch: the key.
-        bundling: what its samples lie together in, if they are clips that do.
+        bundling: the grouping of clips, or None.
     """
 
     def __init__(
@@ -160,7 +167,10 @@ class MixtureOrder:
         ]
 
     def at(self, positions: Positions) -> Positions:
-        """The sample at each of `positions`, in any order; int64, not to be written to."""
+        """Return the sample at each of `positions`, in any order.
+
+        Int64, read-only for the caller.
+        """
         sources, draws = self.draws(positions)
         numbers = np.empty(len(positions), np.int64)
         for source in np.flatnonzero(np.bincount(sources)).tolist():
@@ -169,7 +179,7 @@ class MixtureOrder:
         return numbers
 
     def draws(self, positions: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """The source of each of `positions`, and how many positions before it have the same."""
+        """Return the source of each position, and the number of its positions before that one."""
         sources = np.empty(len(positions), np.int16)
         draws = np.empty(len(positions), np.int64)
         spans = positions // SPAN
@@ -180,7 +190,7 @@ class MixtureOrder:
         return sources, draws
 
     def _spans(self, spans: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """The same of every position of some spans, one after another."""
+        """Return sources and draws of every position of some spans, concatenated."""
         n, n_sources = len(spans), len(self._walks)
         edges = np.minimum(np.concatenate([spans, spans + 1]) * SPAN, self._n)
         counts = np.stack(self._mixing.counts(edges), axis=1)
@@ -206,7 +216,7 @@ class MixtureOrder:
 
 
 def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
-    """Some of the distinct `numbers` at a time, ascending, and where in `numbers` these are."""
+    """Yield groups of the distinct `numbers`, ascending, with their indices in `numbers`."""
     if not len(numbers):
         return
     first, last = int(numbers.min()), int(numbers.max())
@@ -220,24 +230,24 @@ def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, 
 
 
 class _SequentialSource:
-    """The samples of a source that is not shuffled, again and again."""
+    """The samples of a source that is not shuffled, repeated."""
 
     def __init__(self, n: int) -> None:
         self._n = n
 
     def at(self, draws: Positions) -> Positions:
-        """The sample that each draw takes."""
+        """Return the sample of each draw."""
         return draws % self._n
 
 
 class _ShuffledSource:
-    """The samples of a source, round after round, each time in another order.
+    """The samples of a source, in a new order every round.
 
     Args:
-        n: how many it has.
+        n: number of samples.
         key: of its orders.
-        window: by which it is shuffled, where that makes a difference.
-        bundling: what the samples of all sources lie together in, if they do.
+        window: for block shuffle, where it makes a difference.
+        bundling: the grouping of the clips of all sources, or None.
         source: its number.
     """
 
@@ -253,12 +263,12 @@ class _ShuffledSource:
         self._n_at_once = max(1, SORTED_MAX // n) if self._is_small else 1
         self._rounds: Positions = np.zeros(0, np.int64)
         self._tables: Positions
-        """Of small sources, the orders of the rounds that came last."""
+        """The orders of the latest rounds of a small source."""
         self._order: Permutation | WindowedOrder | GroupedOrder | ClipGroupOrder
-        """Of others, that of the latest."""
+        """The order of the latest round of any other source."""
 
     def at(self, draws: Positions) -> Positions:
-        """The sample that each draw takes."""
+        """Return the sample of each draw."""
         rounds = draws // self._n
         places = draws - rounds * self._n
         samples = np.empty_like(places)
@@ -281,7 +291,7 @@ class _ShuffledSource:
         self._rounds = rounds  # last: should Ctrl-C strike, it is done again
 
     def _ordered(self, key: int) -> Permutation | WindowedOrder | GroupedOrder | ClipGroupOrder:
-        """The order of a round."""
+        """Return the order of a round."""
         n, window, bundling = self._n, self._window, self._bundling
         if bundling is None:
             if window is None:

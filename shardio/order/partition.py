@@ -1,8 +1,7 @@
-"""How the positions of an epoch are dealt out to steps and ranks: pure arithmetic.
+"""Divide the positions of an epoch among steps and ranks. Pure arithmetic.
 
-Used by the loader, to count its steps and to say how far it is, and by whoever fills batches.
-
-Which of how many ranks this process is, as whoever launched it says in the environment.
+The loader counts steps and reports progress with it, and workers find their positions. The rank of
+this process is read from the environment that launchers set.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ Tail = Literal["short", "drop", "pad"]
 
 @dataclass(frozen=True, slots=True)
 class RankPartition:
-    """The part that one rank has of the positions first..n-1 of an epoch.
+    """The part of the positions first..n-1 of an epoch that belongs to one rank.
 
-    A step takes `batch_size` positions for every rank, side by side, rank 0's first. What is left
-    at the end is dealt out evenly, so that every rank has as many as any other, or one less. All
-    ranks together visit every position once, in order; with "drop" but those that are left.
+    A step takes `batch_size` positions for every rank, side by side, rank 0's first. The rest at
+    the end is divided evenly: ranks differ by at most one position. All ranks together visit every
+    position once, in order; "drop" leaves the rest out.
 
     Args:
-        n: how many positions the epoch has.
-        first: the first that is still to be visited.
-        batch_size: samples of a step, for each rank.
-        rank, world_size: which part, of how many.
-        tail: "short": the last step has what is left, and ranks that get nothing of it have a step
-            less. "drop": there is no such step. "pad": it is filled up, and all ranks have it.
+        n: number of positions of the epoch.
+        first: the first position still to be visited.
+        batch_size: samples per step and rank.
+        rank, world_size: the part, and the number of parts.
+        tail: "short": the last step has the rest, and ranks without any of it have one step less.
+            "drop": there is no such step. "pad": it is padded, and all ranks have it.
     """
 
     n: int
@@ -49,12 +48,12 @@ class RankPartition:
 
     @property
     def first_step(self) -> int:
-        """The number of the first step: how many whole steps lie before it."""
+        """The number of the first step: the number of whole steps before it."""
         return self.first // self._stride
 
     @property
     def last_step(self) -> int:
-        """The number behind that of the last step."""
+        """The number after that of the last step."""
         whole, rest = divmod(max(0, self.n - self.first), self._stride)
         last = self.first_step + whole
         if not rest or self.tail == "drop":
@@ -63,7 +62,7 @@ class RankPartition:
         return last + (1 if self.tail == "pad" or stop > start else 0)
 
     def position(self, step: int) -> int:
-        """The first position of a step, of whatever rank: all before it are visited by then."""
+        """Return the first position of a step over all ranks; earlier ones have been visited."""
         return min(self.n, self.first + (step - self.first_step) * self._stride)
 
     def _part_of_rest(self, start: int) -> tuple[int, int]:
@@ -71,9 +70,9 @@ class RankPartition:
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
     def share(self, step: int) -> tuple[int, int]:
-        """The positions that this rank has of a step: the first, and the one behind the last.
+        """Return this rank's positions of a step: the first, and the end.
 
-        Both are the same where nothing is left for it: then the step is all padding.
+        Both are the same if the step is all padding for this rank.
         """
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
@@ -82,21 +81,21 @@ class RankPartition:
         return start, start + self.batch_size
 
     def n_samples(self, step: int) -> int:
-        """How many samples this rank has of the steps before `step`."""
+        """Return the number of samples of this rank in the steps before `step`."""
         if step <= self.first_step:
             return 0
         start, stop = self.share(step - 1)
         return (step - 1 - self.first_step) * self.batch_size + stop - start
 
     def read(self, step: int) -> tuple[int, int]:
-        """The positions that are read for a step: its share, or one if that has none."""
+        """Return the positions read for a step: its share, or one position if that is empty."""
         start, stop = self.share(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 
     def positions(self, first_step: int, last_step: int, every: int = 1) -> Positions:
-        """The positions that are read for steps first_step..last_step-1, one after another.
+        """Return the positions that are read for steps first_step..last_step-1, concatenated.
 
-        With `every`, for each so manieth of these steps only, the first among them.
+        With `every=k`, only every k-th step, starting with the first.
         """
         n_whole = (last_step - 1 - first_step) // every  # and one behind them
         start, stop = self.read(first_step + n_whole * every)
@@ -114,16 +113,16 @@ _LAUNCHERS: Final = (
     # Of the step: a batch script, which runs once, has a rank and SLURM_NTASKS, too.
     (_SLURM, "SLURM_STEP_NUM_TASKS"),
 )
-"""The variables by which launchers tell a process its rank and how many there are."""
+"""The variables in which launchers give a process its rank and the number of ranks."""
 
 
 def rank_from_environment() -> tuple[str, int, int]:
-    """What the environment says: the variable that names the rank, the rank, and how many.
+    """Return the environment variable that gives the rank, the rank, and the number of ranks.
 
-    Without any, this process is the only one.
+    Without any such variable, this process is the only one.
 
     Raises:
-        InvalidArgument: what it says cannot be meant.
+        InvalidArgument: the variables are not valid.
     """
     for name, of_size in _LAUNCHERS:
         texts = os.environ.get(name), os.environ.get(of_size)

@@ -1,14 +1,14 @@
-"""In which order an epoch visits its rows: pure arithmetic on (seed, epoch, position).
+"""Keyed permutations: the row at each position of an epoch, from (seed, epoch, position) alone.
 
-An order is a keyed permutation that is computed, not stored: any position at once, the same on
-every machine, in every version. Library generators' streams are not frozen, so the arithmetic is
-our own, with golden vectors in the tests.
+A permutation is computed, not stored: any position directly, the same on every machine, in every
+version. The streams of library generators may change, so this arithmetic is our own, with golden
+vectors in the tests.
 
-Up to `SORTED_MAX` rows, keyed hashes are sorted. Above, a Feistel network works on pairs (l, r)
-of a grid of about sqrt(n) by sqrt(n) cells (M. Luby and C. Rackoff, 1988; on grids that are no
-powers of two: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", 2002), and the few
-cells beyond n are walked over. The mixing constants are those of splitmix64 (S. Vigna) and
-MurmurHash3 (A. Appleby).
+Up to `SORTED_MAX` rows, keyed hashes are sorted. Above, a Feistel network works on pairs (l, r) of
+a grid of about sqrt(n) by sqrt(n) cells (M. Luby and C. Rackoff, 1988; on grids that are not powers
+of two: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", 2002), and cycle-walks
+over the few cells beyond n. The mixing constants are those of splitmix64 (S. Vigna) and MurmurHash3
+(A. Appleby).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SORTED_MAX: Final = 1 << 16
 CHUNK: Final = 16384
 """Positions computed at a time: a call costs 100 µs whatever its size, and 15 ns a position."""
 ROUNDS: Final = 6
-"""One more than statistics need: differences of rows a fixed distance apart betray 4, not 5."""
+"""One more than needed: statistics of rows a fixed distance apart detect 4 rounds, not 5."""
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -34,11 +34,11 @@ _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MIX_32: Final = 0x85EBCA6B, 0xC2B2AE35
 _MAX_BITS_SCALED_AT_ONCE: Final = 12
-"""So that 20 bits or more of a hash decide: no step is more than 1/256 likelier than another."""
+"""Leaves at least 20 bits of a hash: no step is more than 1/256 likelier than another."""
 
 
 def mix(value: int) -> int:
-    """splitmix64's finalizer: 64 bits to 64 well-mixed bits, one to one."""
+    """Mix 64 bits one to one with splitmix64's finalizer."""
     value &= _MASK
     value = (value ^ value >> 30) * _MIX_1 & _MASK
     value = (value ^ value >> 27) * _MIX_2 & _MASK
@@ -46,7 +46,7 @@ def mix(value: int) -> int:
 
 
 def derive_key(*parts: int) -> int:
-    """One 64-bit key from integers of any size, in order."""
+    """Derive one 64-bit key from integers of any size; their order matters."""
     key = 0
     for part in parts:
         key = mix(key + _GOLDEN ^ part)
@@ -56,7 +56,7 @@ def derive_key(*parts: int) -> int:
 
 
 def keyed_hashes(numbers: Positions, key: int) -> _U64:
-    """64 well-mixed bits for each of `numbers`, from 0 up, under a key; all different."""
+    """Return a distinct 64-bit hash for each of `numbers`, from 0 up, under a key."""
     hashes = (numbers + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
     hashes ^= np.uint64(key)
@@ -64,7 +64,7 @@ def keyed_hashes(numbers: Positions, key: int) -> _U64:
 
 
 def _mixed(hashes: _U64) -> _U64:
-    """What `mix` makes of each, in place."""
+    """Apply `mix` to each hash in place."""
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         hashes ^= hashes >> np.uint64(shift)
         hashes *= np.uint64(factor)
@@ -73,10 +73,10 @@ def _mixed(hashes: _U64) -> _U64:
 
 
 class Permutation:
-    """All numbers below n in an order that a key decides.
+    """A keyed permutation of the numbers below n.
 
     Args:
-        n: how many.
+        n: size of the domain.
         key: 64 bits.
     """
 
@@ -85,25 +85,28 @@ class Permutation:
         self._whole: Positions | None = None
 
     def at(self, positions: Positions) -> Positions:
-        """The number at each of `positions`, in any order; int64, not to be written to."""
+        """Return the number at each of `positions`, in any order.
+
+        Int64, read-only for the caller.
+        """
         if self.n <= SORTED_MAX:
             return self.whole()[positions]
         return permute(positions, self.n, self._key)
 
     def whole(self) -> Positions:
-        """All of them in order, kept; for at most SORTED_MAX."""
+        """Return the whole permutation, cached; for at most SORTED_MAX numbers."""
         if self._whole is None:
             self._whole = permutations(self.n, np.array([self._key], np.uint64))[0]
         return self._whole
 
 
 def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:
-    """The position, of n, whose sample takes the place of one that failed.
+    """Return the position whose sample substitutes for one that failed.
 
     Args:
-        n: how many positions the epoch has.
+        n: number of positions of the epoch.
         seed, epoch, position: of the sample that failed.
-        attempt: counts those that were tried before, and failed, too.
+        attempt: number of substitutes that failed before.
     """
     return derive_key(32, seed, epoch, position, attempt) * n >> 64
 
@@ -112,9 +115,9 @@ class Order:
     """The rows of one epoch, by position.
 
     Args:
-        n: how many rows.
-        shuffle: whether to permute them at all.
-        seed, epoch: the key of the permutation, and nothing else.
+        n: number of rows.
+        shuffle: permute the rows.
+        seed, epoch: the key of the permutation.
     """
 
     def __init__(self, n: int, *, shuffle: bool, seed: int, epoch: int) -> None:
@@ -122,18 +125,18 @@ class Order:
         self._permutation = Permutation(n, derive_key(1, seed, epoch)) if shuffle else None
 
     def rows(self, start: int, stop: int) -> Positions:
-        """The rows at positions start..stop-1; int64, not to be written to."""
+        """Return the rows at positions start..stop-1; int64, read-only for the caller."""
         if self._permutation is not None and self.n <= SORTED_MAX:
             return self._permutation.whole()[start:stop]
         return self.at(np.arange(start, stop))
 
     def at(self, positions: Positions) -> Positions:
-        """The row at each of `positions`, in any order; int64, not to be written to."""
+        """Return the row at each of `positions`, in any order; int64, read-only for the caller."""
         return positions if self._permutation is None else self._permutation.at(positions)
 
 
 def permutations(n: int, keys: _U64) -> Positions:
-    """What a Permutation of n under each of `keys` has at 0..n-1: (keys, n); n up to SORTED_MAX."""
+    """Return the permutation of 0..n-1 for each of `keys`: (keys, n); n up to SORTED_MAX."""
     # In the order of keyed hashes.
     hashes = (np.arange(n) + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
@@ -142,11 +145,11 @@ def permutations(n: int, keys: _U64) -> Positions:
 
 
 def permute(positions: Positions, n: int, key: int) -> Positions:
-    """The image of each position under the keyed permutation of 0..n-1.
+    """Return the image of each position under the keyed permutation of 0..n-1.
 
     Args:
         positions: any positions below n, in any order; n up to 2^48.
-        n: the size of the domain, from 2 up.
+        n: size of the domain, from 2 up.
         key: 64 bits.
     """
     width = math.isqrt(n - 1) + 1
@@ -164,7 +167,7 @@ def permute(positions: Positions, n: int, key: int) -> Positions:
 
 
 def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U64:
-    """One pass over a grid of at most 2^16 rows and columns, in 32-bit numbers."""
+    """Apply the network on a grid of at most 2^16 rows and columns, in 32-bit arithmetic."""
     upper = cells // np.uint64(width)
     halves = [upper.astype(np.uint32), (cells - upper * np.uint64(width)).astype(np.uint32)]
     step, low = np.empty_like(halves[0]), np.empty_like(halves[0])
@@ -186,7 +189,7 @@ def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U
 
 
 def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32]) -> None:
-    """Make 32-bit hashes numbers below size: step * size >> 32, in products that fit in 32 bits."""
+    """Scale 32-bit hashes to numbers below size, in products of 32 bits: step * size >> 32."""
     n_bits = max(1, (size - 1).bit_length())
     if n_bits <= _MAX_BITS_SCALED_AT_ONCE:  # the lowest bits of the hash are given up
         np.right_shift(step, np.uint32(n_bits), out=step)
@@ -203,7 +206,7 @@ def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32])
 
 
 def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64:
-    """One pass over a grid of more than 2^16 columns (up to 2^24), in 64-bit numbers."""
+    """Apply the network on a grid of more than 2^16 columns (up to 2^24), in 64-bit arithmetic."""
     upper = cells // np.uint64(width)
     halves = [upper, cells - upper * np.uint64(width)]
     for i, key in enumerate(keys):
@@ -223,16 +226,16 @@ def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64
 
 OF_SAMPLES, OF_BATCHES, OF_COLLATION, OF_CLIPS, OF_CROPS, OF_SOUNDS = 2, 48, 49, 50, 51, 52
 OF_SAMPLERS = 53
-"""Streams of random numbers: what is drawn from one says nothing of another."""
+"""Numbers of independent random streams."""
 
 
 class SampleGenerators:
     """Random generators of single samples, keyed by (seed, epoch, global position).
 
-    Those of whole batches have other streams, and the position of the first sample.
+    Generators of whole batches have other streams, and the position of the first sample.
 
-    One Philox generator (J. Salmon et al., 2011), moved to another key for each sample: setting
-    its state, of plain numbers, takes 1 µs; making one takes 13.
+    One Philox generator (J. Salmon et al., 2011) is rekeyed for each sample: setting its state from
+    plain numbers takes 1 µs, creating a generator 13.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:
@@ -245,17 +248,17 @@ class SampleGenerators:
         self._epoch, self._epoch_key = -1, 0
 
     def key(self, epoch: int, position: int) -> int:
-        """64 bits that stand for this sample: what any other generator may be seeded with."""
+        """Return 64 bits that identify this sample, and can seed any other generator."""
         if epoch != self._epoch:
             self._epoch, self._epoch_key = epoch, derive_key(self._stream, self._seed, epoch)
         return mix(self._epoch_key + (position + 1) * _GOLDEN)
 
     def at(self, epoch: int, position: int) -> np.random.Generator:
-        """The generator for one sample; it is the same object for all, so use it at once."""
+        """Return the generator of a sample; the same object for all samples, so use it at once."""
         return self.keyed(self.key(epoch, position))
 
     def keyed(self, key: int) -> np.random.Generator:
-        """The generator of the sample that a `key` stands for; the same object as that of `at`."""
+        """Return the generator of the sample with this `key`; the same object as from `at`."""
         self._place["key"] = key, mix(key ^ _GOLDEN)
         self._bits.state = self._state  # type: ignore[assignment]  # the stubs' dict is private
         return self._generator

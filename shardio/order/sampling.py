@@ -1,12 +1,11 @@
-"""Which samples an epoch has, and in which order: the options of a loader that say so.
+"""Choose the samples of an epoch: shuffling, samplers, and weighted draws.
 
-Weighted draws: which rows an epoch has, by position, when some are to come oftener than others.
-
-With replacement, every position draws for itself: a keyed number below the sum of all weights is
-looked up in their running sums. Without, every row is given the key -log(u) / weight, and rows come
-in the order of their keys (P. Efraimidis and P. Spirakis, 2006): as if each were drawn of those
-that are left. The logarithm is our own, of additions, multiplications and divisions, which IEEE 754
-rounds alike everywhere; a library's last bits are not the same on every machine.
+`SamplingOptions` holds the options of a loader. With replacement, every position draws for itself:
+a keyed number below the sum of all weights is looked up in their cumulative sums. Without
+replacement, every row gets the key -log(u) / weight, and rows come in the order of their keys (P.
+Efraimidis and P. Spirakis, 2006), as if each were drawn from the remaining rows. The logarithm is
+our own, of additions, multiplications and divisions, which IEEE 754 rounds alike everywhere; the
+last bits of a library's logarithm differ between machines.
 """
 
 from __future__ import annotations
@@ -24,18 +23,20 @@ from shardio.order.permutation import Positions, derive_key, keyed_hashes
 
 Shuffle = bool | Literal["full", "blocks", "shards"]
 Sampler = Collection[int] | Callable[[int], Collection[int]]
-"""Positions of the view; a sampler as torch has them, iterated for each epoch; or a function of the
-epoch's number that returns positions."""
+"""Positions of the view; a sampler as torch has them, iterated for each epoch.
+
+Or a function from the epoch's number to positions.
+"""
 _SHUFFLES: Final = (True, False, "full", "blocks", "shards")
 _MOST_DRAWS: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """The options, as a user gives them; see ShardLoader.
+    """The sampling options of ShardLoader, validated.
 
     Raises:
-        InvalidArgument: one of them is not acceptable, or two exclude each other.
+        InvalidArgument: an option is not valid, or two exclude each other.
     """
 
     shuffle: Shuffle
@@ -83,24 +84,24 @@ class SamplingOptions:
 
     @property
     def is_in_blocks(self) -> bool:
-        """Whether an epoch is shuffled inside of windows."""
+        """True if an epoch is shuffled within windows."""
         return self.shuffle == "blocks"
 
     @property
     def is_in_shards(self) -> bool:
-        """Whether an epoch is shuffled among a few shards at a time."""
+        """True if an epoch is shuffled among a few shards at a time."""
         return self.shuffle == "shards"
 
     @property
     def is_full(self) -> bool:
-        """Whether an epoch is a permutation of all samples."""
+        """True if an epoch is a permutation of all samples."""
         return self.shuffle is True or self.shuffle == "full"
 
 
 def holds_positions(sampler: Any) -> bool:
-    """True if a sampler is a container, whose positions are those of every epoch.
+    """Return True if a sampler is a container, whose positions are the same every epoch.
 
-    Anything else that can be iterated, as torch's samplers are, may draw anew each time.
+    Any other iterable, such as torch's samplers, may draw new positions each time.
     """
     if callable(sampler):
         return False
@@ -110,10 +111,10 @@ def holds_positions(sampler: Any) -> bool:
 
 
 def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
-    """Make sure that a sampler leaves the ranks to the loader, as a DistributedSampler does not.
+    """Check that a sampler does not divide samples among ranks, as a DistributedSampler does.
 
     Raises:
-        InvalidArgument: both deal samples out.
+        InvalidArgument: both the sampler and the loader divide samples.
     """
     n = getattr(sampler, "num_replicas", 1)
     if world_size > 1 and isinstance(n, int) and n > 1:
@@ -131,10 +132,10 @@ def _is_sampler(sampler: object) -> bool:
 
 
 def check_one_argument(name: str, given: str, function: Any) -> None:
-    """Make sure that what a user gave is a function that can be called with one argument.
+    """Check that a user's function can be called with one argument.
 
     Raises:
-        InvalidArgument: naming the option, and what it is given.
+        InvalidArgument: with the name of the option, and the argument that is passed.
     """
     if not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
@@ -162,11 +163,11 @@ _LN_2: Final = 0.6931471805599453
 _SQRT_HALF: Final = 0.7071067811865476
 _AT_ONCE: Final = 1 << 14
 _N_TERMS: Final = 12
-"""Of the series; what is left out is below 2^-60 of the first."""
+"""Terms of the series; the remainder is below 2^-60 of the first."""
 
 
 def cumulative_weights(weights: Numbers) -> Numbers:
-    """The table that `WeightedOrder` looks up: the sum of weights 0..i, for every i."""
+    """Return the table of `WeightedOrder`: the sum of weights 0..i, for every i."""
     return np.cumsum(weights)
 
 
@@ -174,7 +175,7 @@ class WeightedOrder:
     """Draws with replacement: the row at each position of one epoch.
 
     Args:
-        sums: what `running_sums` gave; borrowed.
+        sums: from `cumulative_weights`; borrowed.
         seed, epoch: the key.
     """
 
@@ -184,7 +185,7 @@ class WeightedOrder:
         self._last = int(np.searchsorted(sums, sums[-1], side="left"))
 
     def at(self, positions: Positions) -> Positions:
-        """The row at each of `positions`, in any order."""
+        """Return the row at each of `positions`, in any order."""
         drawn = _fractions(positions, self._key) * self._sums[-1]
         # In their order they are found twice as fast: neighbours share what a search has read.
         ascending = np.argsort(drawn)
@@ -194,7 +195,7 @@ class WeightedOrder:
 
 
 def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:
-    """Draws without replacement: n rows in the order in which they come, none of weight zero."""
+    """Return n rows in the order in which they are drawn; none has weight zero."""
     rows = np.flatnonzero(weights)
     keys = np.empty(len(rows))
     key = derive_key(21, seed, epoch)
@@ -206,13 +207,13 @@ def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int)
 
 
 def _fractions(numbers: Positions, key: int) -> Numbers:
-    """A number from 0 to 1 - 2^-53 for each of `numbers`."""
+    """Return a keyed number from 0 to 1 - 2^-53 for each of `numbers`."""
     found: Numbers = (keyed_hashes(numbers, key) >> np.uint64(11)).astype(np.float64)
     return found * 2.0**-53
 
 
 def _log(numbers: Numbers) -> Numbers:
-    """Natural logarithms of numbers above 0."""
+    """Return natural logarithms of numbers above 0."""
     parts, exponents = np.frexp(numbers)
     is_low = parts < _SQRT_HALF
     parts = np.where(is_low, 2 * parts, parts)

@@ -1,11 +1,11 @@
-"""Order for data that comes shard by shard: shards are permuted, samples among a few shards.
+"""Shard shuffle: shards are permuted, and samples among a few shards at a time.
 
-The shards that a view shows something of are permuted. Of that sequence a window of 8 at a time is
-permuted again, sample by sample: a pass needs each shard once, and only those of a window at a
-time. Shards are what they are in the dataset, however many samples each has.
+The shards that contain samples of the view are permuted. The samples of each window of 8 shards in
+that sequence are then permuted again: an epoch needs each shard once, and only one window of shards
+at a time. Shards are those of the dataset, whatever their sizes.
 
-As in `permutation`, everything is computed, at any position at once; what is kept is of the size of
-the list of shards.
+As in `permutation`, the sample at any position is computed directly; the memory used is
+proportional to the number of shards.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shardio.order.permutation import Permutation, Positions, derive_key
 
 SHARDS_PER_WINDOW: Final = 8
 _MOST_KEPT: Final = 8
-"""Permutations of windows: of at most 512 KiB each."""
+"""Cached permutations of windows, of at most 512 KiB each."""
 
 
 class ShardWindow(NamedTuple):
-    """What an epoch in shards is shuffled by.
+    """The parameters of a shard shuffle.
 
-    `n_shards` make a window, which has `whole` positions in the mean; `layout` is a hash of where
-    the shards end.
+    `n_shards` form a window, which has `whole` positions on average; `layout` is a hash of the ends
+    of the shards.
     """
 
     n_shards: int
@@ -36,17 +36,17 @@ class ShardWindow(NamedTuple):
 
     @classmethod
     def of(cls, ends: Positions, n: int, n_shards: int | None = None) -> Self:
-        """That of an epoch of n positions, by how many of a view lie up to each shard's end."""
+        """Return the window for an epoch of n positions, given the ends of the view's shards."""
         ends, per_window = ends_within(ends, n), n_shards or SHARDS_PER_WINDOW
         whole = max(1, n * per_window // max(1, len(ends)))
         return cls(per_window, whole, f"{hash_bytes(ends.astype('<i8').data):016x}")
 
     @classmethod
     def from_state(cls, found: Any, ends: Positions, n: int, where: str) -> Self:
-        """What a state says of an epoch of n positions, as JSON gives it back.
+        """Parse the window of an epoch of n positions from a state, as decoded from JSON.
 
         Raises:
-            InvalidArgument: it is no such window, or that of other shards than these.
+            InvalidArgument: the value is not a window, or belongs to other shards.
         """
         is_count = isinstance(found, list | tuple) and len(found) == 3 and type(found[0]) is int
         if not is_count or found[0] < 1:
@@ -66,18 +66,21 @@ class ShardWindow(NamedTuple):
 
 
 def ends_within(ends: Positions, n: int) -> Positions:
-    """Where shards end of the first n positions of a view; without those that show nothing."""
+    """Return the ends of shards within the first n positions of a view.
+
+    Empty shards are left out.
+    """
     clipped = np.minimum(ends, n)
     return clipped[np.diff(clipped, prepend=0) > 0]
 
 
 class ShardOrder:
-    """The samples of one epoch, by position: a permutation that keeps to windows of shards.
+    """The samples of one epoch, by position: a permutation within windows of shards.
 
     Args:
-        ends: how many of the view's samples lie up to each shard's end.
-        n: how many positions the epoch has: the view's first samples, as when it began.
-        n_shards: how many make a window.
+        ends: cumulative numbers of the view's samples per shard.
+        n: number of positions of the epoch: the view's first samples, as at its start.
+        n_shards: shards per window.
         seed, epoch: the key.
     """
 
@@ -86,16 +89,19 @@ class ShardOrder:
         sizes = np.diff(ends, prepend=0)
         shards = Permutation(len(ends), derive_key(64, seed, epoch)).at(np.arange(len(ends)))
         self._stops: Positions = np.cumsum(sizes[shards])
-        """Where each shard ends in the epoch, before its window is permuted."""
+        """The end of each shard in the epoch, before its window is permuted."""
         self._shifts: Positions = ends[shards] - self._stops
-        """From such a place to the sample of the view."""
+        """The offset from such a place to the sample of the view."""
         last = np.arange(n_shards - 1, len(ends) + n_shards - 1, n_shards)
         self._windows: Positions = self._stops[np.minimum(last, len(ends) - 1)]
         self._key, self._n_shards = (seed, epoch), n_shards
         self._kept: dict[int, Permutation] = {}
 
     def at(self, positions: Positions) -> Positions:
-        """The sample at each of `positions`, in any order; int64, not to be written to."""
+        """Return the sample at each of `positions`, in any order.
+
+        Int64, read-only for the caller.
+        """
         if not len(positions):
             return positions
         windows = np.searchsorted(self._windows, positions, "right")

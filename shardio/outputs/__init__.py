@@ -1,4 +1,4 @@
-"""Outputs of a loader: NumPy arrays, or tensors of tinygrad, torch or JAX, imported on demand."""
+"""Loader outputs: NumPy arrays, or tensors of tinygrad, torch or JAX, imported on demand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["yuv420_to_rgb"]
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name once it is used (PEP 562): it brings tinygrad."""
+    """Import a public name when it is first used (PEP 562): it imports tinygrad."""
     if name not in __all__:
         raise AttributeError(f"module 'shardio.outputs' has no attribute {name!r}")
     from shardio.outputs.tinygrad.yuv import yuv420_to_rgb

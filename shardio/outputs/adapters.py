@@ -1,6 +1,6 @@
-"""What makes of arrays the tensors or arrays that a loader is asked for, by the name of a package.
+"""The interface of the adapters that turn arrays into a framework's tensors.
 
-Each is loaded when it is asked for: workers and output="numpy" do without any.
+A framework is imported only when its adapter is created: workers and output="numpy" need none.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ OUTPUTS: Final = get_args(Output)
 
 
 class TensorAdapter(Protocol):
-    """Makes tensors of arrays over a block.
+    """An adapter that makes tensors of arrays over a block.
 
-    `aliases` says whether a tensor that was made once shows what is written to the block later.
+    `aliases` is True if a tensor shares the memory of its array, and so shows later writes to the
+    block.
     """
 
     aliases: bool
 
     def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
-        """One field; holds `carrier` for as long as it or a part of it is held."""
+        """Make a tensor of one field; it holds `owner` while it or a part of it is referenced."""
 
     def fixed(
         self, array: npt.NDArray[Any], dtype: str | None = None
     ) -> Callable[[npt.NDArray[Any]], Any]:
-        """One field, for many batches: what copies an array's values there."""
+        """Return a function that copies values of one field into a tensor reused for batches."""
 
     def synchronize(self) -> None:
-        """Wait until nothing reads memory that was let go."""
+        """Wait until queued work no longer reads memory that was released."""
 
 
 def create_adapter(output: str, device: Any) -> TensorAdapter | None:
-    """What makes the output that was asked for, on a device; None for arrays of NumPy.
+    """Return the adapter for an output, on a device; None for NumPy arrays.
 
     Raises:
-        InvalidArgument: the package has no such device.
-        UnsupportedEnvironment: it is not installed, or cannot open the device here.
+        InvalidArgument: the framework has no such device.
+        UnsupportedEnvironment: it is not installed, or cannot open the device.
     """
     if output == "tinygrad":
         from shardio.outputs.tinygrad.adapter import TinygradAdapter

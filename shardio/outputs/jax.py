@@ -1,8 +1,7 @@
-"""JaxMaker: arrays become JAX's, of the same memory where JAX takes it, else copies.
+"""Convert arrays to JAX arrays, sharing memory if JAX supports it.
 
-JAX keeps the array that it made one of for as long as anything refers to the memory, also a
-computation that was queued, and until it has copied it to another device. So the block that the
-array lies in is kept as well.
+JAX keeps the source array for as long as anything refers to its memory, including queued
+computations and copies to other devices. The block that contains the array is kept as well.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ Ndarray = npt.NDArray[Any]
 
 
 class JaxAdapter:
-    """Makes JAX's arrays on a device, JAX's default if None: "cpu", "gpu", "gpu:1".
+    """An adapter for JAX arrays on a device: "cpu", "gpu", "gpu:1"; JAX's default if None.
 
-    JAX's arrays never change, so there are no two batches in one: `aliases` is False, and `fixed`
-    makes a copy of each. Without `jax_enable_x64` JAX holds what has 64 bits in 32.
+    JAX arrays are immutable, so one array cannot serve two batches: `aliases` is False, and `fixed`
+    copies each time. Without `jax_enable_x64`, JAX stores 64-bit types in 32 bits.
 
     Raises:
         InvalidArgument: JAX has no such device here.
@@ -35,9 +34,9 @@ class JaxAdapter:
         self._device = None if device is None else _find_device(self._jax, device)
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Make an array of the same shape and dtype, or of its bits taken as `dtype`.
+        """Make an array of the same shape and dtype, or with its bits reinterpreted as `dtype`.
 
-        It keeps the array, whose memory `carrier` owns; `carrier` itself is not needed.
+        The result keeps the source array, whose memory `owner` owns; `owner` itself is not used.
         """
         jax = self._jax
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -46,15 +45,15 @@ class JaxAdapter:
         return jax.device_put(array, self._device, may_alias=True)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
-        """Make nothing yet; the result makes a copy of an array's values."""
+        """Return a function that copies an array's values into a new JAX array."""
         return lambda values: self.wrap(values.copy(), None, dtype)
 
     def synchronize(self) -> None:
-        """Return at once: memory that JAX still reads was not let go."""
+        """Return at once: JAX keeps all memory that it still reads."""
 
 
 def _jax() -> Any:
-    """Load JAX."""
+    """Import JAX."""
     try:
         import jax
     except ImportError as error:
@@ -65,7 +64,7 @@ def _jax() -> Any:
 
 
 def _find_device(jax: Any, name: str) -> Any:
-    """The device that a platform's name, and a number behind a colon, say."""
+    """Return the device with this platform name and optional number after a colon."""
     platform, _, number = name.partition(":")
     try:
         if number.startswith("-"):  # which would count from the last one

@@ -1,7 +1,7 @@
-"""TorchMaker: arrays become torch's tensors, of the same memory on the CPU, else copies.
+"""Convert arrays to torch tensors: shared memory on the CPU, copies elsewhere.
 
-A tensor that torch makes of an array keeps it, and so the block that the array lies in; so do views
-of the tensor, and arrays made of it.
+A tensor made of an array keeps it, and so the block that contains it; so do views of the tensor,
+and arrays made of it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Ndarray = npt.NDArray[Any]
 
 
 class TorchAdapter:
-    """Makes torch's tensors of arrays: of the same memory on the CPU, which is the default.
+    """An adapter for torch tensors: shared memory on the CPU, which is the default.
 
-    On other devices they are copies, and the array has been read when `wrap` returns.
+    On other devices tensors are copies, and the array has been read when `wrap` returns.
 
     Raises:
-        InvalidArgument: torch knows no such device.
+        InvalidArgument: torch has no such device.
         UnsupportedEnvironment: torch is not installed, or cannot open the device here.
     """
 
@@ -33,9 +33,9 @@ class TorchAdapter:
         self.aliases: bool = self._device.type == "cpu"
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Make a tensor of the array's shape and dtype, or of its bits taken as `dtype`.
+        """Make a tensor of the array's shape and dtype, or with its bits reinterpreted as `dtype`.
 
-        On the CPU it keeps the array, whose memory `carrier` owns; `carrier` itself is not needed.
+        On the CPU it keeps the array, whose memory `owner` owns; `owner` itself is not used.
 
         Raises:
             InvalidArgument: torch has no such dtype.
@@ -44,21 +44,21 @@ class TorchAdapter:
         return tensor if self.aliases else tensor.to(self._device)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
-        """Make one tensor for many arrays like this one; the result gives it an array's values.
+        """Return a function that copies an array's values into one tensor, reused for many arrays.
 
-        Work that was queued before, on torch's current stream, reads the old values.
+        Work queued before on torch's current stream reads the old values.
 
         Raises:
-            InvalidArgument: as `wrap`.
+            InvalidArgument: as for `wrap`.
         """
         tensor = self._torch.empty_like(self._cpu_tensor(array, dtype), device=self._device)
         return lambda values: tensor.copy_(self._cpu_tensor(values, dtype))
 
     def synchronize(self) -> None:
-        """Return at once: when torch is done with a call, it has read the memory of the CPU."""
+        """Return at once: torch has read CPU memory when its calls return."""
 
     def _cpu_tensor(self, array: Ndarray, dtype: str | None) -> Any:
-        """A tensor on the CPU that is the array's memory, or a copy in native byte order."""
+        """Return a CPU tensor that shares the array's memory, or a copy in native byte order."""
         torch = self._torch
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if dtype == "bfloat16":
@@ -73,7 +73,7 @@ class TorchAdapter:
 
 
 def _torch() -> Any:
-    """Load torch."""
+    """Import torch."""
     try:
         import torch
     except ImportError as error:
@@ -84,7 +84,7 @@ def _torch() -> Any:
 
 
 def _open(torch: Any, name: str) -> Any:
-    """Try a device out."""
+    """Return a device after allocating on it once."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -1,7 +1,4 @@
-"""Which fields of a sample a transform changes, and that each is a picture or a clip.
-
-One transform of several.
-"""
+"""The base class of transforms that change pictures and clips, and composition of transforms."""
 
 from __future__ import annotations
 
@@ -20,14 +17,15 @@ Change = Callable[[Pixels], npt.NDArray[Any]]
 
 
 class PictureTransform(ABC):
-    """Changes pictures and clips of a sample, by one draw for all: f(sample, rng).
+    """A transform of the pictures and clips of a sample, by one draw for all.
 
-    `fields` are their names; without it, all that are uint8 arrays of (height, width, 3) or
-    (frames, height, width, 3). The sample that is given stays as it is. Other fields pass.
+    Called as f(sample, rng). `fields` are their names; without it, all uint8 arrays of (height,
+    width, 3) or (frames, height, width, 3). The given sample is not modified. Other fields pass
+    through.
 
     Raises:
-        InvalidArgument: of the constructor, for parameters that are not acceptable.
-        SchemaError: of the call, for a sample in which these are not there, or are something else.
+        InvalidArgument: from the constructor, for invalid parameters.
+        SchemaError: from the call, if a field is missing or not a picture.
     """
 
     def __init__(self, fields: str | Sequence[str] | None) -> None:
@@ -47,10 +45,10 @@ class PictureTransform(ABC):
 
     @abstractmethod
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        """What is done to all pictures of one sample, which are of this size."""
+        """Draw the change for all pictures of one sample, which have this size."""
 
     def _pictures(self, sample: Mapping[str, Any]) -> dict[str, Pixels]:
-        """The pictures that there are; an optional field may have none."""
+        """Return the pictures of a sample; an optional field may have none."""
         if self._fields is None:
             found = {name: value for name, value in sample.items() if _is_picture(value)}
             if not found:
@@ -113,7 +111,7 @@ def _is_picture(value: Any) -> bool:
 
 
 def _describe(sample: Mapping[str, Any]) -> str:
-    """Name fields and what is in them."""
+    """Describe fields and the types of their values."""
     return ", ".join(
         f"{name} ({value.dtype} {value.shape})"
         if isinstance(value, np.ndarray)
@@ -123,13 +121,13 @@ def _describe(sample: Mapping[str, Any]) -> str:
 
 
 class Compose:
-    """Calls transforms one after the other, each with what the one before has made.
+    """A transform that calls others in turn, each with the result of the one before.
 
-    Functions of one's own go with those from here: f(sample) or f(sample, rng), dict to dict. All
-    draw from the same generator, in their order.
+    User functions may be mixed in: f(sample) or f(sample, rng), dict to dict. All draw from the
+    same generator, in their order.
 
     Raises:
-        InvalidArgument: one of them cannot be called like this, or there is none.
+        InvalidArgument: a transform cannot be called like this, or there is none.
     """
 
     def __init__(self, *transforms: Callable[..., Mapping[str, Any]]) -> None:
@@ -141,7 +139,7 @@ class Compose:
         self._steps = [(t, takes_rng("each transform", "sample", t)) for t in transforms]
 
     def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
-        """Return what the last of them has made."""
+        """Return the result of the last transform."""
         for transform, draws in self._steps:
             sample = transform(sample, rng) if draws else transform(sample)
         return sample

@@ -1,4 +1,4 @@
-"""Colours: drawn anew for every sample, and brought to the scale of a model."""
+"""Colour transforms: random jitter, and normalization to the scale of a model."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from shardio.transforms.base import Change, PictureTransform, Pixels, check_boun
 Floats = npt.NDArray[np.floating[Any]]
 
 _GREY: Final = np.array([0.299, 0.587, 0.114])
-"""What of red, green and blue is brightness: BT.601."""
+"""The weights of red, green and blue in luma: BT.601."""
 _TO_YIQ: Final = np.array([_GREY, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _FROM_YIQ: Final = np.linalg.inv(_TO_YIQ)
 _CHUNK_PIXELS: Final = 8192
-"""Pixels whose floats stay in a core's cache: little more than half of the time of a whole clip."""
+"""Pixels whose floats fit in a core's cache: little more than half of the time of a whole clip."""
 
 
 class ColorJitter(PictureTransform):
-    """Changes brightness, contrast, saturation and hue, each by a factor that is drawn uniformly.
+    """Changes brightness, contrast, saturation and hue, each by a factor drawn uniformly.
 
     The draws are those of torchvision's transform of this name: a factor of brightness, contrast or
     saturation is uniform from 1 - x to 1 + x, and not below 0; a shift of hue is uniform from -x to
-    x, where 1 is once around. A pair instead of a number is taken as these two bounds. Brightness
-    scales all levels, contrast their distance from the mean grey of the picture or clip, saturation
-    the distance of each from its own grey. Hue turns colours around the axis of greys, and keeps
-    their brightness, as in NVIDIA DALI; torchvision turns them in HSV, which takes much longer.
+    x, where 1 is a full turn. A pair instead of a number gives these two bounds. Brightness scales
+    all levels, contrast their distance from the mean grey of the picture or clip, saturation the
+    distance of each pixel from its own grey. Hue rotates colours around the grey axis and keeps
+    their luma, as in NVIDIA DALI; torchvision rotates them in HSV, which takes much longer.
 
     All four together are one linear map of a pixel's levels, rounded and clipped once. Before
     clipping their order makes no difference, so none is drawn.
 
     Raises:
-        InvalidArgument: a parameter is not acceptable.
+        InvalidArgument: a parameter is not valid.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class ColorJitter(PictureTransform):
 
 
 class Normalize(PictureTransform):
-    """Makes floats of levels: their share of 255, less `mean`, over `std`, for each channel.
+    """Converts levels to floats: (level / 255 - `mean`) / `std`, per channel.
 
-    So mean and standard deviation are given for levels from 0 to 1, as torchvision takes them. It
-    comes last: other transforms here take uint8.
+    So mean and standard deviation are given for levels from 0 to 1, as in torchvision. Use it last:
+    other transforms here take uint8.
 
     Args:
         mean, std: three numbers, or one for all channels.
@@ -83,7 +83,7 @@ class Normalize(PictureTransform):
         fields: names of the pictures; all by default.
 
     Raises:
-        InvalidArgument: a parameter is not acceptable.
+        InvalidArgument: a parameter is not valid.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Normalize(PictureTransform):
 
 
 def _colour_map(saturation: float, angle: float) -> Floats:
-    """What becomes of red, green and blue, as columns."""
+    """Return the linear map of saturation and hue; its columns are the images of R, G and B."""
     cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
     turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # red towards green
     found: Floats = _FROM_YIQ @ turned @ _TO_YIQ

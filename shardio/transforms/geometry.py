@@ -1,7 +1,4 @@
-"""Pictures and clips of another size; whether what does it is there is asked early.
-
-Where a picture is cut, and how it is turned.
-"""
+"""Geometric transforms: random crops and flips."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from shardio.transforms.base import Change, PictureTransform, Pixels, check_boun
 
 
 def require_pillow(who: str) -> None:
-    """Look whether Pillow is there, without loading it.
+    """Check that Pillow is installed, without importing it.
 
     Raises:
         UnsupportedEnvironment: it is not.
@@ -28,9 +25,9 @@ def require_pillow(who: str) -> None:
 
 
 def resize_frames(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Scale a picture or each frame of a clip to that size; the result is new memory.
+    """Resize a picture or each frame of a clip; the result is new memory.
 
-    Linear; where it shrinks, over all pixels that a new one covers, so that nothing flickers.
+    Linear; when shrinking, over all pixels that a new one covers, so that nothing flickers.
     """
     made = np.empty((*pixels.shape[:-3], height, width, 3), np.uint8)
     frames = pixels.reshape(-1, *pixels.shape[-3:]) if pixels.ndim == 3 else pixels
@@ -44,14 +41,17 @@ _MAX_SIDE: Final = 16384
 
 
 class RandomResizedCrop(PictureTransform):
-    """Cuts a box of random area, aspect ratio and place, and scales it to `size`.
+    """Crops a box of random area, aspect ratio and position, and resizes it to `size`.
 
-    The draw is that of C. Szegedy et al., "Going deeper with convolutions" (2014), as torchvision
-    has it: the area is uniform between the two of `scale`, shares of the picture's; the ratio of
-    width to height is uniform in its logarithm between the two of `ratio`; the place is uniform
-    over all where the box fits. A box larger than the picture is drawn again; after ten it is the
-    largest that `ratio` allows, in the middle. Scaling is linear, over all pixels of the box that a
-    new pixel covers.
+    The draw is that of C. Szegedy et al., "Going deeper with convolutions" (2014), as in
+    torchvision:
+    the area is uniform between the bounds of `scale`, shares of the picture's; the ratio of width
+    to
+    height is log-uniform between the bounds of `ratio`; the position is uniform over all that fit.
+    A box
+    larger than the picture is drawn again; after ten tries it is the largest that `ratio` allows,
+    in the
+    centre. Resizing is linear, over all pixels of the box that a new pixel covers.
 
     Args:
         size: (height, width) of the result in pixels; a number stands for both.
@@ -60,7 +60,7 @@ class RandomResizedCrop(PictureTransform):
         fields: names of the pictures; all by default.
 
     Raises:
-        InvalidArgument: a parameter is not acceptable.
+        InvalidArgument: a parameter is not valid.
         UnsupportedEnvironment: Pillow is missing: pip install '.[images]'.
     """
 
@@ -80,7 +80,7 @@ class RandomResizedCrop(PictureTransform):
         require_pillow(type(self).__name__)
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-        """Draw for a picture of that size: top, left, height and width of what is cut."""
+        """Draw a crop for a picture of this size: top, left, height and width."""
         for _ in range(_MOST_TRIES):
             area = rng.uniform(*self._scale) * height * width
             aspect = math.exp(rng.uniform(*self._log_ratio))
@@ -133,7 +133,7 @@ def _unchanged(pixels: Pixels) -> Pixels:
 
 
 def _sides(size: Any) -> tuple[int, int]:
-    """Height and width."""
+    """Return height and width."""
     sides = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(sides) != 2 or not all(isinstance(n, int) and 0 < n <= _MAX_SIDE for n in sides):
         raise InvalidArgument(

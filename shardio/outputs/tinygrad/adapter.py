@@ -1,4 +1,4 @@
-"""TensorMaker: arrays become tensors, of the same memory where the device allows."""
+"""Convert arrays to tinygrad tensors, sharing memory where the device allows it."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _HOLDS_ONLY: Final = frozenset({"DISK", "NPY", "TINYFS"})
 
 
 class TinygradAdapter:
-    """Makes tinygrad Tensors of arrays: of the same memory on the CPU device, else copies.
+    """An adapter for tinygrad Tensors: shared memory on the CPU device, copies on others.
 
-    Opens `device`, tinygrad's default if None; over a tuple, tensors are sharded along axis 0.
-    `aliases` says whether tensors share the arrays' memory. Where they do not, `wrap` has read the
-    array when it returns, and the memory may be written again at once. Use it in one thread, the
-    one that uses tinygrad: tinygrad is not made for several.
+    Opens `device`, tinygrad's default if None; with a tuple, tensors are sharded along axis 0.
+    `aliases` is True if tensors share the arrays' memory. If not, `wrap` has read the array when it
+    returns, and the memory may be overwritten at once. Use it in the one thread that uses tinygrad,
+    which is not thread-safe.
 
     Raises:
-        InvalidArgument: no such device, or none that computes.
+        InvalidArgument: there is no such device, or it cannot compute.
         UnsupportedEnvironment: the device cannot be opened here.
     """
 
@@ -64,12 +64,12 @@ class TinygradAdapter:
         self._copies = find_copies(self._devices[0]) if is_one_copy else None
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Tensor:
-        """Make a Tensor of the array's shape and dtype, or of its bits taken as `dtype`.
+        """Make a Tensor of the array's shape and dtype, or with its bits reinterpreted as `dtype`.
 
-        `carrier` keeps the array's memory valid. Where tensors alias, it is held until the Tensor
-        and all that was made from it are gone or realized (a view realizes to the same memory);
-        the memory must not be written until then. Arrays that are not C-contiguous, not in native
-        byte order, empty, or not at a multiple of 64 bytes are copied also then.
+        `owner` keeps the array's memory valid. If tensors alias, it is held until the Tensor and
+        everything made from it are released or realized (a view realizes to the same memory); do
+        not write to the memory until then. Arrays that are not C-contiguous, not in native byte
+        order, empty, or not aligned to 64 bytes are copied even so.
 
         Raises:
             InvalidArgument: tinygrad has no such dtype, or the rows do not divide by the devices.
@@ -86,13 +86,13 @@ class TinygradAdapter:
         return _as_dtype(tensor, array, dtype)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Tensor]:
-        """Make one Tensor for many arrays like this one; the result gives it an array's values.
+        """Return a function that copies an array's values into one Tensor, reused for many arrays.
 
-        What it returns is the same Tensor each time, over the same memory, where the device has a
-        way to write there; else a new one. Work that was queued before reads the old values.
+        It returns the same Tensor each time, over the same memory, if the device allows writing
+        there; else a new one. Work queued before reads the old values.
 
         Raises:
-            InvalidArgument: as `wrap`.
+            InvalidArgument: as for `wrap`.
         """
         copies, tensor = self._copies, self._copy(array)
         if copies is None or not array.size:
@@ -109,15 +109,15 @@ class TinygradAdapter:
     def synchronize(self) -> None:
         """Wait until the devices have done all work queued so far.
 
-        Where tensors alias, call it after carriers were let go and before their memory is written:
-        kernels that were queued may still read it.
+        If tensors alias, call it after owners were released and before their memory is written:
+        queued kernels may still read it.
         """
         for wait in self._waits:
             wait()
         self._n_staged_bytes = 0
 
     def _copy(self, array: Ndarray) -> Tensor:
-        """Copy to the device, or shard over the devices; the array has been read at return."""
+        """Copy to the device, or shard over the devices; the array has been read on return."""
         native = array.dtype.newbyteorder("=")
         if native not in _DTYPES:
             raise InvalidArgument(
@@ -152,7 +152,7 @@ class TinygradAdapter:
             return tensor.shard(self._devices, axis=0).realize()
 
     def _wait_if_needed(self, array: Ndarray) -> None:
-        """Wait, where a copy to the device reads its source later, or keeps what it passes by."""
+        """Wait if the copy to the device reads its source later, or keeps its staging memory."""
         kinds = set(_kinds(self._devices))
         self._n_staged_bytes += array.nbytes if kinds & _KEEPS_STAGING else 0
         if not kinds <= _READS_AT_ONCE or self._n_staged_bytes > _STAGING_BYTES:
@@ -160,12 +160,12 @@ class TinygradAdapter:
 
 
 def _writeable(array: Ndarray) -> Ndarray:
-    """The array, or a copy of one that is read-only: backends take the address of others only."""
+    """Return the array, or a copy if it is read-only: backends need writable memory."""
     return array if array.flags.writeable else array.copy()
 
 
 def _as_dtype(tensor: Tensor, array: Ndarray, dtype: str | None) -> Tensor:
-    """The tensor made of an array, or its bits taken as another dtype."""
+    """Return the tensor made of an array, or its bits reinterpreted as another dtype."""
     if dtype is None or dtype == array.dtype.name:
         return tensor
     target = getattr(dtypes, dtype, None)
@@ -175,7 +175,7 @@ def _as_dtype(tensor: Tensor, array: Ndarray, dtype: str | None) -> Tensor:
 
 
 def _kinds(devices: tuple[str, ...]) -> list[str]:
-    """Name the devices without their numbers."""
+    """Return the device names without their numbers."""
     return [name.partition(":")[0] for name in devices]
 
 

@@ -1,28 +1,18 @@
-"""What a changed internal of tinygrad looks like from here.
+"""Fast paths through tinygrad's internals, each probed when created, with a public fallback.
 
-Tensors over buffers of our own making: the graph is kept, and only the buffer under it is new.
+Views: tensors that share a block's memory on the CPU device. The owner of the memory is attached to
+tinygrad's `Buffer`: everything that still needs the bytes (a tensor, a slice or a lazy sum of it)
+refers to that Buffer. The public way, `Tensor.from_blob`, costs three times as much.
 
-tinygrad builds and checks the same small graph for every tensor of a shape and dtype, which costs
-several times what is needed, and to fill it by a copy costs a schedule. So the graph is kept, per
-shape and dtype, over a buffer without memory, so that nothing stays alive with it. That takes
-internals of tinygrad: whoever uses it tries it out first.
+Copies: tensors on devices that do not share the host's memory. The public way,
+`Tensor(array).to(device).realize()`, builds and runs a schedule for every copy, which takes
+milliseconds and ends in one call of the allocator's `_copyin`.
 
-Tensors on devices that do not share the host's memory: one copy each, by the backend's own way.
+Templates: tinygrad builds and checks the same small graph for every tensor of a shape and dtype.
+The graph is kept here per shape and dtype, over a buffer without memory, and only the buffer is
+replaced.
 
-tinygrad's public way, `Tensor(array).to(device).realize()`, makes and runs a schedule for every
-copy, which takes milliseconds; in the end that comes to one call of the allocator's `_copyin`. This
-is tried out once per TensorMaker, and where it does not work, the public way serves.
-
-Tensors that *are* a block's memory, on tinygrad's CPU device.
-
-They stay valid because the object that keeps the memory, the carrier, hangs on tinygrad's `Buffer`:
-whatever still needs the bytes (a tensor, a slice of it, a lazy sum of it) refers to that Buffer,
-and not to the Tensor that it was made from.
-
-tinygrad's public way there, `Tensor.from_blob`, costs three times what is needed. `graphs` has a
-cheaper one, which is tried out once per TensorMaker; where it does not work, the public one serves.
-
-Waits until a device has done all that is queued; costs little where nothing is.
+Synchronizing: checking tinygrad's queue counters costs little if nothing is queued.
 """
 
 from __future__ import annotations
@@ -51,14 +41,14 @@ INTERNALS_CHANGED: Final = (
     TypeError,
     ValueError,
 )
-"""What the use of one raises, if it is not what it was in the versions known."""
+"""The exceptions raised if an internal of tinygrad differs from that of the known versions."""
 
 
 class _Template(NamedTuple):
     """The graph of every tensor of one shape and dtype, over a buffer without memory.
 
-    `wrapping` is what makes the graph's topmost node of its sources, None where that is the buffer;
-    `leaf` is the buffer's node, and `number` makes its argument of a number, where it has one.
+    `wrapping` has the arguments of the graph's topmost node, None if that is the buffer; `leaf` is
+    the buffer's node, and `number` makes its argument from a number, if it takes one.
     """
 
     tensor: Tensor
@@ -68,7 +58,7 @@ class _Template(NamedTuple):
 
 
 class TensorTemplates:
-    """Makes tensors over buffers of one device."""
+    """A cache of graphs that makes tensors over buffers of one device."""
 
     # As many shapes as a loop may have batches of at a time; varying shapes must not pile up.
     MOST_TEMPLATES = 256
@@ -87,7 +77,7 @@ class TensorTemplates:
         self._derive: Callable[..., Tensor] = getattr(derive, "__wrapped__", derive)
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, buffer: Any) -> Tensor:
-        """Make a tensor over a buffer of as many elements, which it owns."""
+        """Make a tensor over a buffer of the same number of elements, which it owns."""
         template, leaf, number, wrapping = self._template(shape, dtype)
         fresh = self._fresh(leaf, number)
         self._buffers[fresh] = buffer.ref(1)  # this is what owns the Buffer: it goes with `fresh`
@@ -100,9 +90,9 @@ class TensorTemplates:
     def _fresh(self, leaf: Any, number: Callable[..., Any] | None) -> Any:
         """Copy a buffer's node under a number that no node ever had.
 
-        tinygrad's own `UOp.from_buffer` takes the address of the Buffer object for a number, and
-        that comes again: safe while each node's end comes first, but nothing is won by relying on
-        it. tinygrad keeps one node per number and finds the memory by the node.
+        tinygrad's own `UOp.from_buffer` uses the address of the Buffer object as the number, which
+        may be reused: safe only while each node is freed first. tinygrad keeps one node per number
+        and finds the memory by the node.
         """
         uop: Any = self._uop
         if number is not None:  # tinygrad 0.14; `new_buffer` is slower
@@ -137,7 +127,7 @@ Ndarray = npt.NDArray[Any]
 
 
 class DeviceCopies:
-    """Makes tensors with memory of their own on a device, and writes into them."""
+    """A factory of tensors with their own memory on a device, which it can overwrite."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -150,9 +140,9 @@ class DeviceCopies:
         return self._graphs.tensor(array.shape, dtype, buffer)
 
     def refill(self, tensor: Tensor, array: Ndarray) -> None:
-        """Write an array's values over those of a tensor that `new` made of one of its shape.
+        """Overwrite a tensor from `new` with the values of an array of the same shape.
 
-        The copy is queued behind the work that was queued before, which reads the old values.
+        The copy is queued after earlier work, which reads the old values.
         """
         _fill(tensor.uop.base.buffer, array)
 
@@ -163,7 +153,7 @@ def _fill(buffer: Any, array: Ndarray) -> None:
 
 
 def find_copies(device: str) -> DeviceCopies | None:
-    """What copies to a device; None if only the public way does."""
+    """Return the fast copies for a device; None if only the public way works."""
     try:
         copies = DeviceCopies(device)
         return copies if _copies_work(copies, device) else None
@@ -172,7 +162,7 @@ def find_copies(device: str) -> DeviceCopies | None:
 
 
 def _copies_work(copies: DeviceCopies, device: str) -> bool:
-    """Try it out: do tensors get the values, and others when they are refilled?"""
+    """Return True if tensors get the values of their array, and others when refilled."""
     first, second = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 7, np.float32)
     tensor = copies.new(first, dtypes.float32)
     fits = (tensor.shape, tensor.dtype, tensor.device) == ((2, 3), dtypes.float32, device)
@@ -186,20 +176,20 @@ MakeView = Callable[[int, tuple[int, ...], DType, object], Tensor]
 
 
 class BlobViews:
-    """Views by the public way; only where the carrier is put is not public."""
+    """Views by the public way, except for attaching the owner."""
 
     def __init__(self, device: str) -> None:
         self._device = device
 
     def __call__(self, address: int, shape: tuple[int, ...], dtype: DType, owner: object) -> Tensor:
-        """Make a tensor over the memory at `address`; it keeps `carrier`."""
+        """Make a tensor over the memory at `address`; it keeps `owner`."""
         tensor = Tensor.from_blob(address, shape, dtype=dtype, device=self._device)
         tensor.uop.base.buffer._carrier = owner  # type: ignore[union-attr]
         return tensor
 
 
 class GraphViews:
-    """Views by putting a new buffer under a graph that is kept for the next batch."""
+    """Views that put a new buffer under a cached graph."""
 
     # As many fields as all blocks may have; an address that comes again means the same as before.
     MOST_PLACES = 1024
@@ -211,7 +201,7 @@ class GraphViews:
         self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def __call__(self, address: int, shape: tuple[int, ...], dtype: DType, owner: object) -> Tensor:
-        """Make a tensor over the memory at `address`; it keeps `carrier`."""
+        """Make a tensor over the memory at `address`; it keeps `owner`."""
         size = math.prod(shape)
         n_bytes = size * dtype.itemsize
         place = self._places.get((address, n_bytes)) or self._place(address, n_bytes)
@@ -220,7 +210,7 @@ class GraphViews:
         return self._graphs.tensor(shape, dtype, buffer)
 
     def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
-        """What a Buffer is told of memory that is not its own: where it is, and that it is so."""
+        """Return a Buffer's arguments for external memory: the handle and the specification."""
         spec = self._graphs.BufferSpec(external_ptr=address)
         # Not by `alloc`: it would keep an entry per address for ever.
         found = self._allocator._alloc(n_bytes, spec), spec
@@ -231,7 +221,7 @@ class GraphViews:
 
 
 def find_view(device: str) -> MakeView | None:
-    """The fastest way to make views on a device; None if no way keeps the memory."""
+    """Return the fastest way to make views on a device; None if none keeps the memory alive."""
     for make in (GraphViews, BlobViews):
         try:
             view = make(device)
@@ -243,11 +233,11 @@ def find_view(device: str) -> MakeView | None:
 
 
 class _ProbeOwner:
-    """Stands for a lease while a way to make views is tried out."""
+    """A stand-in for a lease while a way to make views is probed."""
 
 
 def _view_works(view: MakeView, device: str) -> bool:
-    """Try a way to make views: does it give the tensor asked for, and keep and free the carrier?"""
+    """Return True if a view is the expected tensor, and keeps and releases its owner."""
     owner = _ProbeOwner()
     is_gone = weakref.ref(owner)
     memory = np.zeros((2, 3), np.float32)  # is not read, so it need not be aligned
@@ -262,10 +252,10 @@ def _view_works(view: MakeView, device: str) -> bool:
 
 
 class FastSynchronize:
-    """Waits for tinygrad's CPU device; costs a glance at its counters where nothing is queued.
+    """A synchronization with tinygrad's CPU device that reads its counters first.
 
-    `synchronize` looks the counters up each time, of what was given out and what is done, for each
-    queue and for all together, which takes 5 us. Here they are looked up when a queue is new.
+    `synchronize` looks up the counters of issued and finished work for each queue and for the
+    device each time, which takes 5 us. Here they are looked up once per queue.
     """
 
     # The names and strings that `synchronize` is made of in tinygrad 0.14, from the class to its
@@ -287,7 +277,7 @@ class FastSynchronize:
         self._queues: list[tuple[Any, Any]] = []
 
     def __call__(self) -> None:
-        """Wait until the device has done all that is queued."""
+        """Wait until the device has done all queued work."""
         device = self._device
         if len(self._queues) != len(device.workers):
             self._queues = [(_counter(each.put), _counter(each.done)) for each in device.workers]
@@ -302,7 +292,7 @@ def _counter(buffer: Any) -> Any:
 
 
 def _names_and_strings(code: types.CodeType) -> set[str]:
-    """The names and strings that a function's code refers to."""
+    """Return the names and strings that a function's code refers to."""
     found = set(code.co_names)
     for constant in code.co_consts:
         for each in constant if isinstance(constant, tuple) else (constant,):
@@ -314,7 +304,7 @@ def _names_and_strings(code: types.CodeType) -> set[str]:
 
 
 def synchronizer_for(name: str) -> Callable[[], object]:
-    """What waits until a device has done all that is queued."""
+    """Return a function that waits until a device has done all queued work."""
     device: Any = Device[name]
     try:
         return FastSynchronize(device)

@@ -1,4 +1,4 @@
-"""YUV 4:2:0 frames become RGB, in operations of tinygrad's only: half the bytes to the device."""
+"""Convert YUV 4:2:0 frames to RGB with tinygrad operations: half the bytes to the device."""
 
 from __future__ import annotations
 
@@ -34,21 +34,23 @@ def yuv420_to_rgb(
 ) -> Tensor:
     """Convert frames of YUV 4:2:0 to RGB; the result is (..., H, W, 3), and lazy.
 
-    Nothing is read here, so it may be called in a TinyJit. Colours that RGB cannot say are clipped.
+    Nothing is realized, so it may be called in a TinyJit. Colours outside of RGB are clipped.
     Chroma is interpolated linearly between its samples, and repeated at the edges.
 
     Args:
-        frames: uint8 (..., H * 3 / 2, W), H and W even. The first H rows are luma. Each of the
-            H / 2 below has a row of U in its left half, and the same row of V in its right half.
-        matrix: how luma and chroma were made of red, green and blue.
+        frames: uint8 (..., H * 3 / 2, W), H and W even. The first H rows are luma. Each of the H /
+            2
+            rows below has a row of U in its left half, and the same row of V in its right half.
+        matrix: the matrix by which luma and chroma were made of RGB.
         range: "limited" is luma from 16 to 235 and chroma from 16 to 240; "full" is 0 to 255.
-        siting: where chroma lies of the two pixels across that share it: on the "left" one, as in
-            H.264, HEVC, MPEG-2 and MPEG-4 where they say nothing else, or in the "center" of both,
-            as in JPEG and MPEG-1. Of the two pixels down it lies in the centre with either.
-        dtype: of the result: levels 0 to 255, rounded for "uint8", as they are for the others.
+        siting: the horizontal position of chroma relative to the two pixels that share it: on the
+            "left" one, the default of H.264, HEVC, MPEG-2 and MPEG-4, or in the "center" of both,
+                as
+            in JPEG and MPEG-1. Vertically it lies in the centre with either.
+        dtype: of the result: levels 0 to 255, rounded for "uint8" only.
 
     Raises:
-        InvalidArgument: an argument is not one of these, or the shape is not that of such frames.
+        InvalidArgument: an argument or the shape is not valid.
     """
     _check("matrix", matrix, Matrix)
     _check("range", range, Range)
@@ -67,7 +69,7 @@ def yuv420_to_rgb(
 
 
 def _mixed(y: Tensor, u: Tensor, v: Tensor, matrix: Matrix, range: Range) -> Tensor:
-    """Levels of red, green and blue, not clipped: what the definition of a matrix says, solved."""
+    """Return unclipped RGB levels: the definition of the matrix, inverted."""
     red, blue = _WEIGHTS[matrix]
     green = 1 - red - blue
     grey, colour = (1.0, 1.0) if range == "full" else (255 / 219, 255 / 224)
@@ -78,7 +80,7 @@ def _mixed(y: Tensor, u: Tensor, v: Tensor, matrix: Matrix, range: Range) -> Ten
 
 
 def _wider(chroma: Tensor, siting: Siting) -> Tensor:
-    """Twice as many columns."""
+    """Double the number of columns."""
     if siting == "center":
         return _doubled(chroma, -1)
     after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)
@@ -86,7 +88,7 @@ def _wider(chroma: Tensor, siting: Siting) -> Tensor:
 
 
 def _doubled(chroma: Tensor, axis: int) -> Tensor:
-    """Twice as many along an axis: old ones lie in the middle between two new ones."""
+    """Double an axis: each old sample lies in the middle of two new ones."""
     chroma = chroma.transpose(axis, -1)
     before = chroma[..., :1].cat(chroma[..., :-1], dim=-1)
     after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)
@@ -96,7 +98,7 @@ def _doubled(chroma: Tensor, axis: int) -> Tensor:
 
 
 def _size(frames: Tensor) -> tuple[int, int]:
-    """Height and width of the pictures."""
+    """Return height and width of the pictures."""
     if frames.dtype != dtypes.uint8 or frames.ndim < 2:
         raise InvalidArgument(
             f"frames must be uint8 of (..., H * 3 / 2, W); found {frames.dtype.name} "
