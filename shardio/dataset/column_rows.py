@@ -63,7 +63,7 @@ class ColumnRange:
     def __init__(self, stride: int, counts: Sequence[int]) -> None:
         if mmap.PAGESIZE > 4096:
             raise UnsupportedEnvironment(
-                f"this kernel has memory pages of {mmap.PAGESIZE} bytes; "
+                f"memory pages of this kernel have {mmap.PAGESIZE} bytes; "
                 "shardio maps columns on 4096-byte boundaries only"
             )
         step = math.lcm(stride, mmap.PAGESIZE)
@@ -104,7 +104,7 @@ class ColumnRange:
             now = FileState.of(os.fstat(fd))
             if place.file is not None:
                 place.file.check(now, place.path)
-            if now.n_bytes < place.offset + n_bytes:  # reading it would kill
+            if now.n_bytes < place.offset + n_bytes:  # reading it would kill the process
                 raise resized_error(place.path, place.offset + n_bytes, now.n_bytes)
             map_fixed(address, n_bytes, fd, place.offset, place.path)
         finally:
@@ -241,7 +241,7 @@ class PooledRows(MappedRows):
 
     def attach(self, shard: int, place: ColumnLocation) -> None:
         """Map the file of a shard into a free part."""
-        if not self._free:  # Ctrl-C may have cost some
+        if not self._free:  # Ctrl-C may have lost some
             taken = self._parts.values()
             self._free = [part for part in range(len(self._range.slots)) if part not in taken]
         part = self._free[-1]

@@ -72,7 +72,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         self.starts: Rows = rows.shard_starts
         """The number of each shard's first row, and the number of all rows at the end."""
         self._generation, self._verify = generation, verify
-        # As most datasets are written; a division finds the shard in a tenth of a search's time.
+        # Usual for datasets; a division finds the shard in a tenth of the time of a search.
         counts = generation.counts
         is_even = len(counts) and (counts[:-1] == counts[0]).all() and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, int(counts[0])) if is_even else 0
@@ -228,7 +228,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         while found is None:
             try:
                 found = self._gathers[name] = self._new_gather(name)
-            except InsufficientMemory:  # not so many addresses
+            except InsufficientMemory:  # too little address space for all files
                 if not self.files.open_files.halve():
                     raise
         return found
@@ -392,7 +392,7 @@ class ShardDataset(Dataset):
         field = self.schema.columns.get(name)
         if field is None:
             known = ", ".join(self.schema.columns) or "none"
-            raise InvalidArgument(f"{self.path}: {name!r} is no column; there are: {known}")
+            raise InvalidArgument(f"{self.path}: {name!r} is not a column; columns: {known}")
         found = np.empty((len(self), field.row_bytes or 0), np.uint8)
         for start in range(0, len(self), _AT_ONCE):
             part = found[start : start + _AT_ONCE]

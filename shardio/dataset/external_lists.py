@@ -37,7 +37,7 @@ MAX_INLINE_ENTRIES: Final = 4096
 
 SHARDS: Final = "shards"
 INPUTS: Final = "inputs"
-_WAY_OUT: Final = "shardio repair saves the samples"
+_HINT: Final = "shardio repair recovers the samples"
 _MAX_COUNT: Final = 1 << 40
 _MAX_BYTES: Final = 1 << 48
 
@@ -74,14 +74,13 @@ class ExternalList:
             content = read_file(self.path)
         except FileNotFoundError as error:
             raise DatasetCorrupt(
-                f"{self.path}: is missing; a generation keeps a list of {self.count} there; "
-                f"{_WAY_OUT}"
+                f"{self.path}: is missing; a generation keeps a list of {self.count} there; {_HINT}"
             ) from error
         found = content_id(content).hex()
         if (len(content), found) != (self.n_bytes, self.id):
             raise DatasetCorrupt(
                 f"{self.path}: changed since it was written: expected {self.n_bytes} bytes of id "
-                f"{self.id}, found {len(content)} of {found}; {_WAY_OUT}"
+                f"{self.id}, found {len(content)} of {found}; {_HINT}"
             )
         return content
 
@@ -405,7 +404,7 @@ def pack_inputs(inputs: Iterable[Input]) -> bytes:
     """
     if isinstance(inputs, InputList):
         return inputs.read_bytes()
-    # Keys become strings before they are sorted.
+    # Convert keys to strings before sorting.
     plain = [json.loads(canonical_json(dict(entry))) for entry in inputs]
     check_json(plain)
     return _lines(plain)
@@ -424,7 +423,7 @@ def check_inputs(inputs: Sequence[Any], place: Path) -> None:
     for i, entry in enumerate(inputs):
         if not isinstance(entry, dict):
             raise DatasetCorrupt(f"{place}: every entry of 'inputs' must be a dict")
-        # All but the first two are left out where there is nothing to say.
+        # All but the first two are left out if empty.
         texts = [entry.get("path"), entry.get("outcome")]
         texts += [entry.get(key, "") for key in ("reason", "hash")]
         counts = [entry.get(key, 0) for key in ("samples", "bytes")]

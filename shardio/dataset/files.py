@@ -71,7 +71,7 @@ def check_mark_count(reader: ShardReader, limit: int) -> None:
     """
     if reader.units.n_marks > limit:
         raise ShardCorrupt(
-            "it has more hashes than its bytes can need",
+            "it has more hashes than its size permits",
             code="section",
             path=reader.path,
             expected=limit,
@@ -222,7 +222,7 @@ class DatasetFiles(ABC):
         number, shard = divmod(file, self.n_shards)
         reader = self.open_file(shard, self._groups[number].name)
         if self.is_partial:
-            self._all_marks()  # what is found out of a file is known when it is opened again
+            self._all_marks()  # the marks outlive the file's eviction
         self._mark(file, reader)
         return reader
 
@@ -377,14 +377,14 @@ class ShardFiles(DatasetFiles):
         summary = group.shards[shard]
         path = pin(summary)
         content = self._storage.remote_file(summary, path)
-        if content is not None:  # read without being held: nothing to release
+        if content is not None:  # not pinned: nothing to unpin
             return self._open_expected(path, summary, group.schema, content)
         try:
             reader = self._open_expected(path, summary, group.schema)
         except BaseException:
             self._storage.unpin(summary)
             raise
-        # Release the file when its last view is gone, the user's included.
+        # Unpin the file when its last view is gone, the user's included.
         held = weakref.finalize(reader.content, self._storage.unpin, summary)
         held.atexit = False
         return reader

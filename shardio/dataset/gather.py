@@ -118,10 +118,10 @@ class ColumnGather:
         self, rows: MappedRows | FileRows, shard: int, reader: ShardReader, section: Section
     ) -> None:
         if isinstance(rows, FileRows):
-            if isinstance(reader.content, PreadFile):  # as of all files of a dataset, or of none
+            if isinstance(reader.content, PreadFile):  # true of all files of a dataset, or of none
                 rows.attach(shard, reader.content, section.offset)
             return
-        rows.detach(shard)  # what an attempt may have left that came to no end
+        rows.detach(shard)  # left by an interrupted attempt
         rows.attach(shard, ColumnLocation(reader.path, section.offset, section.count, reader.file))
 
     def _on_evict(self, file: int) -> None:
@@ -216,7 +216,7 @@ class ColumnGather:
         start_ns = now_ns()
         expected = read_hashes(self._hashes, rows, shards)
         content = out.reshape(-1).data
-        # Without a bytecode per row: half of the time of a generator expression.
+        # Without bytecode per row: half the time of a generator expression.
         parts = map(content.__getitem__, self._row_slices(fresh, len(out)))
         found = np.array(list(map(hash_bytes, parts)), np.uint64)
         wrong = np.flatnonzero(found != expected)

@@ -172,7 +172,7 @@ def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
     name, counts = entry["name"], (entry["samples"], entry["bytes"])
     inside = isinstance(name, str) and name.endswith(".shard") and os.path.basename(name) == name
     if not inside or "\0" in name or len(name.encode()) > MAX_NAME_BYTES:
-        raise DatasetCorrupt(f"{place}: {name!r} is no name of a shard in the dataset's folder")
+        raise DatasetCorrupt(f"{place}: {name!r} is not a shard name in the dataset's folder")
     if any(type(n) is not int or not 0 <= n <= _MAX_BYTES for n in counts):
         raise DatasetCorrupt(f"{place}: shard {name}: samples and bytes must be counts")
     if not is_hex(entry["id"], 32):
@@ -201,11 +201,13 @@ def parse_column_groups(
     found = []
     for entry in content:
         if type(entry) is not dict or type(entry.get("shards")) not in (list, dict):
-            raise DatasetCorrupt(f"{place}: a side must be a dict with shards; found {entry!r}")
+            raise DatasetCorrupt(
+                f"{place}: a column group must be a dict with shards; found {entry!r}"
+            )
         group = ColumnGroup(parse_schema(entry["schema"]), parse_shards(entry["shards"], place))
         if len(group.schema) != 1:
             raise DatasetCorrupt(
-                f"{place}: a side has one field; found {', '.join(map(repr, group.schema))}"
+                f"{place}: a column group has one field; found {', '.join(map(repr, group.schema))}"
             )
         if not group.fits(shards):
             raise DatasetCorrupt(
@@ -386,7 +388,7 @@ def parse_generation(content: dict[str, Any], place: Path) -> Generation:
             column_groups=parse_column_groups(content.get("column_groups", []), shards, place),
             view=content["view"],
         )
-        _ = generation.whole_schema  # whose names fit together, or this raises
+        _ = generation.whole_schema  # raises if the names conflict
     except (KeyError, TypeError, SchemaError) as error:
         raise DatasetCorrupt(f"{place}: not a generation: {error!r}") from error
     except ShardUnsupported as error:
@@ -406,7 +408,7 @@ def _check_readable(content: dict[str, Any], place: Path) -> None:
     wanted, view = content.get("format_version"), content.get("view")
     major = wanted.partition(".")[0] if isinstance(wanted, str) else ""
     if not (major.isascii() and major.isdigit()):
-        raise DatasetCorrupt(f"{place}: {wanted!r} is no version of the format")
+        raise DatasetCorrupt(f"{place}: {wanted!r} is not a version of the format")
     if int(major) != MAJOR:
         raise ShardUnsupported(f"{place}: format {wanted}, this shardio reads {MAJOR}")
     if not isinstance(view, dict) or not isinstance(view.get("kind"), str):
@@ -445,7 +447,7 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
     kinds = {"generation": int, "lineage": str, "shards": list, "classes": list, "inputs": list}
     for key, kind in {**kinds, "converter": dict, "versions": dict}.items():
         in_part = key in (SHARDS, INPUTS) and type(content.get(key)) is dict
-        if type(content.get(key)) is not kind and not in_part:  # exactly: true is an int, too
+        if type(content.get(key)) is not kind and not in_part:  # exact: a bool is an int, too
             raise DatasetCorrupt(
                 f"{place}: {key!r} must be a {kind.__name__}; found {content.get(key)!r}"
             )
@@ -460,7 +462,7 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
         "operation": dict,
         "column_groups": list,
     }.items():
-        # Left out where there is nothing to say: one meaning, one file.
+        # Left out if empty, so that equal content gives equal files.
         if key in content and (type(content[key]) is not kind or not content[key]):
             raise DatasetCorrupt(
                 f"{place}: {key!r} must be a {kind.__name__} that is not empty, or left out; "
@@ -487,7 +489,7 @@ def _parse_subsets(content: dict[str, Any], n_rows: int, place: Path) -> dict[st
             raise DatasetCorrupt(f"{place}: subset {name!r}: {error}") from error
         if type(entry.get("samples")) is not int or entry["samples"] != len(rows):
             raise DatasetCorrupt(
-                f"{place}: subset {name!r}: expected {len(rows)} samples, as its rows are, found "
+                f"{place}: subset {name!r}: expected {len(rows)} samples for its rows, found "
                 f"{entry.get('samples')!r}"
             )
         found[name] = rows

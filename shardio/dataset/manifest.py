@@ -70,11 +70,11 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
     text = os.fspath(name)
     if not text:
         raise InvalidArgument(
-            "out (OUT) is empty; expected the name of a folder, as '.' is for the current one"
+            "out (OUT) is empty; expected the name of a folder; '.' is the current one"
         )
     check_encodable(text, "out (OUT)")
     if b"\0" in os.fsencode(text):
-        raise InvalidArgument(f"out (OUT) is {text!r}, which is no name that a folder can have")
+        raise InvalidArgument(f"out (OUT) is {text!r}, not a valid folder name")
 
 
 def refuse_existing(folder: str | os.PathLike[str], *, exclude: str = "") -> None:
@@ -140,7 +140,7 @@ def publish(
         SchemaError: a value cannot be represented in JSON.
         OSError: the disk refuses; nothing is published.
     """
-    if wrong := view_error(view, schema) if is_known_view(view) else "it is of no known kind":
+    if wrong := view_error(view, schema) if is_known_view(view) else "unknown view kind":
         raise InvalidArgument(f"view {dict(view)!r}: {wrong}")
     generation = Generation(
         number=1,
@@ -162,7 +162,7 @@ def publish(
         _publish(root, generation, content, external_lists)
         return generation
     make_folder(root / GENERATIONS)
-    with _locked(root / GENERATIONS):  # who is writing the same, and fails, takes no part away
+    with _locked(root / GENERATIONS):  # a failing writer of the same content must not remove a list
         _publish(root, generation, content, external_lists)
     return generation
 
@@ -203,9 +203,9 @@ def publish_next(
         published = _published(root)
         if (published.number, published.lineage) != (previous.number, previous.lineage):
             raise DatasetConflict(
-                f"{root}: generation {published.number} is there: another writer published after "
-                f"generation {previous.number} was read, and nothing of theirs was changed; do it "
-                "again, with what is published now"
+                f"{root}: generation {published.number} exists: another writer published after "
+                f"generation {previous.number} was read; its files are unchanged: repeat the "
+                "operation on the published generation"
             )
         _publish(root, generation, content, external_lists)
     return generation
@@ -239,7 +239,7 @@ def _published(root: Path) -> Generation:
     published = load(root)
     number = published.number + 1
     if (root / GENERATIONS / f"{number:06d}.json").exists():
-        # Its writer was killed between the two files: nobody else is in here. It is whole.
+        # Its writer was killed between the two files; the lock excludes a live one.
         published = load_generation(root, number)
         _write_pointer(root, published)
     return published
@@ -293,8 +293,8 @@ def _publish(
             write_atomic(place, content, exclusive=True)
         except FileExistsError as error:
             raise DatasetConflict(
-                f"{root}: generation {number} is there already: another writer published first, "
-                "and nothing of theirs was changed; choose another folder"
+                f"{root}: generation {number} already exists: another writer published first, and "
+                "its files are unchanged; choose another folder"
             ) from error
         _write_pointer(root, generation)
     except DatasetConflict:
@@ -302,7 +302,9 @@ def _publish(
             remove_unreferenced(place.parent, external_lists)
         raise
     except BaseException:
-        with contextlib.suppress(OSError):  # somebody's generation is there, or the disk refuses
+        with contextlib.suppress(
+            OSError
+        ):  # another writer's generation is there, or the disk refuses
             if _published_number(root) != number:
                 with contextlib.suppress(FileNotFoundError):
                     if place.read_bytes() == content:
@@ -325,7 +327,7 @@ def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
     with contextlib.suppress(FileNotFoundError), _locked(root / GENERATIONS) as is_alone:
         if is_alone:
             remove_unreferenced(root / GENERATIONS)
-    remove_folder(root / GENERATIONS)  # unless it is somebody's
+    remove_folder(root / GENERATIONS)  # fails if other files are in it
 
 
 def _published_number(root: Path) -> int:

@@ -63,9 +63,9 @@ def check_agreement(
         i = next(i for i, field in enumerate(has) if field != has[0])
         one, other = paths[0], paths[i]
         raise InvalidArgument(
-            f"a mixture has the fields that all of its sources have alike; field {name!r} is "
+            f"a mixture has the fields that are equal in all sources; field {name!r} is "
             f"{_field_text(has[0])} in {one} (source 0), and {_field_text(has[i])} in {other} "
-            f"(source {i}): pass fields= without it; all have {', '.join(common) or 'none'}"
+            f"(source {i}): pass fields= without it; common fields: {', '.join(common) or 'none'}"
         )
     return fields
 
@@ -204,7 +204,7 @@ class Mixture(Dataset):
         more = f" and {len(sources) - _MAX_NAMED} more" if len(sources) > _MAX_NAMED else ""
         path = f"a mixture of {', '.join(paths)}{more}"
         is_mapped = all(source.access == "mmap" for source in sources)
-        access: Access = "mmap" if is_mapped else "pread"  # a column is read in one way
+        access: Access = "mmap" if is_mapped else "pread"  # all files of a column are read alike
         view = sources[0].view if self.has_one_view else ROWS
         state = _generation_of(sources, view)
         files = [source.files for source in sources]
@@ -281,7 +281,7 @@ class Mixture(Dataset):
 
     def select(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: samples are selected before they are mixed."""
-        raise InvalidArgument(f"{self.path}: select from its sources, and mix what that gives")
+        raise InvalidArgument(f"{self.path}: select from its sources, then mix the selections")
 
     def close(self) -> None:
         """Let go of all shards. Samples that were handed out stay valid. Idempotent."""

@@ -206,7 +206,7 @@ class MixtureSelection(RowSelection):
         for name, n in zip(self._names, np.diff(self._ends, prepend=0), strict=True):
             if not n:
                 raise InvalidArgument(
-                    f"{name} is to be mixed, and none of its videos has a clip: leave it out"
+                    f"{name} cannot be mixed: none of its videos has a clip; leave it out"
                 )
 
     def set_windows(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
@@ -222,7 +222,7 @@ class MixtureSelection(RowSelection):
         for name, n in zip(self._names, self._packed.n_windows, strict=True):
             if not n:
                 raise InvalidArgument(
-                    f"{name} is to be mixed, and its tokens fill no window: leave it out"
+                    f"{name} cannot be mixed: its tokens do not fill a window; leave it out"
                 )
 
     def _clip_ends(self, clips: Clips) -> list[Rows]:

@@ -33,7 +33,7 @@ def _dumps(content: Mapping[str, Any]) -> bytes:
 
 def _digest(text: bytes) -> str:
     """Return the digest of a serialized file without its digest line."""
-    # Only a key of the outermost level is behind a line's end and a single space.
+    # Only keys of the outermost level follow a line break and a single space.
     before, start, rest = text.partition(b'\n "digest": ')
     if start:
         behind = rest.partition(b"\n")[2]
@@ -94,7 +94,7 @@ def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
         SchemaError: a value cannot be represented in JSON.
     """
     try:
-        # Keys become strings before they are sorted. (Without indents, json is in C.)
+        # Convert keys to strings before sorting. (Without indents, json runs in C.)
         plain = json.loads(json.dumps(content, sort_keys=True, allow_nan=False))
         text = _dumps({**plain, "digest": _NO_DIGEST})
         if _TOO_DEEP in text:
@@ -118,7 +118,7 @@ def write_atomic(path: Path, content: bytes, *, exclusive: bool) -> None:
         else:
             rename(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # hidden, and of no meaning to anybody
+        with contextlib.suppress(OSError):  # a hidden file that nobody reads
             unlink(temporary)
         raise
     sync_folder(str(path.parent))

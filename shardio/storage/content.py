@@ -42,7 +42,7 @@ def take_items(
     try:
         content.read_rows(offset, size, numbers, out)
     except ShardChanged as error:
-        error.sample = None  # the number of an item, which need not be one of a sample
+        error.sample = None  # the number of an item, not of a sample
         error.at(section=section, field=field)
         raise
     return out.reshape(-1).view(dtype)

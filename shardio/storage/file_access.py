@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from shardio.errors import InvalidArgument, ShardChanged, ShardNotFound
 
-_NO_FILE: Final = {errno.ELOOP: "is a link that leads to itself", errno.ENXIO: "is a socket"}
+_NO_FILE: Final = {errno.ELOOP: "is a link to itself", errno.ENXIO: "is a socket"}
 
 
 class FileState(NamedTuple):
@@ -36,7 +36,7 @@ class FileState(NamedTuple):
         """
         if self[:2] != now[:2]:
             raise ShardChanged(
-                "another file has taken the place of the one that was opened; open it anew",
+                "the file was replaced by another one after it was opened; reopen it",
                 code="replaced",
                 path=path,
                 expected=self[:2],
@@ -139,7 +139,7 @@ def file_system_type(path: str) -> int | None:
         return None
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     if statfs(os.fsencode(path), found) != 0:
-        return None  # that there is nothing to open is said by opening it
+        return None  # opening it reports that it is missing
     return ctypes.c_uint32.from_buffer(found).value
 
 
@@ -152,7 +152,7 @@ def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
     Raises:
         InvalidArgument: `access` is not one of ACCESS.
     """
-    given: object = access  # a user's: an array would be compared item by item
+    given: object = access  # given by the user: == on an array compares items
     if not isinstance(given, str) or given not in ACCESS:
         raise InvalidArgument(f"access must be one of {', '.join(ACCESS)}; found {access!r}")
     if access != "auto":

@@ -74,7 +74,7 @@ def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
         f"{os.strerror(errno.EFBIG)}: it needs {need} bytes, and RLIMIT_FSIZE allows {most}: "
         "raise that limit (`ulimit -f unlimited`)"
     )
-    error.args = (error.errno, error.strerror)  # what is pickled
+    error.args = (error.errno, error.strerror)  # pickle uses args
 
 
 class _File(io.FileIO):
@@ -224,7 +224,7 @@ def _rename_exclusive(source: str, target: str) -> None:
         if _RENAME(here, os.fsencode(source), here, os.fsencode(target), no_replace) == 0:
             return
         code = ctypes.get_errno()
-        if code not in (errno.EINVAL, errno.ENOSYS):  # this file system cannot
+        if code not in (errno.EINVAL, errno.ENOSYS):  # not supported by this file system
             raise OSError(code, os.strerror(code), target)
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)

@@ -214,7 +214,7 @@ def is_cached(fd: int, offset: int) -> bool | None:
         os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
     except BlockingIOError:
         return False
-    except (OSError, AttributeError):  # the file system, or the system, cannot
+    except (OSError, AttributeError):  # not supported by the file system or the kernel
         return None
     return True
 

@@ -61,7 +61,7 @@ class PreadFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._place = os.path.abspath(path)  # opened again later, whatever chdir did meanwhile
+        self._place = os.path.abspath(path)  # reopened later, unaffected by chdir
         self._descriptor: _Descriptor | None = None
         descriptor = _Descriptor(_open(self._place, path))
         self.state = FileState.of(os.fstat(descriptor.fd))
@@ -83,7 +83,7 @@ class PreadFile:
             found = b""
         if len(found) == n_bytes:
             return memoryview(found)
-        buffer = bytearray(n_bytes)  # more than one call gives, or a connection that was lost
+        buffer = bytearray(n_bytes)  # a short read, or a lost connection
         self.read_into(memoryview(buffer), start)
         return memoryview(buffer).toreadonly()
 
@@ -210,7 +210,7 @@ class PreadFile:
         error = resized_error(self.path, self.nbytes, found)
         if found >= self.nbytes:
             error = ShardChanged(
-                "the file was cut short while it was read, and made whole again",
+                "the file was truncated while it was read, and restored",
                 code="changed",
                 path=self.path,
             )
@@ -225,13 +225,13 @@ class PreadFile:
     def _open_again(self) -> _Descriptor:
         descriptor = _Descriptor(_open(self._place, self.path))
         now = FileState.of(os.fstat(descriptor.fd))
-        # By content, as file systems of the kind that this is for give a file new numbers.
+        # By content: network file systems may give a file new numbers.
         if now.n_bytes != self.nbytes and now[:2] == self.state[:2]:
             raise resized_error(self.path, self.nbytes, now.n_bytes)
         head = os.pread(descriptor.fd, _HEAD_BYTES, 0)
         if now.n_bytes != self.nbytes or head != self._head:
             raise ShardChanged(
-                "another shard has taken the place of the one that was opened; open it anew",
+                "the file was replaced by another shard after it was opened; reopen it",
                 code="replaced",
                 path=self.path,
                 expected=f"{self.nbytes} bytes, header {self._head.hex()}",

@@ -363,7 +363,7 @@ def test_a_shard_that_is_replaced_while_it_is_open_is_refused(tmp_path: Path) ->
                 writer.append({"n": first + n})
     with ShardLoader(tmp_path / "a", 10, num_workers=0, output="numpy") as loader:
         os.rename(tmp_path / "b" / "000000-000.shard", tmp_path / "a" / "000000-000.shard")
-        with pytest.raises(ShardCorrupt, match="another file has taken the place") as caught:
+        with pytest.raises(ShardCorrupt, match="replaced by another one") as caught:
             list(loader)
     assert caught.value.code == "replaced"
 

@@ -62,7 +62,7 @@ def test_who_read_an_older_generation_cannot_publish(folder: Path) -> None:
     first = load(folder)
     publish_next(folder, first, classes=("mine",))
     before = tree(folder)
-    with pytest.raises(DatasetConflict, match="generation 2 is there: another writer"):
+    with pytest.raises(DatasetConflict, match="generation 2 exists: another writer"):
         publish_next(folder, first, classes=("theirs",))
     assert tree(folder) == before
 

@@ -542,7 +542,7 @@ def test_clips_are_of_one_field_of_videos(published: Path, tmp_path: Path) -> No
     forge(place_of(published), lambda g: g.update(view=CLIPS))
     with pytest.raises(DatasetCorrupt, match="clips need one field of videos; the schema has 0"):
         load(published)
-    with pytest.raises(InvalidArgument, match="no known kind"):
+    with pytest.raises(InvalidArgument, match="unknown view kind"):
         publish_in(tmp_path / "b", view={"kind": "later"})
 
 

@@ -564,7 +564,7 @@ def test_inputs_that_are_damaged_are_met_before_the_work_not_behind_it(folder: P
     def compute(_: object) -> None:
         pytest.fail("a value is computed")
 
-    with pytest.raises(DatasetCorrupt, match="shardio repair saves the samples"):
+    with pytest.raises(DatasetCorrupt, match="shardio repair recovers the samples"):
         add_column(folder, "x", Array("int64"), compute, batch_size=4, workers=0)
     with pytest.raises(DatasetCorrupt, match="changed since it was written"):
         compute_stats(folder, progress=lambda _: pytest.fail("a shard is counted"))

@@ -322,7 +322,7 @@ def test_a_shard_with_more_hashes_than_its_bytes_can_need_is_refused(folder: str
     with ShardReader(path_of(folder, 0)) as reader:
         n = reader.units.n_marks
         check_mark_count(reader, n)
-        with pytest.raises(ShardCorrupt, match="more hashes than its bytes can need"):
+        with pytest.raises(ShardCorrupt, match="more hashes than its size permits"):
             check_mark_count(reader, n - 1)
 
 
@@ -332,7 +332,7 @@ def test_its_marks_never_reach_into_those_of_the_next_shard(
 ) -> None:
     monkeypatch.setattr(files, "max_marks", lambda *given: max_marks(*given) - 1)
     with ShardDataset(folder) as dataset:
-        with pytest.raises(ShardCorrupt, match="more hashes than its bytes can need"):
+        with pytest.raises(ShardCorrupt, match="more hashes than its size permits"):
             dataset.reader(0)
 
 

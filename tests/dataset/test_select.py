@@ -139,7 +139,7 @@ def test_none_may_be_selected(dataset: ShardDataset) -> None:
         ({"where": lambda: [], "fields": ["label"]}, r"where must take \(columns\); it takes \(\)"),
         ({"where": lambda c: c["label"]}, "each needs the other"),
         ({"indices": [1], "fields": ["label"]}, "each needs the other"),
-        ({"where": lambda _: [], "fields": ["lable"]}, "'lable' is no column; .*: image, label"),
+        ({"where": lambda _: [], "fields": ["lable"]}, "'lable' is not a column; .*: image, label"),
     ],
 )
 def test_what_selects_nothing_sensible_is_refused(

@@ -32,7 +32,7 @@ def replace(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        pytest.param(replace, "replaced", "another file has taken the place", id="replaced"),
+        pytest.param(replace, "replaced", "replaced by another one", id="replaced"),
         pytest.param(lambda p: os.truncate(p, 10), "file_size", "cut short", id="shorter"),
         pytest.param(lambda p: os.truncate(p, 9999), "file_size", "made longer", id="longer"),
     ],

@@ -205,7 +205,7 @@ def test_a_file_that_was_short_for_a_moment_is_an_error_too(
     file = PreadFile(str(path))
     monkeypatch.setattr(os, "pread", lambda *_: b"")
     monkeypatch.setattr(os, "preadv", lambda *_: 0)
-    with pytest.raises(ShardChanged, match="and made whole again") as caught:
+    with pytest.raises(ShardChanged, match="and restored") as caught:
         file[5000:6000]
     assert (caught.value.code, caught.value.offset) == ("changed", 5000)
 
@@ -233,7 +233,7 @@ def test_another_shard_of_the_same_name_is_refused_when_the_file_is_opened_again
 ) -> None:
     other = CONTENT.copy()
     other[60] ^= 1  # in the header, whose id follows from all content
-    with pytest.raises(ShardChanged, match="another shard has taken the place") as caught:
+    with pytest.raises(ShardChanged, match="replaced by another shard") as caught:
         reopened(path, lambda: path.write_bytes(other.tobytes()))[:10]
     assert (caught.value.code, caught.value.path) == ("replaced", str(path))
 

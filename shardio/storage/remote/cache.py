@@ -107,8 +107,8 @@ def _check_records(reader: ShardReader, name: str, k: int, rows: Rows) -> None:
 
 
 README: Final = """\
-Shards that shardio has downloaded from object stores. All of it may be deleted while nothing reads
-it: what is needed is downloaded again.
+Shards that shardio downloaded from object stores. Everything here may be deleted while no process
+uses it; shards are downloaded again when needed.
 """
 _MAX_DOWNLOADS: Final = 3
 """Downloads of a shard before its object counts as damaged."""
@@ -142,8 +142,8 @@ class ShardCache:
             self._prepare()
         except OSError as error:
             raise UnsupportedEnvironment(
-                f"{folder}: cannot be a cache of shards ({error}): name another folder by `cache`, "
-                "or by the environment variable SHARDIO_CACHE"
+                f"{folder}: not usable as a cache of shards ({error}): name another folder by "
+                "`cache`, or by the environment variable SHARDIO_CACHE"
             ) from error
         self._locks = ByteLocks(self._lock_path)
         self._evictor = CacheEvictor(folder, max_bytes)
@@ -159,7 +159,7 @@ class ShardCache:
             if not os.path.exists(path):
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)
-        with open(self._lock_path, "ab"):  # also where all is here, and may only be read
+        with open(self._lock_path, "ab"):  # also if the cache is complete and read-only
             pass
 
     @property
@@ -210,7 +210,7 @@ class ShardCache:
             if isinstance(error, ShardioError) or os.path.isdir(self.root):
                 raise
             raise UnsupportedEnvironment(
-                f"{self.root}: was removed while it is in use: open the dataset anew, or choose "
+                f"{self.root}: the cache was removed while in use: reopen the dataset, or choose "
                 "another cache"
             ) from error
 
@@ -224,14 +224,14 @@ class ShardCache:
                     self._fetch(shard, check)
             if is_exclusive:
                 continue
-            if not self._locks.acquire_shared(byte):  # it is being downloaded
+            if not self._locks.acquire_shared(byte):  # another process is downloading it
                 waits_from_s = time.monotonic()
             else:
                 self._locks.release(byte)
                 if time.monotonic() - waits_from_s > _MAX_WAIT_S:
                     raise UnsupportedEnvironment(
-                        f"{self.path_of(shard)}: was removed or changed while it is in use: end "
-                        "what uses it, or choose another cache"
+                        f"{self.path_of(shard)}: was removed or changed while in use: end the "
+                        "processes that use it, or choose another cache"
                     )
             check()
             time.sleep(_POLL_S * random.uniform(0.5, 1.5))
@@ -250,7 +250,7 @@ class ShardCache:
     def _fetch(self, shard: ShardSummary, check: Callable[[], None]) -> None:
         """Download and verify a shard; the caller holds its exclusive lock."""
         path = self.path_of(shard)
-        if os.path.exists(path):  # since before the machine started anew, or damaged on its disk
+        if os.path.exists(path):  # from before a restart of the machine, or damaged on disk
             with contextlib.suppress(*_DAMAGED_ERRORS):
                 verify_download(path, shard)
                 self._retry_when_full(shard, lambda: _record_verified(path, shard))
@@ -316,7 +316,7 @@ class ShardCache:
         used = self._evictor.used_bytes()
         return CacheFull(
             f"{self.folder}: the disk is full: {shard.n_bytes} bytes are needed for {shard.name}, "
-            f"{free} are free, and the {used} of the cache are in use; choose a cache on a larger "
+            f"{free} are free, and all {used} in the cache are in use; choose a cache on a larger "
             "disk, a smaller cache_bytes, or fewer workers"
         )
 

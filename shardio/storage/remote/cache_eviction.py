@@ -72,12 +72,14 @@ class CacheEvictor:
                 if used + n_bytes > self.max_bytes and not self._warned:
                     self._warned = True
                     warnings.warn(
-                        f"{self._folder}: {used} bytes are in use at once, and {n_bytes} are "
-                        f"needed beside them: more than cache_bytes={self.max_bytes}, which would "
-                        "have to be larger for as many workers, or such a shuffle",
+                        f"{self._folder}: {used} bytes are in use at once and {n_bytes} more are "
+                        f"needed, beyond cache_bytes={self.max_bytes}; raise it, use fewer "
+                        "workers, or shuffle within fewer shards",
                         stacklevel=caller_stacklevel(),
                     )
-            _write_count(self._place, used + n_bytes)  # first: too much is counted anew
+            _write_count(
+                self._place, used + n_bytes
+            )  # first: a count that is too high is corrected later
             fs.perform("create", partial, _make_empty, partial)
 
     def finish(self, partial: str, path: str) -> None:
@@ -129,7 +131,7 @@ class CacheEvictor:
         for folder in folders:
             with contextlib.suppress(OSError), os.scandir(folder) as found:
                 for entry in found:
-                    with contextlib.suppress(OSError, ValueError):  # gone meanwhile, not ours
+                    with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or not ours
                         if cached := _cached_file(entry):
                             yield cached
 
@@ -177,6 +179,6 @@ def _read_count(path: str) -> int | None:
 
 
 def _write_count(path: str, used_bytes: int) -> None:
-    with contextlib.suppress(OSError):  # then it is counted anew
+    with contextlib.suppress(OSError):  # the files are recounted then
         with open(path, "w", encoding="ascii") as file:
             file.write(str(used_bytes))

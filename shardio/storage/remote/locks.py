@@ -57,7 +57,7 @@ class ByteLocks:
                 self._counts[byte] = n_held + 1
                 return True
         finally:
-            self._release_pending()  # what was given back meanwhile
+            self._release_pending()  # releases queued meanwhile
 
     def release(self, byte: int) -> None:
         """Release one shared lock. Safe in any thread at any point, as finalizers need."""
@@ -126,7 +126,7 @@ def folder_lock(folder: str) -> Iterator[None]:
         yield
     finally:
         if pid == os.getpid():
-            fcntl.flock(fd, fcntl.LOCK_UN)  # as in `exclusive`
+            fcntl.flock(fd, fcntl.LOCK_UN)  # as in `try_exclusive`
         os.close(fd)
         _held.is_held = False
 

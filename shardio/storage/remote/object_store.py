@@ -272,11 +272,11 @@ class ObjectStore:
         try:
             self._retry(name, write)
         except FileExistsError:
-            # It may be ours: written, and the answer lost.
+            # It may be ours, if the response of an earlier attempt was lost.
             if self.read(name) != data:
                 raise DatasetConflict(
-                    f"{self.url}/{name}: is there already: another writer published first, and "
-                    "nothing of theirs was changed; choose another place"
+                    f"{self.url}/{name}: already exists: another writer published first, and its "
+                    "files are unchanged; choose another URL"
                 ) from None
 
     def upload(self, name: str, path: str, *, check: Callable[[], None] = no_cancel) -> None:
@@ -302,7 +302,7 @@ class ObjectStore:
             )
             found = load_obstore().head(self._opened(), name)["size"]
             if found != n_bytes:
-                raise TransientError(f"{n_bytes} bytes were sent, {found} are there")
+                raise TransientError(f"uploaded {n_bytes} bytes, the object has {found}")
 
         self._retry(name, write, check=check)
 
@@ -354,10 +354,10 @@ class ObjectStore:
             whole, (start, end) = answer.meta, answer.range
             data = memoryview(answer.bytes())
         if len(data) != end - start or part is None and len(data) != whole["size"]:
-            raise TransientError(f"{end - start} bytes were announced, {len(data)} came")
+            raise TransientError(f"expected {end - start} bytes, received {len(data)}")
         if isinstance(part, tuple) and (start != part[0] or end != min(part[1], whole["size"])):
             raise TransientError(
-                f"bytes {part[0]} to {part[1]} were asked for, {start} to {end} came"
+                f"requested bytes {part[0]} to {part[1]}, received {start} to {end}"
             )
         if is_weak and whole["e_tag"] != tag:
             raise replaced_error(self.url, name)
@@ -397,16 +397,16 @@ class ObjectStore:
         taken_s = time.monotonic() - began
         if taken_s + pause_s > most_s:
             raise StoreUnavailable(
-                f"{self.url}/{name}: the store gave nothing for {taken_s:.0f} s, tried {n_tries} "
-                f"times, the last time: {failure}; go on later (what was downloaded stays), or "
-                "wait longer with storage_options={'deadline_s': …}"
+                f"{self.url}/{name}: no data from the store for {taken_s:.0f} s, after {n_tries} "
+                f"attempts; last failure: {failure}; try again later (downloaded data is kept), or "
+                "set a longer storage_options={'deadline_s': …}"
             ) from None
         check()
         time.sleep(pause_s)
 
     def _changed(self, name: str, expected: int, found: int) -> ShardChanged:
         return ShardChanged(
-            "the object in the store has another size than the dataset says",
+            "the size of the object differs from the size in the dataset",
             code="file_size",
             path=f"{self.url}/{name}",
             expected=expected,
@@ -422,6 +422,6 @@ def _write_all(file: IO[bytes], data: memoryview) -> None:
 def _validate_deadline(given: object) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
         raise InvalidArgument(
-            f"storage_options['deadline_s'] must be seconds, more than 0; found {given!r}"
+            f"storage_options['deadline_s'] must be a number of seconds above 0; found {given!r}"
         )
     return float(given)

@@ -66,7 +66,7 @@ class map_obstore_errors:
 def replaced_error(url: str, name: str) -> ShardChanged:
     """Return the error for an object that was replaced while it was read."""
     return ShardChanged(
-        "another object has taken the place of the one that was being read",
+        "the object was replaced by another one while it was read",
         code="replaced",
         path=f"{url}/{name}",
     )
@@ -85,25 +85,25 @@ def _to_shardio_error(
     words = short_message(error, options)
     if _is_denied(error):
         return StoreAccessDenied(
-            f"{place}: the store refuses: {words}; renew or correct the credentials "
-            "(environment, storage_options), or ask for permission to read there"
+            f"{place}: access denied: {words}; renew or correct the credentials "
+            "(environment, storage_options), or ask for read permission"
         )
     if re.search("NoSuchBucket|ContainerNotFound", words):
-        return InvalidArgument(f"{place}: there is no such bucket: {words}; make it first")
+        return InvalidArgument(f"{place}: there is no such bucket: {words}; create it first")
     if _RANGE_BEYOND_END.search(words):
         return ShardChanged(
-            "the object in the store ends before what was asked for: it is empty, or a shorter one "
-            "has taken its place; publish it anew, or open the dataset anew",
+            "the object ends before the requested range: it is empty, or was replaced by a shorter "
+            "one; publish it again, or reopen the dataset",
             code="file_size",
             path=place,
         )
-    if "Header missing" in words:  # what answers does so every time
+    if "Header missing" in words:  # permanent: a property of the server
         return InvalidArgument(
-            f"{place}: {words}: the server does not say what it must of objects, as one that sends "
-            "them in chunks; copy the dataset to a folder"
+            f"{place}: {words}: the server omits required headers, as with chunked transfers; "
+            "copy the dataset to a folder"
         )
     kinds = ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError")
-    if kind in kinds or "builder error" in words:  # no request came to be
+    if kind in kinds or "builder error" in words:  # no request was sent
         hint = "; copy the dataset to a folder" if kind == kinds[0] else ""
         return InvalidArgument(f"{place}: {words}{hint}")
     return TransientError(words)
@@ -182,8 +182,8 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     """
     if _first_user.setdefault("first", os.getpid()) != os.getpid():
         raise UnsupportedEnvironment(
-            f"{url}: this process is a fork of one that has used object stores, whose threads did "
-            "not come with it: start it by spawn, forkserver or shardio's zygote"
+            f"{url}: this process was forked from one that has used object stores, whose threads "
+            "do not survive a fork: start it by spawn, forkserver or shardio's zygote"
         )
     endpoint = endpoint_of(options)
     if endpoint and not endpoint.startswith(("http://", "https://")):
@@ -194,7 +194,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
         "allow_http": _allows_http(url, options),
     }
     client |= given.pop("client_options", {})
-    # Once: who calls decides how long it goes on, and sees Ctrl-C in between.
+    # Single attempts: the caller retries, and notices Ctrl-C in between.
     retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
     retries |= given.pop("retry_config", {})
     provider = given.pop("credential_provider", None) or _profile_credentials(url, given)
@@ -206,9 +206,9 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     except (module.exceptions.BaseError, TypeError, ValueError) as error:
         names = ", ".join(options) or "none"
         raise InvalidArgument(
-            f"{url}: no store can be made of it: {short_message(error, options)} "
+            f"{url}: cannot open the store: {short_message(error, options)} "
             f"(storage_options: {names})"
-        ) from None  # its text may have what is secret
+        ) from None  # its text may contain secrets
 
 
 def endpoint_of(options: Mapping[str, Any]) -> str:
@@ -231,12 +231,12 @@ def _profile_credentials(url: str, options: Mapping[str, Any]) -> Any:
         return None
     is_named = "AWS_PROFILE" in os.environ
     if not is_named or "AWS_ACCESS_KEY_ID" in os.environ:
-        return None  # obstore asks the environment, the container or the machine
+        return None  # obstore reads the environment, container or instance metadata
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError as error:
         raise UnsupportedEnvironment(
-            f"AWS_PROFILE is set, and profiles are read by boto3 ({error}): pip install boto3, or "
+            f"AWS_PROFILE is set, and profiles need boto3 ({error}): pip install boto3, or "
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         ) from error
     return Boto3CredentialProvider()

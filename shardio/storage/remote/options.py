@@ -61,13 +61,13 @@ class RemoteOptions:
         if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 1):
             raise InvalidArgument(f"cache_bytes must be an int from 1 up; found {cache_bytes!r}")
         if storage_options is not None and not isinstance(storage_options, Mapping):
-            kind = type(storage_options).__name__  # never itself: it may hold a secret
+            kind = type(storage_options).__name__  # not the value: it may hold a secret
             raise InvalidArgument(f"storage_options must be a dict; found a {kind}")
         options = dict(storage_options or {})
         client = options.get("client_options", {})
         if not all(isinstance(name, str) for name in options) or not isinstance(client, Mapping):
             raise InvalidArgument(
-                "storage_options must be a dict by names, and its client_options another"
+                "storage_options must be a dict with string keys, and its client_options a dict"
             )
         cache_folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
         return cls(cache_folder, cache_bytes, options, whole, n_readers, access)
@@ -109,7 +109,7 @@ def local_path(place: str) -> str:
         return place
     parts = urlsplit(place)
     if parts.netloc not in ("", "localhost"):
-        raise InvalidArgument(f"{place}: names another machine; a file:// URL is of this one")
+        raise InvalidArgument(f"{place}: names another machine; a file:// URL must be local")
     from urllib.request import url2pathname
 
     return url2pathname(parts.path)

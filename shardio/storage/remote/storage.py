@@ -76,7 +76,7 @@ class ManifestCache:
         if number is None:
             with contextlib.suppress(*_DAMAGED_ERRORS):
                 number = int(json.loads(Path(self._path(POINTER)).read_bytes())["generation"])
-        if number is not None:  # else reading it says what is wrong
+        if number is not None:  # else reading it explains the damage
             name = f"{GENERATIONS}/{number:06d}.json"
             self._download(name)
             for part in self._parts(self._path(name)):
@@ -84,14 +84,14 @@ class ManifestCache:
 
     def _download(self, name: str) -> None:
         if not os.path.exists(self._path(name)):
-            with contextlib.suppress(ShardNotFound):  # reading it says that it is missing
+            with contextlib.suppress(ShardNotFound):  # reading it reports that it is missing
                 self.write(name, self._objects.read(name))
 
     def invalidate(self) -> None:
         """Remove all cached generations: they are damaged, or belong to another dataset."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._path(GENERATIONS)):
-                if not name.endswith(".tmp"):  # which another process is about to rename
+                if not name.endswith(".tmp"):  # another process is about to rename it
                     fs.unlink(self._path(f"{GENERATIONS}/{name}"))
 
     def _download_pointer(self) -> None:
@@ -108,13 +108,12 @@ class ManifestCache:
             if old is None:
                 raise
             warnings.warn(
-                f"{self._objects.url}: goes by what the store said last, as it cannot be reached "
-                f"now: {error}",
+                f"{self._objects.url}: store unreachable; using the cached manifest: {error}",
                 stacklevel=caller_stacklevel(),
             )
             return
         with folder_lock(self.folder):
-            # Read again: of processes that begin at a time, the first may have brought states.
+            # Read again: another process may have downloaded generations meanwhile.
             old = self._pointer()
             if new != old:
                 if old is None or _lineage(new) != _lineage(old):
@@ -198,7 +197,7 @@ class RangeFile(PreadFile):
         start, stop, _ = part.indices(self.nbytes)
         if stop <= start:
             return memoryview(b"")
-        if stop <= PAGE <= len(self._tail):  # the first page: the last one is the same
+        if stop <= PAGE <= len(self._tail):  # the first page equals the last
             return self._tail[len(self._tail) - PAGE :][start:stop]
         if start >= self._tail_start:
             return self._tail[start - self._tail_start : stop - self._tail_start]
@@ -261,8 +260,8 @@ class RemoteStorage:
         if not self._remote.whole:
             if asked == "mmap":
                 raise InvalidArgument(
-                    f"{self.root}: access='mmap' is for shards that are here: load it by a "
-                    "ShardLoader, which brings them"
+                    f"{self.root}: access='mmap' needs local shards: use a ShardLoader, which "
+                    "downloads them"
                 )
             return "pread"
         return choose_access(self._cache.root, asked)

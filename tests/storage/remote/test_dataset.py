@@ -99,7 +99,7 @@ def test_a_shard_that_changes_while_it_is_read_is_an_error(
         assert remote[0]["label"] == 0
         whole = (folder / name).read_bytes()
         store.put(f"changing/{name}", whole[:-5000] + bytes(5000))
-        with pytest.raises(shardio.ShardCorrupt, match="another object has taken the place"):
+        with pytest.raises(shardio.ShardCorrupt, match="the object was replaced by another one"):
             remote[190]
 
 
@@ -123,7 +123,7 @@ def test_without_its_store_it_is_what_it_was_last_with_a_warning(
     store.proxy.is_down = True
     monkeypatch.setattr("shardio.storage.remote.storage._REFRESH_DEADLINE_S", 0.2)
     with (
-        pytest.warns(UserWarning, match="goes by what the store said last"),
+        pytest.warns(UserWarning, match="store unreachable; using the cached manifest"),
         _open(store, url, tmp_path) as remote,
     ):
         assert len(remote) == N
@@ -165,7 +165,7 @@ def test_a_dataset_json_that_is_none_is_damaged(
 
 @pytest.mark.parametrize("options", [{5: "word"}, {"client_options": "word"}])
 def test_options_without_names_are_refused_and_not_shown(options: Any) -> None:
-    with pytest.raises(InvalidArgument, match="a dict by names") as caught:
+    with pytest.raises(InvalidArgument, match="a dict with string keys") as caught:
         RemoteOptions.of(None, None, options)
     assert "word" not in str(caught.value)
 

@@ -123,7 +123,7 @@ def test_what_is_cached_needs_no_store(
     store.proxy.is_down = True
     monkeypatch.setattr("shardio.storage.remote.storage._REFRESH_DEADLINE_S", 0.2)
     with (
-        pytest.warns(UserWarning, match="goes by what the store said last"),
+        pytest.warns(UserWarning, match="store unreachable; using the cached manifest"),
         _loader(store, url, tmp_path) as loader,
     ):
         assert _epoch(loader) == expected[False]
