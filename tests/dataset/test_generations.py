@@ -83,7 +83,7 @@ def test_a_writer_that_was_killed_between_the_two_files_has_published(folder: Pa
     second = publish_next(folder, first, classes=("killed",))
     (folder / "dataset.json").write_bytes(pointer)
     assert load(folder) == first
-    with pytest.raises(DatasetConflict, match="generation 2 is there"):
+    with pytest.raises(DatasetConflict, match="generation 2 exists"):
         publish_next(folder, first, classes=("later",))
     assert load(folder) == second
     assert publish_next(folder, second, classes=("later",)).number == 3

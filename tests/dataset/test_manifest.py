@@ -263,7 +263,7 @@ def test_a_missing_generation_is_named(published: Path) -> None:
 )
 def test_a_shard_is_named_by_a_plain_file_name(published: Path, name: object) -> None:
     forge(place_of(published), lambda g: g["shards"][0].update(name=name))
-    with pytest.raises(DatasetCorrupt, match="no name of a shard"):
+    with pytest.raises(DatasetCorrupt, match="is not a shard name"):
         load(published)
 
 
@@ -490,7 +490,7 @@ def test_a_generation_of_a_later_minor_format_is_read(published: Path) -> None:
 @pytest.mark.parametrize("version", ["", "x.1", "-1.0", 1, None, "².0"], ids=repr)
 def test_a_format_version_that_is_none_is_corrupt(published: Path, version: object) -> None:
     forge(place_of(published), lambda g: g.update(format_version=version))
-    with pytest.raises(DatasetCorrupt, match="no version"):
+    with pytest.raises(DatasetCorrupt, match="is not a version"):
         load(published)
 
 

@@ -253,7 +253,7 @@ def test_where_all_is_in_use_more_lies_there_than_was_asked_for_and_a_warning_sa
 ) -> None:
     with _cache(store, url, tmp_path, shards[0].n_bytes) as cache:
         cache.pin(shards[0])
-        with pytest.warns(UserWarning, match="in use at once, and .* more than cache_bytes="):
+        with pytest.warns(UserWarning, match="in use at once and .* beyond cache_bytes="):
             cache.pin(shards[1])
         cache.pin(shards[2])  # without another warning, which would be an error
         assert len(_names(tmp_path)) == 3
