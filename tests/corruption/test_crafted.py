@@ -464,7 +464,7 @@ def test_a_generation_that_names_a_file_outside_is_refused(
 ) -> None:
     (dataset / "000000-000.shard").rename(tmp_path / "other.shard")
     rename_in_generation(dataset, name.format(tmp_path))
-    with pytest.raises(DatasetCorrupt, match="no name of a shard in the dataset's folder"):
+    with pytest.raises(DatasetCorrupt, match="not a shard name in the dataset's folder"):
         ShardDataset(dataset)
     assert [f.code for f in audit_dataset(dataset, workers=0).findings] == ["dataset"]
 

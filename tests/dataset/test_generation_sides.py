@@ -124,7 +124,10 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
     "two fields": (sides(with_two_fields), "a column group has one field; found 'x', 'z'"),
     "one less": (sides(lambda s: s[1]["shards"].pop()), "field 'deep.y': expected a shard beside"),
     "counts": (sides(lambda s: s[1]["shards"][0].update(samples=4)), "field 'deep.y': expected a"),
-    "outside": (sides(lambda s: s[1]["shards"][0].update(name="../x.shard")), "is not a shard name"),
+    "outside": (
+        sides(lambda s: s[1]["shards"][0].update(name="../x.shard")),
+        "is not a shard name",
+    ),
     "shared": (sides(lambda s: s[0].update(shards=s[1]["shards"])), "a shard is named twice"),
     "a main one": (sides(lambda s: s[1]["shards"][0].update(name="000000-000.shard")), "twice"),
     "known": (field_named("label"), "there is a field 'label' already"),

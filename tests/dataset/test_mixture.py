@@ -238,7 +238,10 @@ def unlike(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("fields", "said"),
     [
         (None, r"field 'image' is Array\(.*64, 96.*\) in .*large \(source 0\), and Array\(.*8"),
-        (["label", "image"], r"unlike \(source 2\): pass fields= without it; common fields: label$"),
+        (
+            ["label", "image"],
+            r"unlike \(source 2\): pass fields= without it; common fields: label$",
+        ),
         (iter(["note"]), r"field 'note' is absent in .*large \(source 0\), and Text\("),
         (["a"], "field 'a.b' is absent"),
     ],

@@ -113,7 +113,9 @@ def test_a_file_that_the_limit_of_addresses_does_not_let_in_is_told_with_that_li
 
 def test_larger_memory_pages_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.storage.mmap.mmap.PAGESIZE", 65536)
-    with pytest.raises(UnsupportedEnvironment, match="memory pages of this kernel have 65536 bytes"):
+    with pytest.raises(
+        UnsupportedEnvironment, match="memory pages of this kernel have 65536 bytes"
+    ):
         ColumnRange(64, [])
 
 
