@@ -40,7 +40,7 @@ Samples = npt.NDArray[np.float32]
 
 _EXACT_CODECS = ("pcm_", "flac", "alac", "wavpack", "tta", "ape")
 MIN_RATE, MAX_RATE = 1000, 768_000  # samples per second
-_MOST_SAMPLES = 1 << 31  # at once: what is longer is a table that cannot be right
+_MOST_SAMPLES = 1 << 31  # at once; only an invalid table asks for more
 _TAPS = 64  # samples on either side that the resampler looks at, and some
 
 

@@ -117,7 +117,7 @@ def _gapless_runs(
     times: Sequence[int | None], counts: Sequence[int], time_base: Fraction, rate: int
 ) -> list[_GaplessRun]:
     """Split packets at gaps, and narrow down the start of each run."""
-    tick, unit = (time_base * rate).as_integer_ratio()  # a tick is so many parts of a sample
+    tick, unit = (time_base * rate).as_integer_ratio()  # a tick is tick / unit samples
     slack = tick if unit > 1 or tick > 1 else 0  # half a tick may be lost by rounding
     jitter = 2 * unit * rate * _LARGEST_JITTER
     spans: list[_GaplessRun] = []

@@ -134,7 +134,7 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
                 return not known or known not in head
             if first & mask < behind:
                 return False
-        return len(packet) > len(head)  # nobody looks behind what is that long
+        return len(packet) > len(head)  # longer packets are not searched further
 
     return changes
 

@@ -118,7 +118,7 @@ def _times(
     for n, (before, after) in enumerate(zip(times, times[1:], strict=False), 1):
         if after < before:
             raise MediaError(
-                f"its clock starts anew at frame {n} ({before}, then {after}): it is several "
+                f"its clock restarts at frame {n} ({before}, then {after}): it is several "
                 f"recordings in one; split or re-encode it"
             )
         if after == before and order[n] < order[n - 1]:

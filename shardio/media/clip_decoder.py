@@ -288,7 +288,7 @@ class _RunDecoder:
                 break
             earlier = table.earlier_keyframe(run.first, steps)
             if earlier is None:
-                text = f"the frame of packet {min(missing)} does not come out"
+                text = f"the frame of packet {min(missing)} was not decoded"
                 raise failure or MediaError(text)
             run, steps = DecodeRun(earlier, run.stop, missing), steps * 4
         if run.first < first:

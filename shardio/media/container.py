@@ -221,7 +221,7 @@ def _ebml_size(file: BinaryIO) -> int | None:
 
 
 # Only these are tried: others would read a text file as ANSI art, a JPEG as a video of one frame,
-# and a playlist as whatever files and addresses it names.
+# and a playlist as the files and addresses that it names.
 _DEMUXERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpegts,mpeg,mpegvideo,h264,hevc,m4v,obu,ivf"
     ",flv,asf,ogg,nut,mxf,rm,yuv4mpegpipe,dv,wtv"
@@ -327,7 +327,7 @@ def check_complete(
         n_missing = missing_bytes(file)
     if n_missing:
         raise MediaError(f"the file ends {n_missing} bytes before its container does")
-    # Matroska drops what it cannot parse and goes on; then only the duration tells.
+    # FFmpeg skips parts of Matroska that it cannot parse; only the duration shows that.
     if "matroska" not in container.format.name or stream.time_base is None:
         return
     tag = _microseconds(stream.metadata.get("DURATION", ""))

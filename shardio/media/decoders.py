@@ -75,7 +75,7 @@ def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Video
 
     codec = _create_context(parameters)
     if not isinstance(codec, VideoCodecContext):
-        raise MediaError(f"the codec {parameters.get('codec')!r} is no video codec")
+        raise MediaError(f"the codec {parameters.get('codec')!r} is not a video codec")
     try:
         for name in _TAGS:
             if parameters.get(name):
@@ -101,7 +101,7 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
 
     codec = _create_context(parameters)
     if not isinstance(codec, AudioCodecContext):
-        raise MediaError(f"the codec {parameters.get('codec')!r} is no audio codec")
+        raise MediaError(f"the codec {parameters.get('codec')!r} is not an audio codec")
     try:
         codec.sample_rate = _int_parameter(parameters, "rate", 1 << 24)
         codec.layout = str(parameters.get("layout", "mono"))
@@ -157,7 +157,7 @@ def lead_in(parameters: Mapping[str, Any]) -> bytes:
     try:
         return bytes.fromhex(parameters.get("lead_in", ""))
     except (TypeError, ValueError) as error:
-        raise MediaError(f"a stream's lead_in is no hexadecimal text: {error}") from error
+        raise MediaError(f"a stream's lead_in is not hexadecimal text: {error}") from error
 
 
 def numbered_packet(

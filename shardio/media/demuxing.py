@@ -165,7 +165,7 @@ class PacketReader:
         """
         first: VideoFrame | None = None
         sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
-        write = self.content.write  # one copy, and none to make bytes of it in the end
+        write = self.content.write  # copies once; getvalue() makes no second copy
         packets = self.container.demux(self.source) if self.packets is None else self.packets
         for packet in packets:
             if size := packet.size:
@@ -243,7 +243,7 @@ class PacketReader:
         flags = self._known_flags(data)
         keys = np.flatnonzero(flags & PacketFlag.KEY)
         if not len(keys):
-            raise MediaError("none of its packets is a keyframe: nothing says where to begin")
+            raise MediaError("none of its packets is a keyframe, so decoding cannot start anywhere")
         flags[: keys[0]] |= PacketFlag.HIDDEN
         packets = pack_packets(self.sizes, flags, self._filled_times(), self.durations)
         return build_stream(self.parameters, self.extradata, packets, data, self.time_base())
@@ -376,7 +376,7 @@ class SpanReader(Closing):
             keys = [n for n, (packet, time) in facts if packet.is_keyframe and time <= begin]
             if is_whole and keys and shown:
                 key = keys[-1]
-                # What is sent after a keyframe and shown before it needs what is before both.
+                # Packets sent after a keyframe and shown before it need packets before both.
                 return [packets[n] for n in range(key, len(packets)) if times[n] >= times[key]]
             if back == start:
                 raise MediaError(

@@ -167,7 +167,7 @@ class StreamEncoder:
         from av.video.codeccontext import VideoCodecContext
 
         encoder, settings = _ENCODERS[self._codec_name]
-        os.environ.setdefault("SVT_LOG", "0")  # or SVT-AV1 tells its settings for every stream
+        os.environ.setdefault("SVT_LOG", "0")  # or SVT-AV1 prints its settings for every stream
         try:
             codec = av.CodecContext.create(encoder, "w")
         except (ValueError, av.FFmpegError) as error:

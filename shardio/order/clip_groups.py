@@ -130,7 +130,7 @@ class ClipGroupOrder:
         self._bundles = bundles
         self._keys = [derive_key(kind, seed, epoch) for kind in (24, 25, 26, 27)]
         self._n_windows = max(1, int(bundles.counts.sum()) // WINDOW)
-        # With a start of its own, no size has what is left over in the last window.
+        # With an offset per size, remainders do not all fall into the last window.
         starts = keyed_hashes(bundles.sizes, self._keys[0]) % np.uint64(self._n_windows)
         self._offsets: Positions = starts.astype(np.int64)
         self._permutations: dict[int, Permutation] = {}

@@ -132,7 +132,7 @@ def rank_from_environment() -> tuple[str, int, int]:
             rank, world_size = (int(text or "") for text in texts)
         except ValueError:
             raise InvalidArgument(
-                f"the environment has {name}={texts[0]!r} and {of_size}={texts[1]!r}, where both "
+                f"the environment has {name}={texts[0]!r} and {of_size}={texts[1]!r}, which both "
                 "must be numbers: set both or none, or pass rank and world_size"
             ) from None
         if rank < 0 or world_size < 1:

@@ -59,7 +59,7 @@ class ColorJitter(PictureTransform):
         self._hue = check_bounds("hue", hue, least=-0.5, most=0.5)
 
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        # Always four draws: what one parameter is does not change what comes of the others.
+        # Always four draws, so that one parameter does not change the draws of others.
         brightness, contrast, saturation = (rng.uniform(*factor) for factor in self._factors)
         angle = 2 * math.pi * rng.uniform(*self._hue)
         colours = brightness * contrast * _colour_map(saturation, angle)

@@ -30,7 +30,7 @@ RECORDS: dict[str, list[bytes]] = {
 
 
 def make_batch(records: dict[str, list[bytes]] = RECORDS, n_rows: int = 3) -> Batch:
-    """A batch of up to 4 rows over a block that is filled by hand."""
+    """Return a batch of up to 4 rows over a block that is filled by hand."""
     layout = layout_for_samples(SCHEMA, 4)
     block = np.zeros(layout.heap + (1 << 20), np.uint8)
     origins = layout.origins(block)

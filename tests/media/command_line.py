@@ -21,7 +21,7 @@ from shardio.media.frame_table import FrameTable
 
 @functools.cache
 def program() -> str | None:
-    """The one that comes as a package, else the system's; None where there is neither."""
+    """Return the ffmpeg of a package, else the system's, else None."""
     try:
         import imageio_ffmpeg
 
@@ -59,7 +59,7 @@ def difference(command: str, path: Path, stream: EncodedStream, most: int | None
 
 
 def _decoded(stream: EncodedStream, most: int | None) -> tuple[list[bytes], str]:
-    """The frames' planes, tightly packed, in the order of presentation, and their format."""
+    """Return the frames' planes, tightly packed, in presentation order, and their format."""
     wanted = [int(n) for n in FrameTable(stream.packets, stream.n_frames).packet_of[:most]]
     found, pixel_format, left = dict[int, bytes](), "", set(wanted)
     for frame in frames_of(stream):

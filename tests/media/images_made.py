@@ -35,7 +35,7 @@ def saved(picture: Image.Image | Pixels, kind: str, **options: Any) -> bytes:
 
 
 def exif(orientation: int) -> bytes:
-    """An EXIF block that says nothing else."""
+    """Return an EXIF block with only an orientation."""
     block = Image.Exif()
     block[0x0112] = orientation
     return block.tobytes()
@@ -47,7 +47,10 @@ def chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def png(size: tuple[int, int], bits: int, colour: int, rows: list[bytes], **chunks: bytes) -> bytes:
-    """A PNG of packed `rows`, for depths that Pillow does not write; `size` is (height, width)."""
+    """Return a PNG of packed `rows`, for depths that Pillow does not write.
+
+    `size` is (height, width).
+    """
     head = struct.pack(">IIBBBBB", size[1], size[0], bits, colour, 0, 0, 0)
     more = b"".join(chunk(kind.encode(), body) for kind, body in chunks.items())
     body = zlib.compress(b"".join(b"\0" + row for row in rows))

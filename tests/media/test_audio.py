@@ -223,7 +223,7 @@ def test_what_is_broken_or_asked_wrongly_is_refused(tmp_path: Path) -> None:
                 decoder.decode(stream, 0, 1, **options)
         with pytest.raises(InvalidArgument, match="samples 5 to 4"):
             decoder.decode(stream, 5, 4)
-        with pytest.raises(MediaError, match="is no audio codec"):
+        with pytest.raises(MediaError, match="is not an audio codec"):
             decoder.decode(replace(stream, parameters={"codec": "h264", "rate": 8000}), 0, 1)
     with pytest.raises(InvalidArgument, match="max_streams is 0"):
         AudioDecoder(0)

@@ -28,7 +28,7 @@ MS = Fraction(1, 1000)
 
 
 def rounded(begin: int, counts: Sequence[int], time_base: Fraction, rate: int) -> list[int]:
-    """The times that a container has of packets, the first of which is heard at sample `begin`."""
+    """Return a container's rounded packet times, the first of which is heard at sample `begin`."""
     starts = begin + np.cumsum([0, *counts[:-1]])
     return [round(Fraction(int(n), rate) / time_base) for n in starts]
 
@@ -121,7 +121,7 @@ def click_at(stream: EncodedStream) -> Fraction:
 
 
 def flash_at(stream: EncodedStream) -> Fraction:
-    """The time of frame 25, which is the white one."""
+    """Return the time of frame 25, which is the white one."""
     return int(np.sort(stream.packets["pts"])[25]) * stream.time_base
 
 

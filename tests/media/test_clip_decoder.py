@@ -438,14 +438,14 @@ def test_a_stream_that_is_refreshed_bit_by_bit_is_decoded_from_an_earlier_keyfra
     [
         ({"codec": "no_such"}, "FFmpeg has no decoder 'no_such' here"),
         ({}, "FFmpeg has no decoder None here"),
-        ({"codec": "aac"}, "the codec 'aac' is no video codec"),
+        ({"codec": "aac"}, "the codec 'aac' is not a video codec"),
         ({"codec": "h264", "width": -4}, "a stream's width is -4"),
         ({"codec": "h264", "height": "9"}, "a stream's height is '9'"),
         ({"codec": "h264", "pixel_format": "no"}, "parameters are not acceptable"),
         ({"codec": "h264", "sample_aspect": "4/3"}, "sample_aspect is '4/3'"),
         ({"codec": "h264", "display": [1, 2]}, "display is "),
         ({"codec": "h264", "display": [1 << 40] * 9}, "display is "),
-        ({"codec": "h264", "lead_in": "xyz"}, "lead_in is no hexadecimal text"),
+        ({"codec": "h264", "lead_in": "xyz"}, "lead_in is not hexadecimal text"),
     ],
 )
 def test_parameters_that_a_hostile_writer_might_store_are_refused(

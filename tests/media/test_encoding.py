@@ -1,4 +1,4 @@
-"""What is encoded for random access: where its keyframes lie, and what it looks like."""
+"""Encoding for random access: positions of keyframes, and the decoded pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pixels a picture becomes, kind by kind, beside Pillow or arithmetic; sizes and errors."""
+"""Decoded pixels of every kind of picture, compared with Pillow or arithmetic; sizes and errors."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ FILES: dict[str, bytes] = {
 
 
 def tried(data: bytes) -> Pixels | None:
-    """The pixels, or None for damage that is noticed; probing agrees where pixels come."""
+    """Return the pixels, or None for damage that is noticed; probing must agree with decoding."""
     try:
         pixels = decode_image(data)
     except MediaError as error:

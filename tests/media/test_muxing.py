@@ -83,7 +83,7 @@ CODECS = {
 
 
 def write_sound(path: Path) -> None:
-    """A file of a second of a tone."""
+    """Write a file with a tone of one second."""
     wave = (np.sin(np.arange(48_000) / 20) * 9000).astype(np.int16)
     frame = av.AudioFrame.from_ndarray(wave[None], format="s16", layout="mono")
     frame.rate = 48_000

@@ -1,4 +1,4 @@
-"""Which files should be pictures, by their first bytes or their names."""
+"""Recognising pictures by their first bytes or their names."""
 
 from __future__ import annotations
 

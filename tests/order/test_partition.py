@@ -1,4 +1,4 @@
-"""How an epoch is dealt out: every position once, by every division."""
+"""Partition of an epoch among ranks: every position once, for every number of ranks."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def test_two_epochs_are_unrelated(n: int) -> None:
 
 
 def excess_of_differences(rows: npt.NDArray[np.int64], distance: int) -> float:
-    """How far the counts of rows[i + distance] - rows[i] spread beyond chance, in deviations."""
+    """Return the excess spread of the counts of rows[i + distance] - rows[i], in deviations."""
     n = len(rows)
     counts = np.bincount((rows[distance:] - rows[:-distance]) % n, minlength=n)[1:]
     expected = (n - distance) / (n - 1)

@@ -1,4 +1,4 @@
-"""What an epoch has, and in which order: blocks, samplers and weights, through a loader."""
+"""The samples of an epoch and their order, through a loader: blocks, samplers and weights."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of two samples, and windows of eight."""
+    """Set runs of two samples, and windows of eight."""
     monkeypatch.setattr(block_shuffle, "RUN_BYTES", 3 * 6160)
     monkeypatch.setattr(block_shuffle, "RUNS_PER_WINDOW", 4)
 
@@ -89,7 +89,7 @@ def labels(made: ShardLoader, n_epochs: int = 1) -> list[int]:
 
 
 def state_after(folder: str, n_batches: int, n_epochs: int = 0, **options: Any) -> State:
-    """The state in the loop's body, with so many batches of another epoch delivered."""
+    """Return the state in the loop's body after `n_batches` batches of another epoch."""
     with loader(folder, **options) as made:
         drawn(made, n_epochs)
         for i, _ in enumerate(made, start=1):

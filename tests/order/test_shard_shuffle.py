@@ -245,7 +245,7 @@ def test_a_state_goes_on_where_it_was_taken_and_after_the_dataset_grew(
 def of_all_ranks(
     n_steps: int | None, n_ranks: int, *given: Any, state: Any = None
 ) -> tuple[list[int], Any]:
-    """What all ranks draw in so many steps, in order, and the state of the first one then."""
+    """Return the draws of all ranks in these steps, in order, and the first rank's state."""
     parts, states = [], []
     for rank in range(n_ranks):
         with loader(*given, rank=rank, world_size=n_ranks, tail="pad", seed=5) as made:

@@ -60,7 +60,7 @@ def break_the_fast_way(
 
 @pytest.fixture(params=["graft", "blob"])
 def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TinygradAdapter:
-    """A maker of aliases, by each of the two ways."""
+    """Return an adapter whose tensors alias, by each of the two ways."""
     with monkeypatch.context() as patch:
         if request.param == "blob":
             break_the_fast_way(patch)
@@ -371,7 +371,7 @@ def test_where_no_way_keeps_the_memory_the_bytes_are_copied(
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls of `synchronize`: a maker's own, not those that copying makes on the device."""
+    """Record the calls of an adapter's `synchronize`, without those that copies make."""
     waited: list[str] = []
     synchronize = TinygradAdapter.synchronize
 

@@ -178,7 +178,10 @@ SIDE = 128  # of what is looked at of a real frame: one size, one kernel
 
 
 def _square(frame: av.VideoFrame) -> tuple[Levels, Levels] | None:
-    """The middle of a frame, packed and as swscale has it; None if it is smaller, or not 4:2:0."""
+    """Return the middle of a frame, packed and from swscale.
+
+    None if it is smaller, or not 4:2:0.
+    """
     if frame.format.name not in ("yuv420p", "yuvj420p") or min(frame.width, frame.height) < SIDE:
         return None
     top, left = ((side - SIDE) // 4 * 2 for side in (frame.height, frame.width))

@@ -49,7 +49,7 @@ def changed(transform: Any, pixels: Pixels, seed: int = 0) -> Any:
 
 
 def unevenness(drawn: npt.ArrayLike, low: float, high: float) -> float:
-    """How far a sample is from uniform, over what one in a thousand exceeds (Kolmogorov)."""
+    """Return the Kolmogorov distance from uniform over its 0.1 % critical value."""
     shares = (np.sort(np.asarray(drawn, float)) - low) / (high - low)
     n = len(shares)
     steps = np.arange(n + 1) / n
@@ -165,7 +165,7 @@ def grey_of(pixels: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def muted(seed: int = 0) -> Pixels:
-    """A picture of levels that no test's change takes out of 0 to 255."""
+    """Return a picture whose levels no change of these tests takes out of 0 to 255."""
     return generator(seed).integers(90, 130, (12, 16, 3), np.uint8)
 
 

@@ -192,7 +192,7 @@ def _open(name: str | None) -> str:
         raise _unsuitable(name, error) from error
     except InvalidArgument:
         raise
-    except Exception as error:  # whatever a driver's absence leads to
+    except Exception as error:  # a missing driver raises any of several types
         raise _unsuitable(name, error) from error
     return canonical
 

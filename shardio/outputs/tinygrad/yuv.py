@@ -14,7 +14,7 @@ Range = Literal["limited", "full"]
 Siting = Literal["left", "center"]
 Levels = Literal["uint8", "float16", "float32"]
 
-# What of luma is red, and what is blue: MatrixCoefficients 5 (and 6), 1, 9, 4, 7 of ITU-T H.273.
+# The weights of red and blue in luma: MatrixCoefficients 5 (and 6), 1, 9, 4, 7 of ITU-T H.273.
 _WEIGHTS: Final[dict[Matrix, tuple[float, float]]] = {
     "bt601": (0.299, 0.114),
     "bt709": (0.2126, 0.0722),
@@ -107,7 +107,7 @@ def _size(frames: Tensor) -> tuple[int, int]:
     rows, width = frames.shape[-2:]
     if rows % 3 or width % 2 or not rows or not width:
         raise InvalidArgument(
-            f"{rows} rows of {width} are no YUV 4:2:0 frame: there must be H * 3 / 2 rows of W, "
+            f"{rows} rows of {width} are not a YUV 4:2:0 frame: expected H * 3 / 2 rows of W, "
             "H and W even"
         )
     return int(rows) // 3 * 2, int(width)
