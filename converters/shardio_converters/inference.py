@@ -91,7 +91,7 @@ class SchemaProbe:
         `reason` is used if no input was broken.
         """
         return InvalidArgument(
-            f"no {what}, so fields cannot be told; "
+            f"no {what}, so fields cannot be inferred; "
             f"files looked at: {len(self._inputs):,}{self._reason or reason}"
         )
 

@@ -111,4 +111,4 @@ def _check_depth(value: Any) -> None:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

@@ -135,7 +135,7 @@ def parse_schema(fields: Any) -> Schema:
         InvalidArgument: a spec is invalid, or the names cannot be the fields of one sample.
     """
     if not isinstance(fields, Mapping) or not fields:
-        raise InvalidArgument(f"fields is {fields!r}; expected names, each with what it is")
+        raise InvalidArgument(f"fields is {fields!r}; expected a mapping of names to types")
     try:
         return Schema({name: parse_field(name, spec) for name, spec in fields.items()})
     except InvalidArgument:
@@ -205,7 +205,7 @@ class InferringConverter:
     def schema(self) -> Schema:
         """Return the fields of a sample."""
         if self.fields is None:
-            raise InvalidArgument("fields are not known: they follow from the files, or are given")
+            raise InvalidArgument("fields are unknown: they are inferred by fitted(), or passed")
         return schema_of(self.in_order(self.fields))
 
     def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:

@@ -140,12 +140,12 @@ def test_bfloat16_is_its_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"1234567", "7 bytes; expected 8 at least"),
+        (b"1234567", "7 bytes; expected at least 8"),
         (b"\xff" * 8 + b"{}", "the header has 18,446,744,073,709,551,615 bytes, the file 10"),
         (tensors(b"nonsense"), "the header is damaged"),
         (tensors(b"[" * 100_000), "the header is damaged"),
         (tensors([]), "the header is damaged"),
-        (tensors(b'{"a": 1, "a": 2}'), "a name is there twice"),
+        (tensors(b'{"a": 1, "a": 2}'), "a name appears twice"),
         (tensors({"a": entry(0, 4)}, b"123"), "bytes, found"),
         (tensors({"a": entry(0, 2)}, b"123"), "bytes, found"),
         (tensors({"a": entry(1, 3)}, b"123"), "tensor 'a': expected at byte 0, found 1"),
@@ -230,7 +230,7 @@ def test_what_is_wrong_in_a_npz_is_named(root: Path, tmp_path: Path) -> None:
     assert report.counts == {"converted": 1, "broken": 6, "empty": 1}
     found = reasons(report)
     assert found["a/twice.npz"] == "two members are named 'x.npy'"
-    assert "member 'readme' is no array" in found["a/text.npz"]
+    assert "member 'readme' is not an array" in found["a/text.npz"]
     assert "names of arrays must be names of fields" in found["a/group.npz"]
     assert "names of arrays must be names of fields" in found["a/empty name.npz"]
     assert "Bad CRC-32" in found["b/damaged.npz"]
@@ -298,7 +298,7 @@ def test_rows_can_be_asked_for(root: Path, tmp_path: Path) -> None:
     np.savez(root / "b" / "3.npz", array=np.ones((2, 2), int), more=np.ones(3))
     report = convert(root, tmp_path / "out", rows=True)
     assert report.counts == {"converted": 1, "empty": 1, "broken": 1}
-    assert "expected arrays of equally many rows, found 'array' (2, 2), 'more' (3,)" in (
+    assert "expected arrays with the same number of rows, found 'array' (2, 2), 'more' (3,)" in (
         report.broken[0].reason
     )
     np.save(tmp_path / "one.npy", np.arange(3))
@@ -324,7 +324,7 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
     np.save(root / "a" / "1.npy", np.arange(3))
     refused: list[tuple[dict[str, Any], str]] = [
         ({"rows": 1}, "rows is 1"),
-        ({"fields": {}}, "expected names, each with what it is"),
+        ({"fields": {}}, "expected a mapping of names to types"),
         ({"fields": {"x": "json"}}, "field 'x': found 'json'; expected an array, or text"),
         ({"fields": {"x": "float31"}}, "field 'x': found 'float31'; unknown dtype"),
         ({"fields": {"x": "int8[0]"}}, "field 'x'"),

@@ -381,7 +381,7 @@ def test_pictures_without_their_bytes_are_refused_with_the_way_out(tmp_path: Pat
     report = convert(tmp_path / "in", tmp_path / "out")
     found = reasons(report)
     assert [*found] == ["3.arrow", "4.arrow"] and report.n_samples == 2
-    assert "found its path alone, '../a.png': save the data set with its files" in found["3.arrow"]
+    assert "found only its path, '../a.png': save the data set with its files" in found["3.arrow"]
     assert "column 'image', rows 0 to 0" in found["4.arrow"]
     with shardio.open(tmp_path / "out") as dataset:
         assert dataset.schema["image"] == Image(optional=True)
@@ -397,7 +397,7 @@ def test_what_cannot_be_stored_is_refused_with_the_reason(tmp_path: Path) -> Non
         "union": (union, "sparse_union"),
         "interval": (pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "cannot be stored"),
         "bytes": (pa.array([[b"x"]]), "in a list, or in JSON, binary cannot be stored"),
-        "nan": (pa.array([[{"a": float("nan")}]]), "NaN or an infinite number"),
+        "nan": (pa.array([[{"a": float("nan")}]]), "NaN or infinity"),
         "type": (pa.array([1], "int16"), "expected json, found int16"),
     }  # fmt: skip
     write_stream(pa.table({"x": [[{"a": 1.5}]]}), root / "0.arrow")

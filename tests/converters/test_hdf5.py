@@ -84,7 +84,7 @@ def test_rows_of_any_length_are_refused_where_a_file_is_a_sample(tmp_path: Path)
             ragged[row] = np.arange(row)
     report = convert(tmp_path / "x.h5", tmp_path / "out", rows=False, fields={"one": "int64"})
     assert only_reason(report) == (
-        "array 'r': found rows of any length, expected that each is a sample"
+        "array 'r': found rows of varying length; only rows=True can store them"
     )
 
 
@@ -206,16 +206,16 @@ def missing_filter(file: Any) -> None:
         (complexes, "complex: store real and imaginary part"),
         (null, "has no value, not even a shape"),
         (bits, "dataset 'x': found uint8: expected"),
-        (three_bytes, "dataset 'x': found a type that NumPy has not: "),
-        (times, "dataset 'x': found a type that NumPy has not: "),
+        (three_bytes, "dataset 'x': found a type that NumPy lacks: "),
+        (times, "dataset 'x': found a type that NumPy lacks: "),
         (no_text_as_name, "b'\\xff' in group 'g': names must be text in UTF-8"),
         (big_endian_lists, "found int16 of variable length in big-endian, which h5py reads"),
-        (external_link, "g/x: a link to another file, which is not followed"),
-        (external_storage, "dataset 'x': lies in other files, which are not opened"),
-        (virtual, "dataset 'x': lies in other files, which are not opened"),
+        (external_link, "g/x: links to another file, which is not supported"),
+        (external_storage, "dataset 'x': stored in other files, which is not supported"),
+        (virtual, "dataset 'x': stored in other files, which is not supported"),
         (two_names, "two arrays would be the field 'a.b'"),
         (no_utf_8, "dataset 'x': damaged: 'ascii' codec can't decode"),
-        (bomb, "says that it has 8,796,093,022,208 bytes"),
+        (bomb, "declares 8,796,093,022,208 bytes"),
         (missing_filter, "its filter 32987 () is not installed: pip install hdf5plugin"),
     ],
 )
@@ -244,8 +244,8 @@ def test_damage_is_listed(root: Path, tmp_path: Path) -> None:
     content = {
         "flipped.h5": (whole[:where] + b"\x01" + whole[where + 1 :], "dataset 'x': damaged"),
         "short.h5": (whole[: len(whole) // 2], "damaged: Unable"),
-        "empty.h5": (b"", "no HDF5: its signature was not found"),
-        "text.hdf5": (b"no HDF5" * 1000, "no HDF5: its signature was not found"),
+        "empty.h5": (b"", "not HDF5: signature not found"),
+        "text.hdf5": (b"no HDF5" * 1000, "not HDF5: signature not found"),
     }
     for name, (data, _) in content.items():
         (root / "b" / name).write_bytes(data)

@@ -343,10 +343,10 @@ def test_a_damaged_file_is_named(
         ({"codebase_version": "v1.6"}, "codebase_version: expected v2.0 to v3.x, found 'v1.6'"),
         ({"fps": 0}, "fps: expected up to 1000, found 0"),
         ({"features": 3}, "expected an object with features"),
-        ({"data_path": "../arm/" + DATA}, "is no path below the folder of the data set"),
-        ({"video_path": "/etc/{video_key}"}, "is no path below the folder of the data set"),
-        ({"data_path": "data/{file_index:0999999999d}"}, "names and numbers in braces alone"),
-        ({"data_path": "data/{file_index.__class__}"}, "names and numbers in braces alone"),
+        ({"data_path": "../arm/" + DATA}, "is not a path below the folder of the dataset"),
+        ({"video_path": "/etc/{video_key}"}, "is not a path below the folder of the dataset"),
+        ({"data_path": "data/{file_index:0999999999d}"}, "only names and numbers in braces"),
+        ({"data_path": "data/{file_index.__class__}"}, "only names and numbers in braces"),
         ({"data_path": "data/{secret}"}, "found {secret}, expected chunk_index, file_index"),
         ({"total_episodes": 5}, "expected 5 episodes in meta/, found 3"),
         ({"data_path": "data/gone"}, "data/gone, which has 3 of the episodes, is missing"),
@@ -367,7 +367,7 @@ def test_what_a_description_says_is_checked(
 
 def test_a_data_set_without_an_episode_says_so(arm: Path, tmp_path: Path) -> None:
     change_table(arm / EPISODES, lambda table: table.slice(0, 0))
-    with pytest.raises(InvalidArgument, match="meta/episodes: the tables have no episode"):
+    with pytest.raises(InvalidArgument, match="meta/episodes: the tables list no episode"):
         convert(arm, tmp_path / "out")
 
 
@@ -375,9 +375,7 @@ def test_pictures_in_rows_say_the_way_out(arm: Path, tmp_path: Path) -> None:
     features = json.loads((arm / "meta" / "info.json").read_text())["features"]
     features["look"] = {"dtype": "image", "shape": [2, 2, 3], "names": None}
     change_info(arm, features=features)
-    with pytest.raises(
-        InvalidArgument, match=r"'look': found a picture in each row, .* \(columns\)"
-    ):
+    with pytest.raises(InvalidArgument, match=r"'look': found an image per row, .* \(columns\)"):
         convert(arm, tmp_path / "out")
 
 

@@ -154,7 +154,7 @@ def test_json_is_read_as_the_library_reads_it(root: Path, tmp_path: Path) -> Non
     (root / "a.mds").write_bytes(shard([{"x": b'{"a": 1, "a": [null]}'}], {"x": "json"}))
     (root / "b.mds").write_bytes(shard([{"x": b"NaN"}], {"x": "json"}))
     (one,) = convert(root, tmp_path / "out").broken
-    assert one.reason == "sample 0, column 'x': not JSON: NaN is no number of JSON"
+    assert one.reason == "sample 0, column 'x': not JSON: NaN is not a JSON number"
     with shardio.open(tmp_path / "out") as dataset:
         assert dataset[0]["x"] == {"a": [None]}
 
@@ -191,7 +191,7 @@ BAD = {
     "other column": (shard([{"y": b""}], {"y": "str"}), "columns y: expected none but x"),
     "empty": (b"", "a part of 4 bytes; the file has 0"),
     "huge": (b"\xff\xff\xff\xff" + GOOD[4:], "a part of 17,179,869,184 bytes"),
-    "offsets": (GOOD[:4] + b"\xff" * 4 + GOOD[8:], "do not rise"),
+    "offsets": (GOOD[:4] + b"\xff" * 4 + GOOD[8:], "do not increase"),
     "cut off": (GOOD[:-1], f"expected {len(GOOD):,} bytes, found {len(GOOD) - 1:,}"),
     "goes on": (GOOD + b"x", f"expected {len(GOOD):,} bytes, found {len(GOOD) + 1:,}"),
     "sizes": (GOOD[:-7] + b"\x09" + GOOD[-6:], "sample 1: expected columns of 3 bytes, found 9"),
@@ -214,7 +214,7 @@ def test_what_is_refused_is_named(content: tuple[bytes, str], root: Path, tmp_pa
 def test_arrays_that_are_damaged_are_refused(data: bytes, root: Path, tmp_path: Path) -> None:
     (root / "a.mds").write_bytes(shard([{"x": data}], {"x": "ndarray"}))
     (one,) = convert(root, tmp_path / "out", fields={"x": "uint8[*]"}).broken
-    assert "sample 0, column 'x': an array that is damaged" in one.reason
+    assert "sample 0, column 'x': damaged array" in one.reason
     convert(root, tmp_path / "bytes", fields={"x": "bytes"})
     with shardio.open(tmp_path / "bytes") as dataset:
         assert dataset[0]["x"] == data
@@ -240,7 +240,9 @@ def test_a_schema_and_an_append_hold_shards_to_the_fields(root: Path, tmp_path: 
     shutil.rmtree(root)
     root.mkdir()
     (root / "bare.mds").write_bytes(shard([{}], {}))
-    with pytest.raises(InvalidArgument, match="fields cannot be told; .*; samples have no fields"):
+    with pytest.raises(
+        InvalidArgument, match="fields cannot be inferred; .*; samples have no fields"
+    ):
         convert(root, tmp_path / "other")
     (root / "bare.mds").unlink()
     (root / "notes.txt").write_text("")

@@ -262,7 +262,7 @@ def test_features_that_the_dataset_has_not_are_refused(root: Path, tmp_path: Pat
     assert report.n_samples == 3
     assert reasons(report) == {
         "b/kind.tfrecord": "record 1: feature 'x': expected int64, found float32",
-        "b/more.tfrecord": "record 1: feature 'y' is no field",
+        "b/more.tfrecord": "record 1: feature 'y' is not a field",
         "b/none.tfrecord": "record 1: feature 'x' is missing",
         "b/many.tfrecord": "record 1: feature 'x': expected int64, found 2 values",
         "b/sequence.tfrecord": "record 1: no tf.train.Example: found a SequenceExample",
@@ -299,7 +299,7 @@ def test_a_schema_says_what_features_become(root: Path, tmp_path: Path) -> None:
         "picture": (strings(b"none"), "feature 'picture': "),
         "text": (strings(b"\xff"), "feature 'text': not text in UTF-8: invalid start byte at"),
         "texts": (ints(1), "feature 'texts': expected bytes, found int64"),
-        "pixels": (strings(b"123"), "feature 'pixels': 3 bytes are no whole number of int16"),
+        "pixels": (strings(b"123"), "feature 'pixels': 3 bytes are not a whole number of int16"),
         "boxes": (floats(1, 2), "feature 'boxes': expected float32[*,4], found 2 values"),
         "missing": (ints(), "feature 'missing': expected int64[3], found 0 values"),
     }
@@ -350,7 +350,10 @@ def test_examples_without_a_value_leave_it_to_others_what_records_are(
     with shardio.open(tmp_path / "bytes") as dataset:
         assert [sample["record"] for sample in dataset] == [*empty, b"anything"]
     (root / "a" / "good.tfrecord").write_bytes(framed(empty))
-    with pytest.raises(InvalidArgument, match="are no fields: the 3 records have none; records='b"):
+    with pytest.raises(
+        InvalidArgument,
+        match="cannot map the features to field types: the 3 records have none; records='b",
+    ):
         convert(root, tmp_path / "none")
 
 
@@ -377,7 +380,9 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
             convert(root, tmp_path / "out", kind="tfrecord", **options)
         assert reason in str(error.value)
     (root / "a" / "good.tfrecord").write_bytes(framed([example(**{"a.b": ints(1), "a": ints(1)})]))
-    with pytest.raises(InvalidArgument, match="features are no fields: .*records='bytes' keeps"):
+    with pytest.raises(
+        InvalidArgument, match="cannot map the features to field types: .*records='bytes' keeps"
+    ):
         convert(root, tmp_path / "out")
     (root / "a" / "good.tfrecord").write_bytes(b"")
     with pytest.raises(InvalidArgument, match="no TFRecord file that can be read and holds a"):
@@ -448,11 +453,11 @@ def test_an_arrayrecord_that_was_not_written_to_its_end_is_broken(
     assert report.n_samples == 500
     assert report.counts == {"converted": 1, "broken": 5, "empty": 1, "unsupported": 1}
     found = reasons(report)
-    assert "damaged, or not written to its end: " in found["b/killed.array_record"]
-    assert "damaged, or not written to its end: " in found["b/cut.array_record"]
+    assert "damaged or truncated: " in found["b/killed.array_record"]
+    assert "damaged or truncated: " in found["b/cut.array_record"]
     assert "hash mismatch" in found["b/flipped.array_record"]
-    assert "at its begin, found none" in found["b/empty.array_record"]
-    assert "expected bytes 83af70d10d884a3f at its begin" in found["b/text.array_record"]
+    assert "at the start, found none" in found["b/empty.array_record"]
+    assert "expected bytes 83af70d10d884a3f at the start" in found["b/text.array_record"]
 
 
 def test_the_bytes_are_the_same_for_any_number_of_workers(root: Path, tmp_path: Path) -> None:

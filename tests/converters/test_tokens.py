@@ -97,10 +97,10 @@ def test_files_that_are_not_as_they_say_are_listed(tmp_path: Path) -> None:
     report = convert(tmp_path / "in", tmp_path / "out", dtype="uint16")
     assert report.counts == {"converted": 1, "empty": 1, "broken": 5, "unsupported": 1}
     assert {one.name: one.reason for one in report.broken} == {
-        "odd.bin": "3 bytes are no whole number of uint16",
+        "odd.bin": "3 bytes are not a whole number of uint16",
         "cut.bin": "expected 4 tokens of uint16, found 7 bytes",
         "more.bin": "expected 3 tokens of uint16, found 8 bytes",
-        "version.bin": "a header of llm.c that is not known: begins with [20240520, 2, 4]",
+        "version.bin": "unknown llm.c header: begins with [20240520, 2, 4]",
         "wide.bin": "expected tokens of uint16, found uint32",
     }
 
@@ -108,12 +108,12 @@ def test_files_that_are_not_as_they_say_are_listed(tmp_path: Path) -> None:
 def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"1234")
     refused: list[tuple[dict[str, Any], str]] = [
-        ({}, "no .bin file says how its tokens are stored: give dtype, one of uint8"),
+        ({}, "no .bin file states the dtype of its tokens: pass dtype, one of uint8"),
         ({"dtype": "float32"}, "dtype is 'float32'; it must be one of"),
         ({"dtype": "uint16", "eot": -1}, "eot is -1"),
-        ({"dtype": "uint16", "eot": 65_536}, "eot is 65536: no token of uint16 is"),
+        ({"dtype": "uint16", "eot": 65_536}, "eot is 65536: out of range for uint16"),
         ({"dtype": "uint16", "length": 0}, "length is 0"),
-        ({"dtype": "uint16", "length": 8, "eot": 1}, "eot and length: a sample is a document"),
+        ({"dtype": "uint16", "length": 8, "eot": 1}, "eot and length exclude each other"),
     ]
     for options, reason in refused:
         with pytest.raises(InvalidArgument) as error:

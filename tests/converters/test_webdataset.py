@@ -245,7 +245,7 @@ BAD = {
     "pipe": (with_type(tarfile.FIFOTYPE), "is a pipe"),
     "sparse": (header(kind=b"S"), "is a sparse file"),
     "volume": (header(kind=b"V"), "is of type b'V'"),
-    "again": (tar([("1.txt", b"1"), ("1.txt", b"2")]), "'1.txt' is there twice in a sample"),
+    "again": (tar([("1.txt", b"1"), ("1.txt", b"2")]), "'1.txt' appears twice in a sample"),
     "apart": (tar({"1.txt": b"1", "2.txt": b"2", "1.cls": b"3"}), "expected behind the others"),
     "pickle": (tar({"1.pkl": b"", "1.txt": b""}), "pickle, which can run any code"),
     "npz": (tar({"1.npz": b"", "1.txt": b""}), "several arrays: save each as .npy"),
@@ -314,7 +314,7 @@ def test_other_compressions_are_named(root: Path) -> None:
 def test_a_bool_that_is_neither_0_nor_1_is_refused(root: Path, tmp_path: Path) -> None:
     (root / "a.tar").write_bytes(tar({"1.npy": npy(np.array([True]))[:-1] + b"\x02"}))
     (one,) = convert(root, tmp_path / "out").broken
-    assert one.reason == "member '1.npy': array 'npy': a bool in it is neither 0 nor 1"
+    assert one.reason == "member '1.npy': array 'npy': a bool is neither 0 nor 1"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
     """
     if n_bytes > max(_MAX_PLAIN_BYTES, n_stored * _MAX_RATIO):
         raise MediaError(
-            f"{what}: says that it has {n_bytes:,} bytes, where {n_stored:,} are stored; expected "
+            f"{what}: declares {n_bytes:,} bytes, but {n_stored:,} are stored; expected "
             f"{_MAX_RATIO} times as many at most"
         )
 
@@ -295,14 +295,14 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
     check_names((each.name for each in arrays), "arrays")
     if rows and _n_rows(arrays) is None:
         shapes = ", ".join(f"{each.name!r} {each.shape}" for each in arrays)
-        raise MediaError(f"expected arrays of equally many rows, found {shapes}")
+        raise MediaError(f"expected arrays with the same number of rows, found {shapes}")
     found = {each.name: (each.dtype, each.shape[1:] if rows else each.shape) for each in arrays}
     for name, (dtype, shape) in found.items():
         if len(shape) > _MAX_DIMS:
             raise MediaError(f"array {name!r}: found {len(shape)} dimensions; {_MAX_DIMS} at most")
         if None in shape and not rows:
             raise MediaError(
-                f"array {name!r}: found rows of any length, expected that each is a sample"
+                f"array {name!r}: found rows of varying length; only rows=True can store them"
             )
         if dtype == TEXT and shape:
             raise MediaError(

@@ -55,7 +55,7 @@ def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | 
         pass  # what cannot be read is told by the system
     if not h5py.is_hdf5(path):
         if name.lower().endswith(SUFFIXES):
-            raise MediaError("no HDF5: its signature was not found")
+            raise MediaError("not HDF5: signature not found")
         return None
     try:
         # Without locks: nothing is written, and a file that changes is noticed.
@@ -96,7 +96,7 @@ def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
             if kind == h5py.h5l.TYPE_HARD:
                 below.append((where, one[name]))
             elif kind != h5py.h5l.TYPE_SOFT:
-                raise MediaError(f"{where}: a link to another file, which is not followed")
+                raise MediaError(f"{where}: links to another file, which is not supported")
         waiting += reversed(below)
 
 
@@ -105,7 +105,7 @@ def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
     name = path.replace("/", ".")
     plist = dataset.id.get_create_plist()
     if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
-        raise MediaError(f"dataset {path!r}: lies in other files, which are not opened")
+        raise MediaError(f"dataset {path!r}: stored in other files, which is not supported")
     for number in range(plist.get_nfilters()):
         code, _, _, label = plist.get_filter(number)
         if not h5py.h5z.filter_avail(code):
@@ -137,7 +137,7 @@ def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
     try:
         dtype = dataset.dtype
     except TypeError as error:  # such as times, and whole numbers of 3 bytes
-        raise MediaError(f"dataset {path!r}: found a type that NumPy has not: {error}") from error
+        raise MediaError(f"dataset {path!r}: found a type that NumPy lacks: {error}") from error
     if h5py.check_string_dtype(dtype) is not None:
         return _Kind(TEXT)
     element = h5py.check_vlen_dtype(dtype)

@@ -121,7 +121,7 @@ def _read(
     except NOT_ZIP as error:
         raise MediaError(f"array {name!r}: damaged: {error}") from error
     if dtype.kind == "b" and (found.view(np.uint8) > 1).any():
-        raise MediaError(f"array {name!r}: a bool in it is neither 0 nor 1")
+        raise MediaError(f"array {name!r}: a bool is neither 0 nor 1")
     check_text(found, f"array {name!r}")
     return found.astype(dtype.newbyteorder("<"), copy=False)
 
@@ -227,7 +227,9 @@ def _open_npz(archive: zipfile.ZipFile) -> list[StoredArray]:
     found: dict[str, StoredArray] = {}
     for member in archive.namelist():
         if not member.endswith(".npy"):
-            raise MediaError(f"member {member!r} is no array: expected a name in .npy")
+            raise MediaError(
+                f"member {member!r} is not an array: expected a name that ends in .npy"
+            )
         name = member.removesuffix(".npy")
         if name in found:
             raise MediaError(f"two members are named {member!r}")
@@ -286,7 +288,7 @@ def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
     """Return the tensors of a safetensors file: length of a JSON header, the header, the data."""
     n_bytes = os.fstat(file.fileno()).st_size
     if n_bytes < 8:
-        raise MediaError(f"{n_bytes} bytes; expected 8 at least, the length of the header")
+        raise MediaError(f"{n_bytes} bytes; expected at least 8, the length of the header")
     (n_header,) = struct.unpack("<Q", file.read(8))
     if n_header > min(_MAX_HEADER, n_bytes - 8):
         raise MediaError(f"the header has {n_header:,} bytes, the file {n_bytes:,}")
@@ -309,7 +311,7 @@ def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name appears twice")
     return found
 
 

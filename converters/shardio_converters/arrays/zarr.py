@@ -187,7 +187,7 @@ def _arrays_of(found: _Store) -> dict[str, dict[str, Any]]:
             continue
         folder = os.path.dirname(name)
         if folder in arrays:
-            raise MediaError(f"{name}: there is another description of an array beside it")
+            raise MediaError(f"{name}: there is more than one metadata file for this array")
         arrays[folder] = about
         _refuse_pickle({**about, "attributes": None}, name)
     folders = {folder: folder or ONLY for folder in arrays}
@@ -263,7 +263,9 @@ def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
             continue
         head, n_bytes = found.read(name, 16), found.size(name)
         if len(head) < 16 or int.from_bytes(head[12:], "little") != n_bytes:
-            raise MediaError(f"{name}: damaged: {n_bytes:,} bytes, where Blosc says another number")
+            raise MediaError(
+                f"{name}: damaged: {n_bytes:,} bytes differ from the length in the Blosc header"
+            )
 
 
 def _read(

@@ -40,7 +40,7 @@ class ArrayRecords(RecordConverter):
             if not _NAME.search(source.name):
                 return None
             raise MediaError(
-                f"expected bytes {_SIGNATURE.hex()} at its begin, found {head.hex() or 'none'}"
+                f"expected bytes {_SIGNATURE.hex()} at the start, found {head.hex() or 'none'}"
             )
         return _records(os.fsencode(source.path))
 
@@ -60,4 +60,4 @@ def _records(path: bytes) -> Generator[bytes]:
             for _ in range(reader.num_records()):
                 yield reader.read()
     except (RuntimeError, IndexError) as error:
-        raise MediaError(f"damaged, or not written to its end: {error}") from error
+        raise MediaError(f"damaged or truncated: {error}") from error

@@ -301,7 +301,7 @@ class FeatureInference:
         if self._seen and are_compatible_names(map(text_of, self._seen)):
             names = sorted(map(text_of, {*self._seen, *others._seen}))
             if not are_compatible_names(names):
-                raise MediaError(f"features {', '.join(names)}: no sample can have them all")
+                raise MediaError(f"features {', '.join(names)}: one sample cannot have them all")
         self.n_records += others.n_records
         for name, other in others._seen.items():
             seen = self._seen.setdefault(name, _Seen(other.dtype, other.n_values, 0))
@@ -388,7 +388,7 @@ def _array(field: Array, values: Values) -> Any:
 def _raw(field: Array, data: bytes) -> Any:
     """Return the little-endian numbers in a byte string."""
     if len(data) % field.numpy.itemsize:
-        raise MediaError(f"{len(data):,} bytes are no whole number of {field.dtype}")
+        raise MediaError(f"{len(data):,} bytes are not a whole number of {field.dtype}")
     numbers = np.frombuffer(data, field.numpy.newbyteorder("<"))
     if field.dtype == "bool" and (np.frombuffer(data, np.uint8) > 1).any():
         raise MediaError("expected bytes that are 0 or 1, for bool")

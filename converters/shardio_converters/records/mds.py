@@ -75,7 +75,7 @@ class Mds(InferringConverter):
             return (
                 Outcome("part", f"of the {n_shards:,} shards beside it")
                 if n_shards
-                else Outcome("unsupported", "names no MDS shard")
+                else Outcome("unsupported", "does not name an MDS shard")
             )
         if not source.name.lower().endswith(SUFFIXES):
             return Outcome("unsupported", "not an MDS shard")

@@ -171,7 +171,7 @@ class MdsColumn:
                 raise ValueError(f"{len(data) - at:,} bytes for shape {shape} of {dtype}")
             return np.frombuffer(data, numpy, offset=at).reshape(shape)
         except (ValueError, KeyError, IndexError) as error:
-            raise MediaError(f"an array that is damaged: {error!r}") from error
+            raise MediaError(f"damaged array: {error!r}") from error
 
 
 def _text(data: bytes) -> str:
@@ -284,7 +284,7 @@ def _read_index(path: str) -> list[dict[str, Any]]:
         return []
     for entry in shards:
         if not _is_mds(entry) or entry.get("version") != 2 or not _names(entry):
-            raise MediaError(f"expected shards of MDS, version 2, found {str(entry)[:80]}")
+            raise MediaError(f"expected MDS shards of version 2, found {str(entry)[:80]}")
     return shards
 
 
@@ -346,7 +346,7 @@ def _open(file: IO[bytes], n_bytes: int | None) -> tuple[list[MdsColumn], Iterat
     offsets = np.frombuffer(_read(file, 4 * (n_samples + 1), n_bytes), _U32).astype(np.int64)
     start = 4 + offsets.size * 4
     if offsets[0] < start or (np.diff(offsets) < 0).any() or offsets[0] - start > _MAX_TEXT:
-        raise MediaError("the offsets of samples do not rise from behind the table")
+        raise MediaError("the offsets of samples do not increase from the end of the table")
     if n_bytes not in (None, int(offsets[-1])):
         raise MediaError(f"expected {int(offsets[-1]):,} bytes, found {n_bytes:,}")
     columns = _columns(_read(file, int(offsets[0]) - start, n_bytes))
@@ -362,7 +362,7 @@ def _columns(content: bytes) -> list[MdsColumn]:
             raise ValueError(f"the columns are {names}, in {encodings}")
         columns = [MdsColumn(*each) for each in zip(names, encodings, sizes, strict=True)]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MediaError(f"what it says of its columns is damaged: {error!r}") from error
+        raise MediaError(f"the description of its columns is damaged: {error!r}") from error
     if about.get("format") != "mds" or about.get("version") != 2:
         raise MediaError(f"expected mds, version 2, found {str(about)[:80]}")
     return columns

@@ -101,7 +101,8 @@ class RecordConverter(InferringConverter, ABC):
             return replace(self, records="example", fields=specs)
         except (InvalidArgument, MediaError) as error:
             raise InvalidArgument(
-                f"features are no fields: {error}; records='bytes' keeps records as they are"
+                f"cannot map the features to field types: {error}; "
+                "records='bytes' keeps records as they are"
             ) from error
 
     def _first_of(self, source: Input) -> str | None:
@@ -159,7 +160,7 @@ class RecordConverter(InferringConverter, ABC):
             sample: dict[str, Any] = blank.copy()
             for name, values in features.items():
                 if name not in known:
-                    raise MediaError(f"feature {name.decode(errors='replace')!r} is no field")
+                    raise MediaError(f"feature {name.decode(errors='replace')!r} is not a field")
                 try:
                     sample[names[name]] = known[name](values)
                 except MediaError as error:

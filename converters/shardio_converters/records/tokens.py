@@ -54,9 +54,11 @@ class TokenFiles:
         if self.eot is not None and (type(self.eot) is not int or self.eot < 0):
             raise InvalidArgument(f"eot is {self.eot!r}; it must be a token, a whole number from 0")
         if self.eot is not None and self.dtype and self.eot > np.iinfo(self.dtype).max:
-            raise InvalidArgument(f"eot is {self.eot}: no token of {self.dtype} is")
+            raise InvalidArgument(f"eot is {self.eot}: out of range for {self.dtype}")
         if self.eot is not None and self.length is not None:
-            raise InvalidArgument("eot and length: a sample is a document, or so many tokens")
+            raise InvalidArgument(
+                "eot and length exclude each other: a sample is a document, or `length` tokens"
+            )
         if self.length is not None and (
             type(self.length) is not int or not 1 <= self.length <= _MAX_LENGTH
         ):
@@ -83,14 +85,14 @@ class TokenFiles:
             if dtype is not None:
                 return replace(self, dtype=dtype)
         raise InvalidArgument(
-            f"no {SUFFIX} file says how its tokens are stored: give dtype, one of "
+            f"no {SUFFIX} file states the dtype of its tokens: pass dtype, one of "
             f"{', '.join(DTYPES)} (--dtype)"
         )
 
     def schema(self) -> Schema:
         """Return the fields of a sample."""
         if self.dtype is None:
-            raise InvalidArgument("dtype is not known: it follows from the files, or is given")
+            raise InvalidArgument("dtype is unknown: it is inferred by fitted(), or passed")
         tokens = Array(self.dtype, (None,))
         return Schema({"tokens": tokens, "label": Array("int64"), "source": Text()})
 
@@ -120,7 +122,7 @@ class TokenFiles:
         numpy = np.dtype(self.dtype).newbyteorder("<")
         n_bytes = os.fstat(file.fileno()).st_size - file.tell()
         if dtype is None and n_bytes % numpy.itemsize:
-            raise MediaError(f"{n_bytes:,} bytes are no whole number of {self.dtype}")
+            raise MediaError(f"{n_bytes:,} bytes are not a whole number of {self.dtype}")
         if dtype is not None and n_tokens * numpy.itemsize != n_bytes:
             raise MediaError(f"expected {n_tokens:,} tokens of {dtype}, found {n_bytes:,} bytes")
         while data := file.read(_BLOCK_TOKENS * numpy.itemsize):
@@ -158,9 +160,7 @@ def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
         return None, 0
     dtype = _HEADERS.get((int(numbers[0]), int(numbers[1])))
     if dtype is None or len(head) < _HEADER_BYTES or numbers[3:].any():
-        raise MediaError(
-            f"a header of llm.c that is not known: begins with {[*map(int, numbers[:3])]}"
-        )
+        raise MediaError(f"unknown llm.c header: begins with {[*map(int, numbers[:3])]}")
     return dtype, int(numbers[2])
 
 

@@ -95,7 +95,7 @@ class TarSamples:
                     )
                 seen.add(key)
             if parts[1] in sample:
-                raise MediaError(f"member {member.name!r} is there twice in a sample")
+                raise MediaError(f"member {member.name!r} appears twice in a sample")
             try:
                 sample[parts[1]] = self._take(parts[1], member)
             except MediaError as error:

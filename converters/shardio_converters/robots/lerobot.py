@@ -53,7 +53,7 @@ class Cameras:
         if footage.name not in self._paths:
             raise MediaError(f"{footage.name} is missing")
         if not np.isfinite(times).all():
-            raise MediaError("a timestamp is no number")
+            raise MediaError("a timestamp is not a number")
         half = 1 / (2 * self._fps)
         begin = footage.begin + Fraction(float(times[0])) - half
         end = None
@@ -271,7 +271,7 @@ class LeRobot(InferringConverter):
         if not found:
             raise InvalidArgument(
                 f"no LeRobot data set, with its {INFO}, that can be read, so fields cannot be "
-                f"told; files looked at: {len(inputs):,}{reason}"
+                f"inferred; files looked at: {len(inputs):,}{reason}"
             )
         every = {name: spec for specs in found for name, spec in specs.items()}
         lacking = {name for name in every for specs in found if name not in specs}
@@ -383,7 +383,7 @@ class LeRobot(InferringConverter):
         if PICTURES in specs.values():
             name = next(name for name, spec in specs.items() if spec == PICTURES)
             raise MediaError(
-                f"{INFO}: feature {name!r}: found a picture in each row, expected a video: have "
+                f"{INFO}: feature {name!r}: found an image per row, expected a video: have "
                 "LeRobot make videos of them, or name the features that are taken (columns)"
             )
         specs[NUMBER] = specs[NUMBER].replace("[*]", "")

@@ -97,9 +97,9 @@ def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], C
                     found[key].append(_numbers(key, batch.column(key)))
     with naming(_EPISODES):
         if not names:
-            raise MediaError("no table of episodes")
+            raise MediaError("there is no table of episodes")
         if not found[wanted[0]]:
-            raise MediaError("the tables have no episode")
+            raise MediaError("the tables list no episode")
         columns = {key: np.concatenate(parts) for key, parts in found.items()}
         _check(columns)
     return names, columns
@@ -133,7 +133,7 @@ def read_tasks(root: str, version: int) -> dict[int, str]:
         else:
             pairs = _task_rows(root)
         if len(dict(pairs)) < len(pairs):
-            raise MediaError("two tasks have one number")
+            raise MediaError("two tasks have the same number")
     return dict(pairs)
 
 
@@ -160,7 +160,7 @@ def _check(columns: Columns) -> None:
             raise MediaError(f"row {row:,}, {key!r}: found {values[row]}, expected {least} or more")
     numbers = columns["episode_index"]
     if len(np.unique(numbers)) < len(numbers):
-        raise MediaError("an episode is there twice")
+        raise MediaError("an episode is listed twice")
 
 
 def _numbers(name: str, values: pa.Array) -> npt.NDArray[Any]:
@@ -355,7 +355,7 @@ def _spec(name: str, feature: Mapping[str, Any]) -> str:
     try:
         parse_field(name, spec)
     except InvalidArgument as error:
-        raise MediaError(f"feature {name!r}: found the dtype {dtype!r}, which is none") from error
+        raise MediaError(f"feature {name!r}: unknown dtype {dtype!r}") from error
     return spec
 
 
@@ -386,8 +386,8 @@ def _filled(template: str, numbers: Mapping[str, int], camera: str | None = None
         return f"{numbers[hole[1]]:0{hole[2] or 1}d}"
 
     if "{" in _HOLE.sub("", template) or "}" in _HOLE.sub("", template):
-        raise MediaError(f"{template!r}: expected names and numbers in braces alone")
+        raise MediaError(f"{template!r}: expected only names and numbers in braces")
     name = _HOLE.sub(fill, template)
     if os.path.isabs(name) or os.path.normpath(name) != name or name.startswith(".."):
-        raise MediaError(f"{template!r}: {name!r} is no path below the folder of the data set")
+        raise MediaError(f"{template!r}: {name!r} is not a path below the folder of the dataset")
     return name

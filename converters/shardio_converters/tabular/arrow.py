@@ -272,7 +272,7 @@ class Arrow(InferringConverter):
             return Outcome("part", "describes the tables of its folder")
         if not is_table(source):
             is_other = name.lower().endswith(SUFFIXES)
-            reason = f"{STATE} beside it does not list it" if is_other else "no table"
+            reason = f"{STATE} beside it does not list it" if is_other else "not a table"
             return Outcome("unsupported", reason)
         about = self.values_beside(source)
         n_samples = 0

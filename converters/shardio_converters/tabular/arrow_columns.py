@@ -123,7 +123,7 @@ def _columns(
     kind = str(feature.get("_type", ""))
     type_ = plain(type_)
     if len(place.path) > MAX_DEPTH:
-        raise MediaError(f"column {place.top!r}: structs in one another more than {MAX_DEPTH} deep")
+        raise MediaError(f"column {place.top!r}: structs nested more than {MAX_DEPTH} deep")
     if is_struct(type_) and not (kind in MEDIA and holds_files(type_)) and place.name not in whole:
         if not type_.num_fields:
             raise MediaError(f"column {place.name!r}: a struct without fields")
@@ -140,7 +140,7 @@ def _columns(
     names = feature.get("names") if kind == "ClassLabel" else None
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
     if len({*classes}) < len(classes):
-        raise MediaError(f"column {place.name!r}: two classes have one name: {classes}")
+        raise MediaError(f"column {place.name!r}: two classes have the same name: {classes}")
     yield ArrowColumn(place.name, place.top, place.path, type_, word, _unit(type_), classes)
 
 
@@ -176,7 +176,7 @@ def check_json(name: str, type_: pa.DataType, depth: int = 0) -> None:
     if is_struct(type_):
         inner = [type_.field(position) for position in range(type_.num_fields)]
         if len({field.name for field in inner}) < len(inner):
-            raise MediaError(f"column {name!r}: a struct has two fields of one name: {type_}")
+            raise MediaError(f"column {name!r}: a struct has two fields of the same name: {type_}")
         for field in inner:
             check_json(name, field.type, depth + 1)
     elif is_list(type_):
@@ -202,7 +202,7 @@ def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.D
         dims += (getattr(type_, "list_size", None) or None,)
         type_ = plain(type_.value_type)
         if len(dims) > MAX_DEPTH:
-            raise MediaError(f"column {name!r}: lists in one another more than {MAX_DEPTH} deep")
+            raise MediaError(f"column {name!r}: lists nested more than {MAX_DEPTH} deep")
     return dims, type_
 
 
@@ -307,7 +307,7 @@ def values_of(
             found = [None] * len(array)
         else:
             if has_nulls_inside(array):
-                raise MediaError("a null in a list; expected numbers alone")
+                raise MediaError("a null in a list; expected numbers only")
             if isinstance(field, List):
                 found = _lists(array, field.element)
             else:
@@ -457,7 +457,7 @@ def _said(array: pa.Array) -> list[Any]:
     try:
         json.dumps(found, allow_nan=False)
     except ValueError as error:
-        raise MediaError("NaN or an infinite number, which JSON does not have") from error
+        raise MediaError("NaN or infinity, which JSON lacks") from error
     return found
 
 
@@ -471,7 +471,7 @@ def _files(array: pa.Array, field: Field) -> list[Any]:
     for path, data in zip(paths, array.to_pylist(), strict=True):
         if data is None and path is not None:
             raise MediaError(
-                f"expected the bytes of a file, found its path alone, {path!r}: save the data set "
+                f"expected the bytes of a file, found only its path, {path!r}: save the data set "
                 "with its files in it, as save_to_disk and to_parquet of `datasets` do"
             )
         if data is not None and isinstance(field, Image):

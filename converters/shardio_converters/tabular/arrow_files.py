@@ -109,7 +109,7 @@ class ArrowTable:
                 "file only the first would be read"
             )
         if not self._source.read_at(8, max(0, read - 8)).endswith(_ENDS):
-            raise MediaError("the stream has no end: it was cut off, or never closed")
+            raise MediaError("the stream has no end marker: it was truncated, or never closed")
 
     def close(self) -> None:
         """Close the file; the memory map lives as long as arrays refer to it."""
@@ -130,7 +130,7 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
     if not n_bytes:
         raise MediaError("the file is empty")
     if head.startswith(_FEATHER_1):
-        raise MediaError("Feather of version 1: read it with pyarrow, and write version 2")
+        raise MediaError("Feather of version 1: convert it to version 2 with pyarrow")
     try:
         table = ParquetTable(path) if name.lower().endswith(PARQUET) else ArrowTable(path)
         try:

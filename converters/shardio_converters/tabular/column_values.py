@@ -116,12 +116,12 @@ def cast(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         least, most = int(array.min()), int(array.max())
         if least < limits.min or most > limits.max:
             far = least if least < limits.min else most
-            raise ValueError(f"found {far}, which is not from {limits.min} to {limits.max}")
+            raise ValueError(f"found {far}, outside {limits.min} to {limits.max}")
         return array.astype(dtype)
     with np.errstate(over="ignore"):
         found = array.astype(dtype)
     if (np.isinf(found) & np.isfinite(array)).any():
-        raise ValueError("found a number that is too large")
+        raise ValueError("found a number out of range")
     return found
 
 

@@ -256,7 +256,7 @@ def _column(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name is there twice in one object")
+        raise ValueError("an object repeats a name")
     return found
 
 
@@ -366,7 +366,7 @@ def _read(table: Input, field: FileField, reference: Any, parts: Mapping[str, In
     one = parts.get("" if posixpath.isabs(reference) else name_of(table, reference))
     if one is None:
         raise MediaError(
-            f"{reference!r}: no file of the source; expected a path from the table's folder to one"
+            f"{reference!r}: not a file of the source; expected a path from the table's folder"
         )
     if isinstance(field, Audio | Video):
         return demux(one.path, type(field).__name__.lower(), name=one.name)

@@ -66,7 +66,7 @@ class Tables(InferringConverter):
             )
         if word.startswith(("bytes", "bfloat16")):
             raise InvalidArgument(
-                f"field {name!r}: found {word!r}; tables have none, but files: 'file'"
+                f"field {name!r}: found {word!r}; tables support files instead: 'file'"
             )
         if name in (self.references or ()) and isinstance(field, Array | Json | Text):
             raise InvalidArgument(
@@ -101,7 +101,7 @@ class Tables(InferringConverter):
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a table."""
         if not is_table(source.name):
-            return Outcome("unsupported", "no table")
+            return Outcome("unsupported", "not a table")
         about = self.values_beside(source)
         parts = {one.name: one for one in source.parts}
         n_together = 1 if parts else 256  # of files, one in memory is enough
