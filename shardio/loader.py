@@ -241,11 +241,11 @@ class ShardLoader(Closing):
         )
 
     def _handover_of(self, opened: Dataset) -> Handover:
-        maker = create_adapter(self._options.output, self._options.device)
-        if maker is not None and maker.aliases:
-            self._engine.settle_by(maker.synchronize)
+        adapter = create_adapter(self._options.output, self._options.device)
+        if adapter is not None and adapter.aliases:
+            self._engine.settle_by(adapter.synchronize)
         most = self._options.max_skips or 0
-        return Handover(self._engine, maker, opened, reuses=self._options.reuse, most_skips=most)
+        return Handover(self._engine, adapter, opened, reuses=self._options.reuse, most_skips=most)
 
     @property
     def dataset(self) -> Dataset:
@@ -285,8 +285,8 @@ class ShardLoader(Closing):
         plan = batches.iteration.plan
         return ProgressBar(
             batches,
-            n_batches=plan.division.last_step,
-            n_done=plan.division.first_step,
+            n_batches=plan.partition.last_step,
+            n_done=plan.partition.first_step,
             stats=lambda: self.stats().latest,
             title=f"epoch {plan.epoch}" if title is None else title,
             file=file,

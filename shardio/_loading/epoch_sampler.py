@@ -179,8 +179,8 @@ class Course:
     def __init__(self, dataset: Dataset, choice: SamplingOptions) -> None:
         self._n_samples = len(dataset)
         rows = dataset.rows
-        bundling = rows.bundling
-        self._bundle = 1 if bundling is None else bundling.k
+        clip_grouping = rows.clip_grouping
+        self._bundle = 1 if clip_grouping is None else clip_grouping.k
         """How many clips lie together where an epoch is shuffled."""
         self._choice = choice
         self._latest: _Table | None = None
@@ -252,17 +252,17 @@ class Course:
         sizes = None if self.blend is None else self.blend.sizes
         return Progress(epoch, 0, self.n_positions(epoch), self.window, sizes, self._tokens)
 
-    def plan(self, began: Progress, division: RankPartition) -> Plan:
-        """The plan of a pass over the positions of an epoch that `division` deals out."""
+    def plan(self, began: Progress, partition: RankPartition) -> Plan:
+        """The plan of a pass over the positions of an epoch that `partition` divides."""
         epoch, window, tokens = began.epoch, began.window, began.tokens
         if self.blend is not None:
             blend = self.blend if began.sizes is None else replace(self.blend, sizes=began.sizes)
-            return Plan(epoch, division, window, blend=blend, tokens=tokens)
+            return Plan(epoch, partition, window, blend=blend, tokens=tokens)
         if self._sums is not None:
-            return Plan(epoch, division, sums=self._sums, tokens=tokens)
+            return Plan(epoch, partition, sums=self._sums, tokens=tokens)
         if self.repeats:
-            return Plan(epoch, division, listed=self._table(epoch).numbers, tokens=tokens)
-        return Plan(epoch, division, window, tokens=tokens)
+            return Plan(epoch, partition, listed=self._table(epoch).numbers, tokens=tokens)
+        return Plan(epoch, partition, window, tokens=tokens)
 
     def identity(self, epoch: int) -> dict[str, Any]:
         """What the positions of an epoch depend on, beside the dataset; None where not at all.
@@ -350,7 +350,7 @@ def _check_has_shards(dataset: Dataset) -> None:
         wrong = "those of this selection come in another; sort what select() is given"
     elif dataset.rows.packed is not None:
         wrong = "a window of tokens may begin in one shard and end in another"
-    elif dataset.rows.bundling is not None:
+    elif dataset.rows.clip_grouping is not None:
         wrong = "per_video keeps clips of a video together, wherever it lies"
     if wrong is not None:
         raise InvalidArgument(

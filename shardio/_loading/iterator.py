@@ -58,7 +58,7 @@ class Epochs:
     @property
     def n_batches(self) -> int:
         """How many a whole epoch has that begins now."""
-        return self._division(0, self.course.n_positions(self.number)).last_step
+        return self._partition(0, self.course.n_positions(self.number)).last_step
 
     def begin(self, engine: Engine) -> Iteration:
         """Begin the next one."""
@@ -74,7 +74,7 @@ class Epochs:
         asked, n = self._options, start.n_samples
         if asked.tail != "drop" or self._has_warned or start.position or not n:
             return
-        if not self._division(0, n).last_step:
+        if not self._partition(0, n).last_step:
             self._has_warned = True
             warn_of_no_batch(start.epoch, n, asked.batch_size, asked.world_size)
 
@@ -100,13 +100,15 @@ class Epochs:
         latest = self.latest
         if latest is None or latest.is_exhausted:
             return self._start()
-        plan, position = latest.plan, latest.plan.division.position(latest.n_handed_over)
-        return Progress(plan.epoch, position, plan.division.n, plan.window, plan.sizes, plan.tokens)
+        plan, position = latest.plan, latest.plan.partition.position(latest.n_handed_over)
+        return Progress(
+            plan.epoch, position, plan.partition.n, plan.window, plan.sizes, plan.tokens
+        )
 
     def _plan(self, start: Progress) -> Plan:
-        return self.course.plan(start, self._division(start.position, start.n_samples))
+        return self.course.plan(start, self._partition(start.position, start.n_samples))
 
-    def _division(self, position: int, n_samples: int) -> RankPartition:
+    def _partition(self, position: int, n_samples: int) -> RankPartition:
         asked = self._options
         place = asked.rank, asked.world_size
         return RankPartition(n_samples, position, asked.batch_size, *place, asked.tail)
@@ -121,7 +123,7 @@ class Handover:
 
     Args:
         engine: whose blocks they are.
-        maker: makes tensors; None for arrays.
+        adapter: makes tensors; None for arrays.
         dataset: what they are of.
         reuses: whether a batch is valid only until the next one.
         most_skips: how many samples of an epoch may fail, where they are skipped.
@@ -130,13 +132,13 @@ class Handover:
     def __init__(
         self,
         engine: Engine,
-        maker: TensorAdapter | None,
+        adapter: TensorAdapter | None,
         dataset: Dataset,
         *,
         reuses: bool,
         most_skips: int,
     ) -> None:
-        self._engine, self._maker = engine, maker
+        self._engine, self._adapter = engine, adapter
         self._reuses, self._most_skips = reuses, most_skips
         self._paths = ShardPaths(dataset.path, dataset.shards)
         self._beside = {
@@ -173,9 +175,9 @@ class Handover:
         self, layout: BlockLayout, n_rows: int, block: npt.NDArray[np.uint8]
     ) -> dict[str, Any]:
         arrays = layout.arrays(block, n_rows)
-        if self._maker is None:
+        if self._adapter is None:
             return arrays
-        wrap = self._maker.wrap
+        wrap = self._adapter.wrap
         slots = layout.fixed + layout.whole
         return {slot.name: wrap(arrays[slot.name], block, slot.logical_dtype) for slot in slots}
 
@@ -184,13 +186,13 @@ class Handover:
     ) -> dict[str, Any]:
         """reuse=True: arrays or tensors made once per block, or once for all if they are copies."""
         lanes = self._engine.pool.kept
-        if self._maker is not None and not self._maker.aliases:
-            arrays, maker = layout.arrays(block, n_rows), self._maker
+        if self._adapter is not None and not self._adapter.aliases:
+            arrays, adapter = layout.arrays(block, n_rows), self._adapter
             shapes = [array.shape for array in arrays.values()] if layout.whole else None
             kept = lanes.get((_EVERY_BLOCK, n_rows))
             if kept is None or kept[0] != shapes:
                 slots = layout.fixed + layout.whole
-                made = {s.name: maker.fixed(arrays[s.name], s.logical_dtype) for s in slots}
+                made = {s.name: adapter.fixed(arrays[s.name], s.logical_dtype) for s in slots}
                 kept = lanes[_EVERY_BLOCK, n_rows] = shapes, made
             return {name: kept[1][name](array) for name, array in arrays.items()}
         heads = layout.heads(block) if layout.whole else None

@@ -181,13 +181,13 @@ class Bringing:
 
 def _wanted(dataset: Dataset, recipe: Recipe, plan: Plan) -> Iterator[PrefetchRequest]:
     """The files of a pass, each where it is first needed, and again where that is long ago."""
-    division = plan.division
+    partition = plan.partition
     itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
-    n_steps = max(1, _SAMPLES_AT_ONCE // division.batch_size)
+    n_steps = max(1, _SAMPLES_AT_ONCE // partition.batch_size)
     last_seen = np.full(len(dataset.shards), -2)
-    for number, first in enumerate(range(division.first_step, division.last_step, n_steps)):
-        last = min(first + n_steps, division.last_step)
-        stretch = itinerary.at(plan, division.positions(first, last))
+    for number, first in enumerate(range(partition.first_step, partition.last_step, n_steps)):
+        last = min(first + n_steps, partition.last_step)
+        stretch = itinerary.at(plan, partition.positions(first, last))
         rows = (
             stretch.rows
             if dataset.rows.packed is None

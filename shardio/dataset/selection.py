@@ -95,7 +95,7 @@ class RowSelection:
         return self._packed
 
     @property
-    def bundling(self) -> ClipGrouping | None:
+    def clip_grouping(self) -> ClipGrouping | None:
         """The clips that stay together in a shuffle; None where each sample moves alone."""
         if self._clips is None or self._clips.clip.per_video in (None, 1):
             return None

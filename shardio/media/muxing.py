@@ -180,37 +180,37 @@ def _write_file(stream: EncodedStream, form: str, shift: int, is_sound: object) 
 
 def _video_target(container: OutputContainer, stream: EncodedStream) -> Any:
     """Add a video stream with the parameters of `stream` to the container."""
-    told = stream.parameters
+    parameters = stream.parameters
     target: Any = container.add_stream(_encoder(stream), rate=25)
     codec = target.codec_context
     formats = [each.name for each in codec.codec.video_formats or ()]
-    asked = (told.get("pixel_format"), "yuv444p", *formats, "yuv420p")
-    codec.pix_fmt = next(name for name in asked if name in formats or not formats)
-    codec.width, codec.height = int(told["width"]), int(told["height"])
+    candidates = (parameters.get("pixel_format"), "yuv444p", *formats, "yuv420p")
+    codec.pix_fmt = next(name for name in candidates if name in formats or not formats)
+    codec.width, codec.height = int(parameters["width"]), int(parameters["height"])
     for name in _COLOURS:
-        if told.get(name):
-            setattr(codec, name, int(told[name]))
-    if aspect := fraction_parameter(told, "sample_aspect"):
+        if parameters.get(name):
+            setattr(codec, name, int(parameters[name]))
+    if aspect := fraction_parameter(parameters, "sample_aspect"):
         codec.sample_aspect_ratio = aspect
-    if rate := fraction_parameter(told, "frame_rate"):
+    if rate := fraction_parameter(parameters, "frame_rate"):
         codec.framerate = rate
     codec.thread_count = 1
     codec.options = _QUICK.get(codec.name, {})
     with keep_scheduling_policy():
         codec.open(strict=False)
     codec.extradata = bytes(stream.extradata) or None
-    if display_parameter(told) is not None:
-        target.set_display_matrix([int(each) for each in told["display"]])
+    if display_parameter(parameters) is not None:
+        target.set_display_matrix([int(each) for each in parameters["display"]])
     return target
 
 
 def _sound_target(container: OutputContainer, stream: EncodedStream) -> Any:
-    told = stream.parameters
-    target: Any = container.add_stream(_encoder(stream), rate=int(told["rate"]))
+    parameters = stream.parameters
+    target: Any = container.add_stream(_encoder(stream), rate=int(parameters["rate"]))
     codec = target.codec_context
-    codec.layout = told["layout"]
+    codec.layout = parameters["layout"]
     formats = codec.codec.audio_formats
-    codec.format = formats[0].name if formats else told["sample_format"]
+    codec.format = formats[0].name if formats else parameters["sample_format"]
     codec.options = {"strict": "-2"}
     codec.open(strict=False)
     codec.extradata = bytes(stream.extradata) or None
@@ -271,10 +271,10 @@ def _difference(
 
 
 def _display_properties(stream: EncodedStream) -> tuple[Any, ...]:
-    told = stream.parameters
-    aspect = fraction_parameter(told, "sample_aspect") or Fraction(1)
+    parameters = stream.parameters
+    aspect = fraction_parameter(parameters, "sample_aspect") or Fraction(1)
     names = ("pixel_format", "range", "matrix", "rotation")
-    return stream.width, stream.height, aspect, *(told.get(name) for name in names)
+    return stream.width, stream.height, aspect, *(parameters.get(name) for name in names)
 
 
 def _has_same_data(stream: EncodedStream, again: EncodedStream, codec: str) -> bool:

@@ -107,7 +107,7 @@ class ClipGrouping:
         self.k, self._ends = k, ends
         self._latest: dict[int, tuple[int, ClipGroups]] = {}
 
-    def bundles(self, n: int, source: int = 0) -> ClipGroups:
+    def groups(self, n: int, source: int = 0) -> ClipGroups:
         """Return the groups of a source's first n clips; cached for the next epoch."""
         latest = self._latest.get(source)
         if latest is None or latest[0] != n:
@@ -122,16 +122,16 @@ class ClipGroupOrder:
     """The clips of one epoch, by position.
 
     Args:
-        bundles: the groups.
+        groups: of the clips.
         seed, epoch: the key.
     """
 
-    def __init__(self, bundles: ClipGroups, *, seed: int, epoch: int) -> None:
-        self._bundles = bundles
+    def __init__(self, groups: ClipGroups, *, seed: int, epoch: int) -> None:
+        self._groups = groups
         self._keys = [derive_key(kind, seed, epoch) for kind in (24, 25, 26, 27)]
-        self._n_windows = max(1, int(bundles.counts.sum()) // WINDOW)
+        self._n_windows = max(1, int(groups.counts.sum()) // WINDOW)
         # With an offset per size, remainders do not all fall into the last window.
-        starts = keyed_hashes(bundles.sizes, self._keys[0]) % np.uint64(self._n_windows)
+        starts = keyed_hashes(groups.sizes, self._keys[0]) % np.uint64(self._n_windows)
         self._offsets: Positions = starts.astype(np.int64)
         self._permutations: dict[int, Permutation] = {}
 
@@ -140,7 +140,7 @@ class ClipGroupOrder:
         if not len(positions):
             return np.zeros(0, np.int64)
         first, last = self._window(int(positions.min())), self._window(int(positions.max()))
-        edges = self._n_ranked(np.arange(first, last + 1)) @ self._bundles.sizes
+        edges = self._n_ranked(np.arange(first, last + 1)) @ self._groups.sizes
         if first == last:
             return self._in_window(first, positions - edges[0])
         windows = np.searchsorted(edges, positions, "right") - 1
@@ -156,13 +156,13 @@ class ClipGroupOrder:
         """Return the window that contains a position."""
 
         def end(window: int) -> int:
-            return int((self._n_ranked(np.array([window + 1])) @ self._bundles.sizes)[0])
+            return int((self._n_ranked(np.array([window + 1])) @ self._groups.sizes)[0])
 
         return bisect.bisect_right(range(self._n_windows), position, key=end)
 
     def _n_ranked(self, windows: Positions) -> Positions:
         """Return the number of groups of each size before each of `windows`: (windows, sizes)."""
-        each, over = np.divmod(self._bundles.counts, self._n_windows)
+        each, over = np.divmod(self._groups.counts, self._n_windows)
         numbers = windows[:, None]
         return numbers * each + (numbers * over + self._offsets) // self._n_windows
 
@@ -173,10 +173,10 @@ class ClipGroupOrder:
         for which in np.flatnonzero(lasts > firsts).tolist():
             ranks = np.arange(firsts[which], lasts[which])
             numbers = self._permutation(which).at(ranks)
-            of, begin = self._bundles.find(which, numbers, self._keys[1])
+            of, begin = self._groups.find(which, numbers, self._keys[1])
             videos.append(of)
             starts.append(begin)
-            sizes.append(np.broadcast_to(self._bundles.sizes[which], len(of)))
+            sizes.append(np.broadcast_to(self._groups.sizes[which], len(of)))
         start = np.concatenate(starts)
         turn = spread_groups(np.concatenate(videos), start, derive_key(window, self._keys[2]))
         start, size = start[turn], np.concatenate(sizes)[turn]
@@ -189,7 +189,7 @@ class ClipGroupOrder:
         """Return the permutation of the groups of one size."""
         found = self._permutations.get(which)
         if found is None:
-            size, n = int(self._bundles.sizes[which]), int(self._bundles.counts[which])
+            size, n = int(self._groups.sizes[which]), int(self._groups.counts[which])
             found = self._permutations[which] = Permutation(n, derive_key(size, self._keys[3]))
         return found
 

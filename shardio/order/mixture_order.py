@@ -143,7 +143,7 @@ class MixtureOrder:
         shuffle: shuffle each source; False reads it in order.
         window: for block shuffle; None shuffles a source as a whole.
         seed, epoch: the key.
-        bundling: the grouping of clips, or None.
+        clip_grouping: the grouping of clips, or None.
     """
 
     def __init__(
@@ -154,13 +154,13 @@ class MixtureOrder:
         window: Window | None,
         seed: int,
         epoch: int,
-        bundling: ClipGrouping | None = None,
+        clip_grouping: ClipGrouping | None = None,
     ) -> None:
         self._mixing, self._n, self._firsts = blend.mixing, blend.n_positions, blend.firsts
         self._key = derive_key(22, seed, epoch)
         shuffles = shuffle or window is not None
         self._walks = [
-            _ShuffledSource(n, derive_key(23, seed, epoch, source), window, bundling, source)
+            _ShuffledSource(n, derive_key(23, seed, epoch, source), window, clip_grouping, source)
             if shuffles
             else _SequentialSource(n)
             for source, n in enumerate(blend.sizes)
@@ -247,19 +247,24 @@ class _ShuffledSource:
         n: number of samples.
         key: of its orders.
         window: for block shuffle, where it makes a difference.
-        bundling: the grouping of the clips of all sources, or None.
+        clip_grouping: the grouping of the clips of all sources, or None.
         source: its number.
     """
 
     def __init__(
-        self, n: int, key: int, window: Window | None, bundling: ClipGrouping | None, source: int
+        self,
+        n: int,
+        key: int,
+        window: Window | None,
+        clip_grouping: ClipGrouping | None,
+        source: int,
     ) -> None:
         self._n, self._key = n, key
-        self._bundling, self._source = bundling, source
-        k = 1 if bundling is None else bundling.k
+        self._clip_grouping, self._source = clip_grouping, source
+        k = 1 if clip_grouping is None else clip_grouping.k
         self._window = window if window is not None and n > window.whole * k else None
         # Of a small source a call may need many rounds: their orders are worked out together.
-        self._is_small = n <= SORTED_MAX and self._window is None and bundling is None
+        self._is_small = n <= SORTED_MAX and self._window is None and clip_grouping is None
         self._n_at_once = max(1, SORTED_MAX // n) if self._is_small else 1
         self._rounds: Positions = np.zeros(0, np.int64)
         self._tables: Positions
@@ -292,11 +297,11 @@ class _ShuffledSource:
 
     def _ordered(self, key: int) -> Permutation | WindowedOrder | GroupedOrder | ClipGroupOrder:
         """Return the order of a round."""
-        n, window, bundling = self._n, self._window, self._bundling
-        if bundling is None:
+        n, window, clip_grouping = self._n, self._window, self._clip_grouping
+        if clip_grouping is None:
             if window is None:
                 return Permutation(n, key)
             return WindowedOrder(n, window, seed=key, epoch=0)
         if window is None:
-            return ClipGroupOrder(bundling.bundles(n, self._source), seed=key, epoch=0)
-        return GroupedOrder(n, bundling.k, window, seed=key, epoch=0)
+            return ClipGroupOrder(clip_grouping.groups(n, self._source), seed=key, epoch=0)
+        return GroupedOrder(n, clip_grouping.k, window, seed=key, epoch=0)

@@ -223,8 +223,8 @@ class Session:
             loader.load_state_dict(state)
         self._follows = {}
         self._batches = batches = cast(Pass, iter(loader))
-        division = batches.iteration.plan.division
-        first, last = division.first_step, division.last_step
+        partition = batches.iteration.plan.partition
+        first, last = partition.first_step, partition.last_step
         with self._changed:
             self._step = self._taken = first
             self._upto = first + ahead

@@ -76,8 +76,8 @@ class Filling:
         self.block.bytes[:] = 0xA5
 
     def fill(self, epoch: int = 0, step: int = 0) -> Batch:
-        division = RankPartition(self.recipe.n_samples, 0, self.recipe.block_rows)
-        plan = Plan(epoch, division)
+        partition = RankPartition(self.recipe.n_samples, 0, self.recipe.block_rows)
+        plan = Plan(epoch, partition)
         n_rows, heap = self.filler.fill(self.layout, self.block, plan, step)
         assert len(self.block.bytes) >= self.layout.heap + heap
         values = {

@@ -37,12 +37,12 @@ def test_a_step_has_its_samples_whoever_does_which(
     with shardio.open(folder) as dataset:
         itinerary = Itinerary(dataset, shuffle=True, seed=5)
         itinerary.n_workers = n_workers
-        steps = list(range(plan.division.first_step, plan.division.last_step))
+        steps = list(range(plan.partition.first_step, plan.partition.last_step))
         # Its own ones, and now and then one of another.
         for step in [*steps[::n_workers], *steps[1:30], *steps[-5:]]:
             stretch, part = itinerary.stretch(plan, step)
-            start, stop = plan.division.read(step)
-            expected = order.at(plan.division.positions(step, step + 1)).tolist()
+            start, stop = plan.partition.read(step)
+            expected = order.at(plan.partition.positions(step, step + 1)).tolist()
             assert len(expected) == stop - start
             assert stretch.rows[part].tolist() == expected
 

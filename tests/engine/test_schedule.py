@@ -78,9 +78,9 @@ class Passes(RuleBasedStateMachine):
         self.cautions: dict[int, Caution] = {}  # of steps that workers have died of
         self.skipped: dict[int, int] = {}  # step -> how many of its samples
         self.n_skipped = 0
-        division = RankPartition(last := first + n_steps, 0, 1)
+        partition = RankPartition(last := first + n_steps, 0, 1)
         layout = layout_for_samples(Schema({"label": Array("int64")}), 1)
-        self.iteration = Iteration(0, Plan(0, division), self.schedule, layout)
+        self.iteration = Iteration(0, Plan(0, partition), self.schedule, layout)
         self.most = last // 2
 
     @precondition(lambda self: self.outside and not self.is_cancelled)

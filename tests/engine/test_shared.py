@@ -53,7 +53,7 @@ def test_a_plan_travels_with_its_table_beside_it() -> None:
         message, fds = plan.pack()
         assert len(message) < 1000
         back = Plan.unpack(message, [os.dup(fd) for fd in fds])
-        assert (back.epoch, back.division, back.window) == (3, plan.division, (2, 8))
+        assert (back.epoch, back.partition, back.window) == (3, plan.partition, (2, 8))
         found = {"listed": back.listed, "sums": back.sums}
         chosen = found.pop(name)
         assert chosen is not None

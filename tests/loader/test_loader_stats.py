@@ -322,13 +322,13 @@ def test_another_thread_may_ask_while_the_loop_waits(folder: str) -> None:
     [(0, 1, "short"), (1, 3, "short"), (2, 3, "pad"), (0, 3, "drop")],
 )
 def test_a_division_counts_the_samples_of_its_steps(rank: int, world_size: int, tail: Tail) -> None:
-    division = RankPartition(100, 7, 8, rank, world_size, tail)
+    partition = RankPartition(100, 7, 8, rank, world_size, tail)
     counted = 0
-    for step in range(division.first_step, division.last_step):
-        assert division.n_samples(step) == counted
-        start, stop = division.share(step)
+    for step in range(partition.first_step, partition.last_step):
+        assert partition.n_samples(step) == counted
+        start, stop = partition.share(step)
         counted += stop - start
-    assert division.n_samples(division.last_step) == counted
+    assert partition.n_samples(partition.last_step) == counted
 
 
 def test_lines_of_two_workers_add_up_and_a_new_pass_begins_with_nought() -> None:

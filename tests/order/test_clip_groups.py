@@ -146,12 +146,12 @@ def test_bundles_of_a_video_lie_at_least_half_a_part_from_each_other() -> None:
 def test_what_came_later_changes_nothing_in_an_epoch_that_had_begun() -> None:
     before, after = np.cumsum([18, 3, 40]), np.cumsum([18, 3, 40, 7, 90])
     grown = ClipGrouping(4, [after])
-    found = ClipGroupOrder(grown.bundles(61), seed=3, epoch=1).at(np.arange(61))
-    expected = ClipGroupOrder(ClipGrouping(4, [before]).bundles(61), seed=3, epoch=1).at(
+    found = ClipGroupOrder(grown.groups(61), seed=3, epoch=1).at(np.arange(61))
+    expected = ClipGroupOrder(ClipGrouping(4, [before]).groups(61), seed=3, epoch=1).at(
         np.arange(61)
     )
     assert np.array_equal(found, expected)
-    assert grown.bundles(158).counts.sum() > grown.bundles(61).counts.sum()
+    assert grown.groups(158).counts.sum() > grown.groups(61).counts.sum()
 
 
 def test_one_clip_in_a_bundle_is_a_shuffle_of_clips() -> None:

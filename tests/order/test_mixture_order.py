@@ -175,8 +175,8 @@ def test_the_slices_of_all_ranks_together_are_the_order_of_the_mixture(world_siz
     expected, n = whole(made), made.n_positions
     found = np.full(n, -1)
     for rank in range(world_size):
-        division = RankPartition(n, 0, 4, rank, world_size)
-        positions = division.positions(0, division.last_step)
+        partition = RankPartition(n, 0, 4, rank, world_size)
+        positions = partition.positions(0, partition.last_step)
         found[positions] = order(made).at(positions)
     assert found.tolist() == expected.tolist()
 
@@ -237,8 +237,8 @@ def test_ranks_of_small_batches_have_every_source_in_proportion(weights: list[fl
     made = blend(weights, [70_000, 10_000], "stop")
     for batch_size in (1, 2):
         for rank in range(4):
-            division = RankPartition(made.n_positions, 0, batch_size, rank, 4)
-            positions = division.positions(0, min(division.last_step, 4000))
+            partition = RankPartition(made.n_positions, 0, batch_size, rank, 4)
+            positions = partition.positions(0, min(partition.last_step, 4000))
             share = (order(made).draws(positions)[0] == 1).mean()
             likely = weights[1] / sum(weights)
             # At most as far off as when every position draws for itself.

@@ -18,8 +18,8 @@ def ranks(tail: Any, n: int, first: int, batch_size: int, world_size: int) -> li
     ]
 
 
-def shares(division: RankPartition, step: int) -> list[int]:
-    return list(range(*division.share(step)))
+def shares(partition: RankPartition, step: int) -> list[int]:
+    return list(range(*partition.share(step)))
 
 
 cases = st.tuples(
@@ -101,8 +101,8 @@ def test_a_padded_step_without_a_share_reads_the_first_position_that_is_left() -
 
 @pytest.mark.parametrize(("first", "steps"), [(0, (0, 5)), (8, (2, 5)), (9, (2, 5)), (20, (5, 5))])
 def test_steps_go_on_where_whole_ones_were_done(first: int, steps: tuple[int, int]) -> None:
-    division = RankPartition(n=20, first=first, batch_size=4)
-    assert (division.first_step, division.last_step) == steps
+    partition = RankPartition(n=20, first=first, batch_size=4)
+    assert (partition.first_step, partition.last_step) == steps
 
 
 @given(case=cases, tail=st.sampled_from(["short", "pad", "drop"]))

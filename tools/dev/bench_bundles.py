@@ -48,11 +48,11 @@ def epoch(folder: str, per_video: int, batch_size: int, seed: int) -> tuple[floa
 def crowded(k: int, *, spread: bool) -> float:
     """Return the share of batches of 32 with more than k clips of one of N_VIDEOS videos."""
     n = N_VIDEOS * N_CLIPS
-    bundles = ClipGroups(np.arange(1, N_VIDEOS + 1) * N_CLIPS, k)
+    groups = ClipGroups(np.arange(1, N_VIDEOS + 1) * N_CLIPS, k)
     found = []
     for number in range(N_EPOCHS):
         if spread:
-            clips = ClipGroupOrder(bundles, seed=0, epoch=number).at(np.arange(n))
+            clips = ClipGroupOrder(groups, seed=0, epoch=number).at(np.arange(n))
         else:  # bundles of k, shuffled and no more
             whole = Order(n // k, shuffle=True, seed=0, epoch=number).rows(0, n // k)
             clips = (whole[:, None] * k + np.arange(k)).reshape(-1)

@@ -203,7 +203,7 @@ class Lap:
 
     def stats(
         self,
-        division: RankPartition,
+        partition: RankPartition,
         n_handed_over: int,
         row_bytes: int,
         words: npt.NDArray[np.uint64],
@@ -211,7 +211,7 @@ class Lap:
         """The figures of the pass, so far.
 
         Args:
-            division: of its positions.
+            partition: of its positions.
             n_handed_over: the step that is next.
             row_bytes: of the fixed fields of a sample.
             words: its lines, summed up.
@@ -221,10 +221,10 @@ class Lap:
         inside_ns = self.left_ns - self.entered_ns
         if inside_ns < 0:
             inside_ns += elapsed_ns
-        n_batches = n_handed_over - division.first_step
+        n_batches = n_handed_over - partition.first_step
         n_undelivered = max(0, int(words[_FILLED]) - n_batches)
         ready_ns = self.left_ns + n_undelivered * elapsed_ns - self._filled_ns(words)
-        n_samples = division.n_samples(n_handed_over)
+        n_samples = partition.n_samples(n_handed_over)
         return LoadingStats(
             elapsed_s=elapsed_ns * _S_PER_NS,
             waiting_s=self.waited_ns * _S_PER_NS,

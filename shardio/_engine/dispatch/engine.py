@@ -188,7 +188,7 @@ class Engine:
             traffic.reap()
             if iteration is None:
                 traffic.wait_for_slot(self._timeout_s)
-                first, last = plan.division.first_step, plan.division.last_step
+                first, last = plan.partition.first_step, plan.partition.last_step
                 schedule = Schedule(first, last, self._staff.n_workers, self._staff.depth)
                 iteration = self._passes.begin(plan, schedule, layout)
             self._passes.follow(iteration, successor if self._staff.goes_ahead else None)

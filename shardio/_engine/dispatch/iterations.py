@@ -164,7 +164,7 @@ class Passes:
         slot = self._free_slots.pop()
         self._words[slot] = 0
         iteration = self._by_slot[slot] = Iteration(slot, plan, schedule, layout)
-        iteration.n_handed_over = plan.division.first_step
+        iteration.n_handed_over = plan.partition.first_step
         iteration.lap.moments = deque(maxlen=self._n_records)
         self._tallies.begin(slot, iteration.lap.began_ns)
         return iteration
@@ -182,8 +182,8 @@ class Passes:
         plan = before.successor
         if plan is None or not before.schedule.is_given_out or self.is_full or self.n_live > 1:
             return None
-        division = plan.division
-        schedule = before.schedule.followed(division.first_step, division.last_step)
+        partition = plan.partition
+        schedule = before.schedule.followed(partition.first_step, partition.last_step)
         self.ahead = iteration = self.begin(plan, schedule, before.layout)
         iteration.is_ahead = True
         return iteration
@@ -268,7 +268,7 @@ class Passes:
         plan, lap = iteration.plan, iteration.lap
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
         words = self._tallies.of(iteration.slot)
-        found = lap.stats(plan.division, iteration.n_handed_over, row_bytes, words)
+        found = lap.stats(plan.partition, iteration.n_handed_over, row_bytes, words)
         return replace(found, n_skipped=iteration.n_skipped)
 
     def total(self) -> LoadingStats:

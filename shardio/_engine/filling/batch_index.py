@@ -116,15 +116,15 @@ def order_of(
     *,
     shuffle: bool,
     seed: int,
-    bundling: ClipGrouping | None = None,
+    clip_grouping: ClipGrouping | None = None,
     shard_ends: Rows | None = None,
 ) -> Ordering:
     """The order of a pass.
 
-    `shuffle` is for plans that say nothing of it, `bundling` for clips that lie in bundles where
+    `shuffle` is for plans that say nothing of it, `clip_grouping` for clips that lie in groups where
     they are shuffled, and `shard_ends` for windows of shards.
     """
-    n, epoch = plan.division.n, plan.epoch
+    n, epoch = plan.partition.n, plan.epoch
     if isinstance(plan.window, ShardWindow):
         if shard_ends is None:
             raise AssertionError("a plan with windows of shards needs to know where they end")
@@ -136,14 +136,19 @@ def order_of(
     if plan.blend is not None:
         window = plan.window
         return MixtureOrder(
-            plan.blend, shuffle=shuffle, window=window, seed=seed, epoch=epoch, bundling=bundling
+            plan.blend,
+            shuffle=shuffle,
+            window=window,
+            seed=seed,
+            epoch=epoch,
+            clip_grouping=clip_grouping,
         )
     if plan.window is not None:
-        if bundling is not None:
-            return GroupedOrder(n, bundling.k, plan.window, seed=seed, epoch=epoch)
+        if clip_grouping is not None:
+            return GroupedOrder(n, clip_grouping.k, plan.window, seed=seed, epoch=epoch)
         return WindowedOrder(n, plan.window, seed=seed, epoch=epoch)
-    if shuffle and bundling is not None:
-        return ClipGroupOrder(bundling.bundles(n), seed=seed, epoch=epoch)
+    if shuffle and clip_grouping is not None:
+        return ClipGroupOrder(clip_grouping.groups(n), seed=seed, epoch=epoch)
     return Order(n, shuffle=shuffle, seed=seed, epoch=epoch)
 
 
@@ -164,7 +169,7 @@ class Itinerary:
 
     def stretch(self, plan: Plan, step: int) -> tuple[Stretch, slice]:
         """A stretch with the samples of a step, and which of its samples they are."""
-        division, n_workers = plan.division, self.n_workers
+        partition, n_workers = plan.partition, self.n_workers
         if plan is not self._plan:
             self._plan = None  # should Ctrl-C strike here: never the order of another pass
             self._stretches, self._order = {}, self._order_of(plan)
@@ -172,7 +177,7 @@ class Itinerary:
         found = self._stretches.get(step % n_workers)
         if found is None or not found.first <= step < found.last:
             found = self._stretches[step % n_workers] = self._look(plan, step)
-        n_whole = division.batch_size
+        n_whole = partition.batch_size
         start = (step - found.first) // n_workers * n_whole
         return found, slice(start, min(start + n_whole, found.n))  # only the last has fewer
 
@@ -188,9 +193,9 @@ class Itinerary:
         return Stretch(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
 
     @cached_property
-    def _bundling(self) -> ClipGrouping | None:
+    def _clip_grouping(self) -> ClipGrouping | None:
         # Late: a worker's dataset is told what it shows after it was opened.
-        return self._dataset.rows.bundling
+        return self._dataset.rows.clip_grouping
 
     def _order_of(self, plan: Plan) -> Ordering:
         is_in_shards = isinstance(plan.window, ShardWindow)
@@ -198,17 +203,17 @@ class Itinerary:
             plan,
             shuffle=self._shuffle,
             seed=self._seed,
-            bundling=self._bundling,
+            clip_grouping=self._clip_grouping,
             shard_ends=self._dataset.rows.shard_ends if is_in_shards else None,
         )
 
     def _look(self, plan: Plan, step: int) -> Stretch:
-        division, every = plan.division, self.n_workers
-        n_steps = max(1, CHUNK // division.batch_size) * every
+        partition, every = plan.partition, self.n_workers
+        n_steps = max(1, CHUNK // partition.batch_size) * every
         begin, own = step - step % n_steps, step % every
-        first = max(division.first_step, begin)
+        first = max(partition.first_step, begin)
         first += (own - first) % every
-        last = min(division.last_step, begin + n_steps)
-        positions = division.positions(first, last, every)
+        last = min(partition.last_step, begin + n_steps)
+        positions = partition.positions(first, last, every)
         keys = Keys(self._seed, plan.epoch, positions)
         return Stretch(self._dataset, first, last, self._order.at(positions), keys, plan.tokens)

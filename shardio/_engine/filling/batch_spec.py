@@ -166,7 +166,7 @@ class Plan:
     """
 
     epoch: int
-    division: RankPartition
+    partition: RankPartition
     window: Window | ShardWindow | None = None
     listed: SharedArray | None = None
     sums: SharedArray | None = None
@@ -186,19 +186,19 @@ class Plan:
         if self.sums is not None:
             tables["sums"] = self.sums
         shapes = {name: (each.array.dtype.str, len(each.array)) for name, each in tables.items()}
-        content = self.epoch, self.division, self.window, self.blend, self.tokens, shapes
+        content = self.epoch, self.partition, self.window, self.blend, self.tokens, shapes
         return pickle.dumps(content), [each.fd for each in tables.values()]
 
     @classmethod
     def unpack(cls, message: bytes, fds: Sequence[int]) -> Self:
         """What `pack` gave; takes the descriptors over."""
         # From our own parent, never from data.
-        epoch, division, window, blend, tokens, shapes = pickle.loads(message)
+        epoch, partition, window, blend, tokens, shapes = pickle.loads(message)
         tables = {
             name: SharedArray.received(fd, *shape)
             for (name, shape), fd in zip(shapes.items(), fds, strict=True)
         }
-        return cls(epoch, division, window, blend=blend, tokens=tokens, **tables)
+        return cls(epoch, partition, window, blend=blend, tokens=tokens, **tables)
 
 
 def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:

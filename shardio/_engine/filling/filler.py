@@ -190,8 +190,8 @@ class Filler:
         if layout.inner is not None or layout.joins:
             if self._beware is not None:
                 self._beware(stretch.shards_within(part))
-            n_rows = layout.n_rows if plan.division.tail == "pad" else n_read
-            start = plan.division.read(step)[0]
+            n_rows = layout.n_rows if plan.partition.tail == "pad" else n_read
+            start = plan.partition.read(step)[0]
             share = Share(stretch, part, plan.epoch, start, n_rows, states)
             heap = self._batches.fill(layout, memory, share, one_by_one)
         elif one_by_one is not None:
@@ -199,11 +199,11 @@ class Filler:
         elif self._recipe.transform is None and self._beware is None:
             heap = self._stored.fill(layout, memory, views, stretch, part, states)
         else:
-            start = plan.division.read(step)[0]
+            start = plan.partition.read(step)[0]
             heap = self.fill_rows(layout, memory, stretch, part, states, plan.epoch, start)
         states[:] = _ALL_FILLED
-        if plan.division.tail == "pad":
-            start, stop = plan.division.share(step)
+        if plan.partition.tail == "pad":
+            start, stop = plan.partition.share(step)
             if stop - start < layout.n_rows:
                 layout.pad(memory.bytes, n_read, stop - start)
             return layout.n_rows, heap

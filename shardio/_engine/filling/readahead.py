@@ -115,7 +115,7 @@ class Advice:
         cadence, n_probed = self._cadence, N_PROBED
         if plan.window is not None:
             n_positions = plan.window.whole * self._bundle
-            window = plan, plan.division.read(step)[0] // n_positions
+            window = plan, plan.partition.read(step)[0] // n_positions
             if window != self._window:
                 self._window, n_probed = window, N_PROBED_FIRST
                 self._asked.clear()

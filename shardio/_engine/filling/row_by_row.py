@@ -108,7 +108,7 @@ class CarefulFiller:
         scratch = Scratch(layout_for_samples(layout.samples, 1))
         rows = _Rows(self._filler, self._seed, plan, step, scratch, left_out)
         n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, rows.fill)
-        start, stop = plan.division.share(step)
+        start, stop = plan.partition.share(step)
         skips = tuple(each for each in rows.skips if each.row < stop - start)  # others are padding
         states = layout.origins(memory.bytes)["status"]
         for each in skips:
@@ -146,7 +146,7 @@ class _Rows:
         """
         states[:] = _EMPTY
         used = 0
-        for i, position in enumerate(range(*self._plan.division.read(self._step))):
+        for i, position in enumerate(range(*self._plan.partition.read(self._step))):
             skipped = self._find(i, position, origins[i], states[i : i + 1])
             if skipped is not None:
                 self.skips.append(skipped)
@@ -197,7 +197,7 @@ class _Rows:
         tried = {position}
         plan = self._plan
         for attempt in range(ATTEMPTS):
-            n, epoch = plan.division.n, plan.epoch
+            n, epoch = plan.partition.n, plan.epoch
             found = substitute_position(
                 n, seed=self._seed, epoch=epoch, position=position, attempt=attempt
             )

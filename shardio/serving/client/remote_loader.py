@@ -84,7 +84,7 @@ class RemoteLoader(Closing):
         )
         most_bytes = min(_MOST_BYTES, default_budget()) if memory_bytes is None else memory_bytes
         self._asked, self._has_warned = asked, False
-        self._maker = create_adapter(output, device_or_none(device, output))
+        self._adapter = create_adapter(output, device_or_none(device, output))
         self._stream = Stream(
             self._addresses,
             self._keys,
@@ -145,7 +145,7 @@ class RemoteLoader(Closing):
             self._latest.end()
             self._totals += self._latest.stats()
             self._latest = None
-        begun = RemotePass(self._stream, self._maker, self._next)
+        begun = RemotePass(self._stream, self._adapter, self._next)
         self._warn_of_no_batch(begun)
         self._latest = begun
         self._next = {**self._opened().state, "epoch": begun.epoch + 1}
@@ -253,8 +253,8 @@ class RemotePass:
         state: where it begins.
     """
 
-    def __init__(self, stream: Stream, maker: TensorAdapter | None, state: State) -> None:
-        self._stream, self._maker, self.state = stream, maker, state
+    def __init__(self, stream: Stream, adapter: TensorAdapter | None, state: State) -> None:
+        self._stream, self._adapter, self.state = stream, adapter, state
         self._began_s, self._ended_s = time.monotonic(), 0.0
         self._waiting_s = self._handing_s = 0.0
         self._n_batches = self._n_samples = self._n_bytes = self._n_skipped = 0
@@ -291,8 +291,8 @@ class RemotePass:
         self._n_samples += batch.n_rows
         self._n_bytes += arrived.n_bytes
         self._n_skipped += len(batch.skipped)
-        if self._maker is not None:
-            batch = batch.of(self._maker.wrap)
+        if self._adapter is not None:
+            batch = batch.of(self._adapter.wrap)
         self.state = arrived.state  # last: it counts as consumed from here on
         return batch
 
