@@ -121,8 +121,8 @@ def order_of(
 ) -> Ordering:
     """The order of a pass.
 
-    `shuffle` is for plans that say nothing of it, `clip_grouping` for clips that lie in groups where
-    they are shuffled, and `shard_ends` for windows of shards.
+    `shuffle` is for plans that do not set it, `clip_grouping` for shuffled clips that stay in
+    groups, and `shard_ends` for windows of shards.
     """
     n, epoch = plan.partition.n, plan.epoch
     if isinstance(plan.window, ShardWindow):

@@ -249,7 +249,7 @@ class RemotePass:
 
     Args:
         stream: where batches come from.
-        maker: makes tensors of their arrays; None for arrays.
+        adapter: makes tensors of their arrays; None for arrays.
         state: where it begins.
     """
 
