@@ -256,7 +256,7 @@ def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
         "subsets": {"train": RowRuns([], [])},
         "stats": {"whole": {}},
         "operation": {"name": "split"},
-        "sides": (ColumnGroup(schema.Schema({"x": fields.Text()}), ()),),
+        "column_groups": (ColumnGroup(schema.Schema({"x": fields.Text()}), ()),),
     }
     generation = Generation(1, "", _every_kind(), (), **extras)
     keys = {row[0] for row in table("| key of a generation |")}
@@ -264,11 +264,11 @@ def test_the_keys_of_a_generation_are_those_that_are_written() -> None:
     left_out = {row[0] for row in table("| key of a generation |") if "left out if none" in row[1]}
     plain = Generation(1, "", _every_kind(), ())
     assert keys - left_out == {*describe_generation(plain, {}), "digest"}
-    (side,) = describe_generation(generation, {})["column_groups"]
+    (group,) = describe_generation(generation, {})["column_groups"]
     assert {row[0] for row in table("| key of an external list |")} == {
         *external_lists.add_external_list({}, "x", b"", 1)
     }
-    assert {row[0] for row in table("| key of a column group |")} == set(side)
+    assert {row[0] for row in table("| key of a column group |")} == set(group)
     assert f"`{describe_generation(generation, {})['required']}`".replace("'", '"') in PAGE_TEXT
 
 
