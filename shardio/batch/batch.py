@@ -73,7 +73,7 @@ class Batch(Mapping[str, Any]):
     ) -> None:
         self._layout, self._block, self._n_rows, self._values = layout, block, n_rows, values
         self._lists: dict[str, list[Any]] = {}
-        # Of the shards, and by field of those beside them, for messages.
+        # Paths of the shards, and by field of added columns, for messages.
         self._paths, self._beside = paths, beside
         self.epoch = epoch
         """The number of its epoch."""

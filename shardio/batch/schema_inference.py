@@ -202,7 +202,7 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
                 f"this has a {type(made).__name__}"
             )
         value = np.asarray(made)
-        # The byte order is no difference: it is changed on the way into the block.
+        # Byte order may differ: it is converted on the way into the block.
         same = _is_dtype(value.dtype, field) and len(value.shape) == len(field.shape)
         if not same or any(
             d is not None and d != n for d, n in zip(field.shape, value.shape, strict=True)

@@ -160,7 +160,7 @@ class AudioDecoder(Closing):
         begin, end = max(0, start), min(stop, -(-n_all * rate // source_rate))
         if begin >= end:
             return out
-        # From a sample on that lies on both grids: the resampler's phase is then that of the whole.
+        # Start at a sample on both grids, so that the resampler's phase is that of the whole.
         unit = source_rate // math.gcd(source_rate, rate)
         margin = 0 if rate == source_rate else _TAPS * max(1, -(-source_rate // rate))
         first = max(0, (begin * source_rate // rate - margin) // unit * unit)
@@ -205,7 +205,7 @@ def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None
     like: AudioFrame | None = None
     position, latest, at = start, -1, 0
     parts = opened.parts(range(wanted.start - lead, wanted.stop))
-    # Others remember more than a flush makes them forget: AAC draws noise from a generator.
+    # Flushing does not reset all state of other codecs: AAC has a noise generator.
     codec = opened.codec if exact else open_audio_decoder(stream.parameters, stream.extradata)
     for number, frame in decode_frames(codec, parts, lead):
         if number < wanted.start or not sample_index.counts[number]:

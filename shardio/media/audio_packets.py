@@ -86,7 +86,7 @@ def packet_times(
     found = heard.copy()
     for span in _gapless_runs(times, counts, time_base, rate):
         known = int(heard[span.first]) + (0 if span.first else n_before)
-        # From here on; the next span, if there is one, has its own.
+        # Up to the end; the next run overwrites its own part.
         found[span.first :] = heard[span.first :] + span.begin(known)
     return found
 
@@ -366,8 +366,8 @@ class _AudioPackets:
             counts[number] += frame.samples
             if frame.sample_rate != parameters["rate"] or frame.layout.name != parameters["layout"]:
                 raise MediaError(f"its rate or channels change at packet {number}; re-encode it")
-        # What is left out at the beginning is decoded for what follows; behind it, an edit list
-        # takes packets out of the middle.
+        # Packets discarded at the start are decoded for those that follow; later ones were
+        # removed by an edit list.
         are_out = np.array(self.discarded, bool)
         n_lead = int(np.argmin(are_out)) if len(are_out) and not are_out.all() else 0
         n_before = max(self.n_before, int(counts[:n_lead].sum()))

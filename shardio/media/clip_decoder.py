@@ -209,7 +209,7 @@ class ClipDecoder(Closing):
             for run in opened.table.runs(np.concatenate(numbers)):
                 _RunDecoder(opened, decoder, writers, rows).decode(run)
         except MediaError:
-            # What is damaged may be taken for parameters, of which a decoder is never rid.
+            # A decoder may have taken damaged data for parameters, which it would keep forever.
             self._decoders.pop(opened.key, None)
             raise
 
@@ -335,7 +335,7 @@ class _RunDecoder:
         begin, end = numbers[0], numbers[-1]
         offsets, sizes = table.offsets, table.sizes
         base = int(offsets[begin])
-        # One cut for the whole run: cutting may check what it hands out.
+        # One slice for the whole run: slicing may verify checksums.
         data = memoryview(self._opened.stream.data[base : int(offsets[end] + sizes[end])])
         starts = (offsets[numbers] - base).tolist()
         lead, changes_parameters = self._packet_prefix(), self._opened.changes_parameters

@@ -152,7 +152,7 @@ class PlanarRgbPath:
 _RESERVED_MATRIX = 3  # "for future use": swscale refuses it, and writers mean "unspecified"
 _BT601 = MATRICES["bt601"]
 # From these, swscale makes planes of red, green and blue five times faster than packed pixels, and
-# the same values, as long as the height is not enlarged and chroma lies evenly: a test tries it.
+# the same values, unless the height is enlarged or chroma is uneven: a test compares them.
 _PLANAR_FORMATS = frozenset(
     f"yuv{j}{chroma}p{deep}"
     for j, deep in (("", ""), ("j", ""), ("", "10le"))

@@ -100,7 +100,7 @@ def has_media_signature(head: bytes) -> bool:
     if head.startswith(_STARTS):
         return True
     if head[4:8] in _ISO_BOXES:
-        # A box that is shorter than its own header is a coincidence of four letters.
+        # If the box is shorter than its header, the four letters are a coincidence.
         still = head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS
         return not still and int.from_bytes(head[:4], "big") not in range(2, 8)
     if head.startswith(b"RIFF"):

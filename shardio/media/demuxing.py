@@ -55,11 +55,11 @@ if TYPE_CHECKING:
 __all__ = ["PacketReader", "SpanReader", "demux", "times_of"]
 
 
-# What stores a time of presentation with every frame, and one frame per packet.
+# Containers that store a presentation time with every frame, and one frame per packet.
 _EXACT_CONTAINERS = ("mov,mp4", "matroska", "flv")
 _EXACT_CODECS = frozenset("h264 hevc av1 vp8 vp9 mjpeg prores dnxhd ffv1".split())
 _CHANGES = ("new_extradata", "param_change", "palette")
-# Numbers: an enumeration's operators cost more than all else that is done with a packet.
+# Plain ints: the operators of an enum cost more than all other work per packet.
 _KEY, _HIDDEN, _DISPOSABLE = map(int, (PacketFlag.KEY, PacketFlag.HIDDEN, PacketFlag.DISPOSABLE))
 
 
@@ -195,8 +195,8 @@ class PacketReader:
 
         found = next(iter(packet.decode()), None)
         if found is None and packet.is_keyframe and len(self.sizes) == 1:
-            # Decoders hold a keyframe back for what may be shown before it. One that is asked for
-            # all that it has gives it at once: for a third of the time.
+            # Decoders delay a keyframe, as other frames may be shown before it. Draining the
+            # decoder outputs it at once, in a third of the time.
             codec = self.source.codec_context
             with contextlib.suppress(av.FFmpegError):
                 found = next(iter(codec.decode(None)), None)
@@ -369,7 +369,7 @@ class SpanReader(Closing):
         while True:
             packets, times = self._read(back, stop)
             shown = [time for time in times if first <= time and (stop is None or time < stop)]
-            # Where reading began behind it, frames of the span may have been passed over.
+            # If reading began after `first`, frames of the span may be missing.
             is_whole = back == start or (bool(times) and times[0] <= first)
             begin = min(shown, default=first - 1)
             facts = enumerate(zip(packets, times, strict=True))

@@ -60,7 +60,7 @@ def keep_scheduling_policy() -> Iterator[None]:
 
 
 def _x264(gop: int, crf: int) -> dict[str, str]:
-    # Whole blocks alone are predicted: many small ones cost a decoder more than they save.
+    # No partitions: predicting many small blocks costs a decoder more than it saves.
     settings = "b-adapt=0:b-pyramid=none:partitions=none:subme=4"
     if _has_avx512():
         # There, x264's macroblock tree gives other bytes for the same pictures now and then: in 2 %
@@ -179,8 +179,8 @@ class StreamEncoder:
             raise UnsupportedEnvironment(f"PyAV's {encoder} encodes no video")
         codec.width, codec.height = self._size
         codec.pix_fmt = "yuv420p"
-        # Not the stream's own clock: it would be written into the extradata, and streams that are
-        # alike but for it could not share a decoder. The table has the times.
+        # Not the stream's own clock: it would be written into the extradata, and streams that
+        # differ only in it could not share a decoder. The table has the times.
         codec.time_base, codec.framerate = 1 / _RATE, _RATE
         codec.colorspace = MATRICES[self._colours["matrix"]]
         codec.color_range = RANGES[self._colours["color_range"]]

@@ -47,7 +47,7 @@ class FrameTable:
         shown = np.flatnonzero(~self._is_hidden)
         times = self._pts[shown]
         rising = bool((times[1:] >= times[:-1]).all())
-        # Nothing reordered, hidden or spare: all packets are needed.
+        # Nothing is reordered, hidden or disposable: all packets are needed.
         self._is_plain = rising and not (self._is_hidden | self._is_disposable).any()
         if not rising:
             shown = shown[np.argsort(times, kind="stable")]
@@ -92,7 +92,7 @@ class FrameTable:
                 f"{len(self.packet_of)} frames"
             )
         packets, starts = self.packet_of[frames].tolist(), self.start_of[frames].tolist()
-        # By where it has to begin: a leading frame begins earlier than others sent before it.
+        # Sorted by start: a leading picture starts earlier than others sent before it.
         runs: list[DecodeRun] = []
         for start, packet, n in sorted(zip(starts, packets, range(len(packets)), strict=True)):
             # Where one group ends and the next begins, decoding just goes on.

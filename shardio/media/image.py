@@ -69,7 +69,7 @@ def has_image_signature(head: bytes) -> bool:
 
 _Value = TypeVar("_Value", int, bool)
 
-# Twice what Pillow warns of, where it refuses: 0.5 GB as RGB, out of a file of a few KB.
+# Pillow raises above this (twice its warning): 0.5 GB as RGB, from a file of a few KB.
 MAX_PIXELS = 178_956_970
 _CHANNELS = {"rgb": 3, "grey": 1}
 _DCTS = {"accurate": False, "fast": True}
@@ -156,7 +156,7 @@ def decode_image(
         return to_output(found, out)
     header = _header(view)
     if out is not None and min_size is None and header.orientation == 1 and not header.progressive:
-        # Most pictures: the shortest way, since cold Python between two decodes costs 10 us.
+        # The fast path of most pictures: cold Python between two decodes costs 10 us.
         height, width = header.height, header.width
         check_out(out, (height, width, channels))
         return jpeg.decode(view, height=height, width=width, channels=channels, fast=fast, out=out)

@@ -31,9 +31,9 @@ _PAIR = struct.Struct(">HH")
 _FRAME = struct.Struct(">BHHB")
 _START = b"\xff\xd8\xff"
 _APP1, _START_OF_SCAN, _END, _FILL = 0xFFE1, 0xFFDA, 0xFFD9, 0xFFFF
-# All kinds of frame: C4, C8 and CC in their midst are tables and a reserved number.
+# All frame markers; C4, C8 and CC among them are tables and a reserved number.
 _FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
-# Tables, comments, and what applications keep, but for APP1.
+# Tables, comments, and application data except APP1.
 _SKIPPED = frozenset((0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, *range(0xFFE2, 0xFFF0), 0xFFFE))
 _STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD9)))  # no size follows these
 _EXIF = b"Exif\0\0"

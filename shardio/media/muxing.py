@@ -64,7 +64,7 @@ def _crc16(data: bytes | bytearray) -> int:
     return crc
 
 
-# Opened, as PyAV wants it for what it writes, and never given a picture.
+# PyAV needs an open encoder for a stream that it writes; it never encodes a frame.
 _ENCODERS: Final = {
     "av1": "libsvtav1",
     "h264": "libx264",

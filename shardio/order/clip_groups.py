@@ -50,7 +50,7 @@ class ClipGroups:
         self._ends: Positions = ends if n is None else np.minimum(ends, n)
         n_whole, n_left = np.divmod(np.diff(self._ends, prepend=0), k)
         self._ends_of_whole: Positions = np.cumsum(n_whole)
-        # The videos with a smaller bundle, by its size.
+        # The videos with a smaller group, by its size.
         with_one = np.flatnonzero(n_left)
         self._by_size: Positions = with_one[np.argsort(n_left[with_one], kind="stable")]
         sizes, firsts, n_bundles = np.unique(
@@ -214,7 +214,7 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     group = np.cumsum(is_first) - 1
     counts = np.diff(begins, append=len(videos))[group]
     parts = np.arange(len(videos)) - begins[group]
-    # Exact, or rounded as IEEE 754 says, so the same on every machine.
+    # Exact, or rounded as IEEE 754 requires: the same on every machine.
     phases = _fractions(keyed_hashes(ordered, derive_key(key, 1)))
     jitter = _JITTER * _fractions(keyed_hashes(starts[by_video], derive_key(key, 2)))
     places = (parts + phases + jitter) / counts

@@ -195,14 +195,14 @@ class MixtureOrder:
         edges = np.minimum(np.concatenate([spans, spans + 1]) * SPAN, self._n)
         counts = np.stack(self._mixing.counts(edges), axis=1)
         before, here = counts[:n], counts[n:] - counts[:n]
-        # What is behind the epoch's end goes to a source more, and stays at the end.
+        # Positions past the epoch's end get an extra source, and stay at the end.
         here = np.concatenate([here, SPAN - here.sum(1, keepdims=True)], axis=1).reshape(-1)
         in_turn = np.tile(np.arange(n_sources + 1, dtype=np.int16), n)  # small: it sorts faster
         slots = np.repeat(in_turn, here).reshape(n, SPAN)
         first_slots = np.cumsum(here) - here
         before = np.pad(before, ((0, 0), (0, 1))).reshape(-1)
         draws_in_turn = np.arange(n * SPAN) + np.repeat(before - first_slots, here)
-        # A number of 56 random bits for each slot, and the slot itself: faster than an argsort.
+        # 56 random bits and the slot number in one integer: sorting is faster than an argsort.
         hashes = keyed_hashes(spans[:, None] * SPAN + np.arange(SPAN), self._key)
         hashes[slots == n_sources] = ~np.uint64(0)
         shuffled = np.sort(hashes & ~np.uint64(SPAN - 1) | np.arange(SPAN, dtype=np.uint64), axis=1)
@@ -263,7 +263,7 @@ class _ShuffledSource:
         self._clip_grouping, self._source = clip_grouping, source
         k = 1 if clip_grouping is None else clip_grouping.k
         self._window = window if window is not None and n > window.whole * k else None
-        # Of a small source a call may need many rounds: their orders are worked out together.
+        # A call may need many rounds of a small source: their orders are computed together.
         self._is_small = n <= SORTED_MAX and self._window is None and clip_grouping is None
         self._n_at_once = max(1, SORTED_MAX // n) if self._is_small else 1
         self._rounds: Positions = np.zeros(0, np.int64)

@@ -110,7 +110,7 @@ _SLURM: Final = "SLURM_PROCID"
 _LAUNCHERS: Final = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    # Of the step: a batch script, which runs once, has a rank and SLURM_NTASKS, too.
+    # Variables of the step: a batch script, which runs once, has a rank and SLURM_NTASKS, too.
     (_SLURM, "SLURM_STEP_NUM_TASKS"),
 )
 """The variables in which launchers give a process its rank and the number of ranks."""

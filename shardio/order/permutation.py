@@ -137,7 +137,7 @@ class Order:
 
 def permutations(n: int, keys: _U64) -> Positions:
     """Return the permutation of 0..n-1 for each of `keys`: (keys, n); n up to SORTED_MAX."""
-    # In the order of keyed hashes.
+    # Sort by keyed hashes.
     hashes = (np.arange(n) + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
     by_key = _mixed(hashes ^ keys[:, None])
@@ -155,7 +155,7 @@ def permute(positions: Positions, n: int, key: int) -> Positions:
     width = math.isqrt(n - 1) + 1
     height = -(-n // width)
     keys = [mix(key + (i + 1) * _GOLDEN) for i in range(ROUNDS)]
-    # Half as wide numbers are three times as fast: there is no vectorised 64-bit product in AVX2.
+    # 32-bit numbers are three times as fast: AVX2 has no vectorised 64-bit product.
     one_pass = _feistel_narrow if width <= 1 << 16 else _feistel_wide
     cells = positions.astype(np.uint64)
     found = one_pass(cells, width, height, keys)

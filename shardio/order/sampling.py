@@ -181,13 +181,13 @@ class WeightedOrder:
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
         self._sums, self._key = sums, derive_key(20, seed, epoch)
-        # Rounding may give the sum itself; then it is the last row that has a weight.
+        # Rounding may give the sum itself, which is then the last row with a weight.
         self._last = int(np.searchsorted(sums, sums[-1], side="left"))
 
     def at(self, positions: Positions) -> Positions:
         """Return the row at each of `positions`, in any order."""
         drawn = _fractions(positions, self._key) * self._sums[-1]
-        # In their order they are found twice as fast: neighbours share what a search has read.
+        # Sorted look-ups are twice as fast: neighbours share cache lines.
         ascending = np.argsort(drawn)
         rows = np.empty(len(drawn), np.int64)
         rows[ascending] = np.searchsorted(self._sums, drawn[ascending], side="right")

@@ -123,7 +123,7 @@ class HorizontalFlip(PictureTransform):
 
 
 def _mirror(pixels: Pixels) -> Pixels:
-    # Pixels of three bytes, not bytes: in less than half of the time.
+    # As pixels of three bytes, not as bytes: less than half of the time.
     whole = np.ascontiguousarray(pixels).view("V3")
     return np.ascontiguousarray(whole[..., ::-1, :]).view(np.uint8)
 

@@ -329,7 +329,7 @@ def test_varying_shapes_do_not_pile_up() -> None:
 # --- other versions of tinygrad -----------------------------------------------------------------
 
 
-def _lose_the_carrier(self: object, *args: object) -> Tensor:
+def _lose_the_owner(self: object, *args: object) -> Tensor:
     return Tensor.zeros(2, 3, device="CPU").contiguous().realize()
 
 
@@ -348,7 +348,7 @@ def test_where_internals_are_not_there_the_public_way_serves(
 def test_where_internals_lose_the_memory_the_public_way_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(internals.GraphViews, "__call__", _lose_the_carrier)
+    monkeypatch.setattr(internals.GraphViews, "__call__", _lose_the_owner)
     assert isinstance(TinygradAdapter("CPU")._view, internals.BlobViews)
 
 
@@ -356,8 +356,8 @@ def test_where_internals_lose_the_memory_the_public_way_serves(
 def test_where_no_way_keeps_the_memory_the_bytes_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(internals.GraphViews, "__call__", _lose_the_carrier)
-    monkeypatch.setattr(internals.BlobViews, "__call__", _lose_the_carrier)
+    monkeypatch.setattr(internals.GraphViews, "__call__", _lose_the_owner)
+    monkeypatch.setattr(internals.BlobViews, "__call__", _lose_the_owner)
     maker = TinygradAdapter("CPU")
     array = counting((3, 4))
     tensor = maker.wrap(array, array)

@@ -108,7 +108,7 @@ def test_what_is_joined_of_a_field_and_what_lies_beside_it_are_tensors(
 # --- one tensor ---------------------------------------------------------------------------------
 
 
-def test_a_tensor_keeps_the_carrier_of_its_array_until_its_last_view_is_gone() -> None:
+def test_a_tensor_keeps_the_owner_of_its_array_until_its_last_view_is_gone() -> None:
     memory = np.ndarray((64,), np.uint8, bytearray(64))
     is_gone = weakref.ref(memory)
     view = TorchAdapter().wrap(np.ndarray((8,), np.int64, memory, 0), memory)[2:].numpy()[1:]

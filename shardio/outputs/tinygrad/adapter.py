@@ -30,8 +30,8 @@ _ALIGNMENT: Final = 64
 # a copy to any other (CL reads later) we wait, which costs the overlap with queued work.
 _READS_AT_ONCE: Final = frozenset({"CPU", "CUDA", "METAL", "NV", "AMD", "PYTHON", "QCOM"})
 
-# CUDA copies by way of pinned memory, one piece per copy, and takes them back in `synchronize`
-# only: a loop that never reads a result would pin ever more.
+# CUDA copies through pinned memory, one piece per copy, released only by `synchronize`: a loop
+# that never reads a result would pin more and more.
 _KEEPS_STAGING: Final = frozenset({"CUDA"})
 _STAGING_BYTES: Final = 512 << 20
 

@@ -60,11 +60,11 @@ class _Template(NamedTuple):
 class TensorTemplates:
     """A cache of graphs that makes tensors over buffers of one device."""
 
-    # As many shapes as a loop may have batches of at a time; varying shapes must not pile up.
+    # More shapes than a loop uses at a time; varying shapes must not pile up.
     MOST_TEMPLATES = 256
 
     def __init__(self, device: str) -> None:
-        # Here, because these names may go with any version of tinygrad.
+        # Imported here, because any version of tinygrad may remove these names.
         from tinygrad.device import Buffer, BufferSpec
         from tinygrad.uop.ops import UOp, buffers
 
@@ -72,7 +72,7 @@ class TensorTemplates:
         self.Buffer, self.BufferSpec = Buffer, BufferSpec
         self._uop, self._buffers = UOp, buffers
         self._templates: dict[tuple[tuple[int, ...], DType], _Template] = {}
-        # Without the wrapper that notes, at half of the cost, which method made a node.
+        # Without the wrapper that records the calling method, which is half of the cost.
         derive: Any = Tensor._apply_uop
         self._derive: Callable[..., Tensor] = getattr(derive, "__wrapped__", derive)
 
@@ -148,7 +148,7 @@ class DeviceCopies:
 
 
 def _fill(buffer: Any, array: Ndarray) -> None:
-    # As bytes, by way of NumPy: a memoryview of float16 or of no dimensions cannot be cast.
+    # As bytes, through NumPy: a memoryview of float16 or of 0 dimensions cannot be cast.
     buffer.allocator._copyin(buffer._buf, array.reshape(-1).view(np.uint8).data)
 
 
@@ -171,7 +171,7 @@ def _copies_work(copies: DeviceCopies, device: str) -> bool:
     return fits and np.array_equal(tensor.numpy(), second)
 
 
-# (address, shape, dtype, carrier) -> tensor over the memory there, which keeps the carrier
+# (address, shape, dtype, owner) -> tensor over the memory there, which keeps the owner
 MakeView = Callable[[int, tuple[int, ...], DType, object], Tensor]
 
 
@@ -191,7 +191,7 @@ class BlobViews:
 class GraphViews:
     """Views that put a new buffer under a cached graph."""
 
-    # As many fields as all blocks may have; an address that comes again means the same as before.
+    # More than the fields of all blocks; an address that recurs has the same meaning.
     MOST_PLACES = 1024
 
     def __init__(self, device: str) -> None:
@@ -212,7 +212,7 @@ class GraphViews:
     def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
         """Return a Buffer's arguments for external memory: the handle and the specification."""
         spec = self._graphs.BufferSpec(external_ptr=address)
-        # Not by `alloc`: it would keep an entry per address for ever.
+        # Not `alloc`, which would keep an entry per address forever.
         found = self._allocator._alloc(n_bytes, spec), spec
         if len(self._places) >= self.MOST_PLACES:
             self._places.clear()
@@ -258,8 +258,8 @@ class FastSynchronize:
     device each time, which takes 5 us. Here they are looked up once per queue.
     """
 
-    # The names and strings that `synchronize` is made of in tinygrad 0.14, from the class to its
-    # bases; if it has come to do something else, it is called as it is.
+    # The names and strings in the code of `synchronize` in tinygrad 0.14, from the class to its
+    # bases; if they differ, `synchronize` itself is called.
     KNOWN: Final = (
         "Q _buf _wait_signal cpu_view done fmt getattr put super synchronize view workers",
         "CPU Device HCQ_RUNTIME_DEV Q _buf _wait_signal collect_prof cpu_view device fmt prof_ents "
@@ -281,7 +281,7 @@ class FastSynchronize:
         device = self._device
         if len(self._queues) != len(device.workers):
             self._queues = [(_counter(each.put), _counter(each.done)) for each in device.workers]
-        # Queues first: what one of them gives out to another counts as issued before it is done.
+        # Queues first: work that one queues on another counts as issued before it is done.
         is_idle = all(done[0] >= put[0] for put, done in self._queues)
         if not is_idle or self._done[0] < self._issued[0] - 1 or device.prof_ents:
             device.synchronize()

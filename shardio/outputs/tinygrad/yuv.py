@@ -59,7 +59,7 @@ def yuv420_to_rgb(
     height, width = _size(frames)
     luma, chroma = frames.split([height, height // 2], -2)
     lead = frames.shape[:-2]
-    # (..., H / 2, 2, W / 2): U and V go the same way until they meet luma.
+    # (..., H / 2, 2, W / 2): U and V are processed together until they meet luma.
     both = chroma.reshape(*lead, height // 2, 2, width // 2).transpose(-3, -2).cast(dtypes.float)
     both = _wider(_doubled(both - 128, -2), siting)
     u, v = both.split(1, -3)
