@@ -1,5 +1,5 @@
-"""Local files: all that changes a file system (`fs`), and two ways to read: `mmap` and `pread`.
+"""Local files: all changes to the file system (`fs`), and two ways to read: `mmap` and `pread`.
 
-`files` opens a file and recognizes it later; `content` and `columns` are what readers see of either
-way; `filesystems` says which one is the default.
+`file_access` opens files and chooses between the two; `content` is what readers see of either;
+`checksummed_json` has the small files of manifests.
 """
