@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import Any, Final, Literal, get_args
 
-from shardio._loading.items import Loader, Loading, iterator, named, values
+from shardio._loading.items import ItemIteration, Loader, iterator, named, values
 from shardio._loading.options import OnError, count, most_skips, one_of, seconds
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.tasks.inline import Here
+from shardio._workers.tasks.inline import InlinePool
 from shardio._workers.tasks.schedule import DEPTH
-from shardio._workers.tasks.task_pool import Flow
+from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InvalidArgument
 
-__all__ = ["Loader", "Loading", "SharedMemoryShim", "load", "load_with_workers"]
+__all__ = ["Loader", "ItemIteration", "SharedMemoryShim", "load", "load_with_workers"]
 
 ItemOrder = Literal["input", "completion"]
 
@@ -63,7 +63,7 @@ def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
         what the loader or the source raises, with a note of where.
     """
     _check_loader(loader)
-    flow = Here(loader.load, is_called=named(loader, "load"))
+    flow = InlinePool(loader.load, is_called=named(loader, "load"))
     return values(flow, loader, iterator(items), None)
 
 
@@ -80,7 +80,7 @@ def load_with_workers(
     timeout_s: float | None = None,
     memory_bytes: int | None = None,
     start_method: Start = "zygote",
-) -> Loading:
+) -> ItemIteration:
     """Load items in worker processes; gives what `post_process` returns, item by item.
 
     Args:
@@ -112,10 +112,10 @@ def load_with_workers(
     how: Start = one_of("start_method", start_method, get_args(Start))
     most, is_called = most_skips(on_error, max_skips), named(loader, "load")
 
-    def begin() -> Flow | Here:
+    def begin() -> TaskPool | InlinePool:
         if not n_workers:
-            return Here(loader.load, max_skips=most, is_called=is_called)
-        return Flow(
+            return InlinePool(loader.load, max_skips=most, is_called=is_called)
+        return TaskPool(
             loader.load,
             n_workers,
             most_items=max(n_blocks or 0, DEPTH * n_workers + 2),
@@ -126,7 +126,7 @@ def load_with_workers(
             is_called=is_called,
         )
 
-    return Loading(begin, loader, items, seconds("timeout_s", timeout_s))
+    return ItemIteration(begin, loader, items, seconds("timeout_s", timeout_s))
 
 
 def _check_loader(loader: Any) -> None:

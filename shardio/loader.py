@@ -11,13 +11,20 @@ from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.counters import N_RECORDS
 from shardio._engine.dispatch.engine import Engine
-from shardio._engine.filling.batch_spec import Dct, Recipe
-from shardio._loading.iterator import Epochs, Handover, Pass, RecordedPass
+from shardio._engine.filling.batch_spec import BatchSpec, Dct
+from shardio._loading.iterator import BatchAssembler, Epochs, LoaderIterator, RecordedIterator
 from shardio._loading.open_for_loading import open_anew
-from shardio._loading.options import Asked, Collate, OnError, check_options, cut_of, recipe_of
+from shardio._loading.options import (
+    Collate,
+    LoaderArguments,
+    OnError,
+    check_options,
+    cut_of,
+    recipe_of,
+)
 from shardio._loading.preload import preload as bring_in
 from shardio._loading.progress_bar import ProgressBar
-from shardio._loading.remote_prefetch import Bringing, remote_of
+from shardio._loading.remote_prefetch import RemotePrefetch, remote_of
 from shardio._loading.timeline import Timeline, timeline_of
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch
@@ -179,7 +186,7 @@ class ShardLoader(Closing):
         opened = open_anew(to_be_read_here(dataset, keys), verify, access, subset, remote)
         if isinstance(opened, Mixture):
             fields = opened.check_agreement(fields)
-        asked = Asked(
+        asked = LoaderArguments(
             batch_size=batch_size,
             fields=fields,
             num_workers=num_workers,
@@ -213,7 +220,7 @@ class ShardLoader(Closing):
         self._epochs = Epochs(opened, self._options)
         recipe = recipe_of(self._options, opened, self._epochs.course.n_at_most, clips)
         self._engine = self._engine_for(recipe)
-        self._bringing = Bringing(opened, recipe, self._options.choice)
+        self._bringing = RemotePrefetch(opened, recipe, self._options.choice)
         self._finalizer = Finalizer(self, self._bringing.end_with, self._engine.close)
         try:
             self._engine.open(opened)
@@ -228,7 +235,7 @@ class ShardLoader(Closing):
     # What help() and inspect say of the class.
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined]
 
-    def _engine_for(self, recipe: Recipe) -> Engine:
+    def _engine_for(self, recipe: BatchSpec) -> Engine:
         options = self._options
         return Engine(
             recipe,
@@ -240,12 +247,14 @@ class ShardLoader(Closing):
             n_records=N_RECORDS if options.record else 0,
         )
 
-    def _handover_of(self, opened: Dataset) -> Handover:
+    def _handover_of(self, opened: Dataset) -> BatchAssembler:
         adapter = create_adapter(self._options.output, self._options.device)
         if adapter is not None and adapter.aliases:
             self._engine.settle_by(adapter.synchronize)
         most = self._options.max_skips or 0
-        return Handover(self._engine, adapter, opened, reuses=self._options.reuse, most_skips=most)
+        return BatchAssembler(
+            self._engine, adapter, opened, reuses=self._options.reuse, most_skips=most
+        )
 
     @property
     def dataset(self) -> Dataset:
@@ -265,10 +274,10 @@ class ShardLoader(Closing):
         """Start the next epoch, or go on with the one that `load_state_dict` was given."""
         return self._iterate()
 
-    def _iterate(self) -> Pass:
+    def _iterate(self) -> LoaderIterator:
         iteration = self._epochs.begin(self._engine)
         self._bringing.follow(iteration)
-        kind = RecordedPass if self._options.record else Pass
+        kind = RecordedIterator if self._options.record else LoaderIterator
         return kind(self, self._engine, self._handover, iteration)
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:

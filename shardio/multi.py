@@ -16,8 +16,8 @@ from shardio._workers.processes.serialization import shortened
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.messages import check_prefix, zeromq
 from shardio._workers.tasks.sample_sender import WorkerInfo, worker_info
-from shardio._workers.tasks.sample_stream import Gathering
-from shardio._workers.tasks.skip_policy import Lenience
+from shardio._workers.tasks.sample_stream import SampleStream
+from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio.errors import InvalidArgument
 from shardio.serving.client.address import parse_all
 from shardio.serving.client.remote_samples import FarSamples
@@ -127,8 +127,8 @@ class MultiLoader(Closing):
         self._most_skips = most_skips(on_error, max_skips)
         if address is not None and self._most_skips is not None:
             self._far.options.update(on_error="skip", max_skips=self._most_skips)
-        self._lenience = Lenience(self._most_skips)
-        self._iterations: weakref.WeakSet[Gathering] = weakref.WeakSet()
+        self._lenience = ErrorBudget(self._most_skips)
+        self._iterations: weakref.WeakSet[SampleStream] = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[Any]:
         """Start workers, each of which iterates the dataset; of servers, begin the next epoch."""
@@ -167,9 +167,9 @@ class MultiLoader(Closing):
         self._epoch += 1
         return self._servers.epoch(self._epoch - 1)
 
-    def _gather(self, start: Start) -> Gathering:
-        self._lenience = Lenience(self._most_skips)
-        return Gathering(
+    def _gather(self, start: Start) -> SampleStream:
+        self._lenience = ErrorBudget(self._most_skips)
+        return SampleStream(
             () if self.dataset is None else self.dataset,
             self.workers,
             prefix=self._whole_prefix,

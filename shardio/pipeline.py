@@ -16,18 +16,18 @@ from shardio._loading.options import OnError, count, most_skips, one_of, seconds
 from shardio._loading.pipelines import (
     ORDERS,
     MapIterator,
-    Passes,
-    Position,
-    Supply,
+    PipelineIterations,
+    PipelineSource,
+    ResumePosition,
     behind,
     each_of,
     one_for_one,
     piped,
 )
 from shardio._workers.tasks.executors import hire
-from shardio._workers.tasks.pipeline_runner import Line
-from shardio._workers.tasks.pipeline_spec import Batched, Piped, UserCall, Where
-from shardio._workers.tasks.stage import Origin
+from shardio._workers.tasks.pipeline_runner import PipelineRunner
+from shardio._workers.tasks.pipeline_spec import BatchStep, PipeStep, UserCall, Where
+from shardio._workers.tasks.stage import SourceItem
 from shardio.errors import InvalidArgument
 
 __all__ = ["DataLoader", "MapIterator", "Pipeline", "PipelineStats", "StageStats"]
@@ -36,7 +36,7 @@ Order = Literal["completion", "input"]
 _BUFFER: Final = 3
 
 
-class Pipeline(Passes):
+class Pipeline(PipelineIterations):
     """Items of a source through functions, some of them at once, to a loop.
 
     Every method gives a new Pipeline, and leaves this one as it is; iterating begins a pass:
@@ -62,9 +62,9 @@ class Pipeline(Passes):
         max_skips: int | None = None,
     ) -> None:
         super().__init__()
-        self._supply = Supply("source", source)
+        self._supply = PipelineSource("source", source)
         self._most_skips = most_skips(on_error, max_skips)
-        self._steps: tuple[Piped | Batched, ...] = ()
+        self._steps: tuple[PipeStep | BatchStep, ...] = ()
         self._n_buffered, self._timeout_s = _BUFFER, seconds("timeout", None)
 
     def pipe(
@@ -103,7 +103,7 @@ class Pipeline(Passes):
     def aggregate(self, n: int, *, drop_last: bool = False) -> Pipeline:
         """Gather lists of `n` items; of what is left at the end a shorter one, or none."""
         drop = one_of("drop_last", drop_last, (True, False))
-        return self._with(Batched(count("n", n, 1), drop))
+        return self._with(BatchStep(count("n", n, 1), drop))
 
     def disaggregate(self) -> Pipeline:
         """Have every element of what comes go on by itself."""
@@ -117,9 +117,9 @@ class Pipeline(Passes):
         made._timeout_s = seconds("timeout", timeout)
         return made
 
-    def _with(self, *steps: Piped | Batched) -> Pipeline:
+    def _with(self, *steps: PipeStep | BatchStep) -> Pipeline:
         made = Pipeline.__new__(Pipeline)
-        Passes.__init__(made)
+        PipelineIterations.__init__(made)
         made._supply, made._most_skips = self._supply, self._most_skips
         made._n_buffered, made._timeout_s = self._n_buffered, self._timeout_s
         made._steps = (*self._steps, *steps)
@@ -132,7 +132,7 @@ class Pipeline(Passes):
         not come in time; TooManySkipped; WorkerDied. It is over then.
         """
         make = partial(
-            Line,
+            PipelineRunner,
             self._supply.source,
             self._steps,
             hire=hire,
@@ -142,7 +142,7 @@ class Pipeline(Passes):
         return self.iterate(make, self._timeout_s, lambda origin: None)
 
 
-class DataLoader(Passes):
+class DataLoader(PipelineIterations):
     """A source, a function for every item, batches, and a function for every batch.
 
     Args:
@@ -183,7 +183,7 @@ class DataLoader(Passes):
         max_skips: int | None = None,
     ) -> None:
         super().__init__()
-        self._supply = Supply("src", src)
+        self._supply = PipelineSource("src", src)
         self._timeout_s = seconds("timeout", timeout)
         self._n_buffered = count("buffer_size", buffer_size, 1)
         self._most_skips = most_skips(on_error, max_skips)
@@ -192,7 +192,7 @@ class DataLoader(Passes):
         self._is_ordered = one_of("output_order", output_order, ORDERS) == "input"
         self._call: UserCall | None = None
         n, order = count("num_threads", num_threads, 1), output_order
-        steps: list[Piped | Batched] = []
+        steps: list[PipeStep | BatchStep] = []
         if preprocessor is not None:
             step = piped(
                 "preprocessor", preprocessor, concurrency=n, executor=executor, order=order
@@ -202,13 +202,13 @@ class DataLoader(Passes):
         elif executor is not None:
             raise InvalidArgument("executor is for a preprocessor, and there is none")
         if batch_size is not None:
-            steps.append(Batched(self._n_per_result, self._drops_last))
+            steps.append(BatchStep(self._n_per_result, self._drops_last))
         if aggregator is not None:
             steps.append(one_for_one(piped("aggregator", aggregator, concurrency=n, order=order)))
         if transfer_fn is not None:
             steps.append(one_for_one(piped("transfer_fn", transfer_fn, crew="transfer_fn")))
         self._steps = tuple(steps)
-        self._position, self._loaded = Position(), Position()
+        self._position, self._loaded = ResumePosition(), ResumePosition()
         self._newest: object = None  # the iteration whose position it is
 
     def __iter__(self) -> Iterator[Any]:
@@ -219,15 +219,15 @@ class DataLoader(Passes):
         """
         self.check_open()
         source, start, begin = self._supply.begin_at(self._loaded)
-        self._loaded, self._position = Position(), begin
+        self._loaded, self._position = ResumePosition(), begin
         this = self._newest = object()
 
-        def note(origin: Origin | None) -> None:
+        def note(origin: SourceItem | None) -> None:
             if self._newest is this:
-                self._position = Position() if origin is None else behind(origin)
+                self._position = ResumePosition() if origin is None else behind(origin)
 
         make = partial(
-            Line,
+            PipelineRunner,
             source,
             self._steps,
             hire=hire,

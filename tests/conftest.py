@@ -68,9 +68,9 @@ def quick_disk() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def warm_zygote() -> Iterator[None]:
     """Keep a zygote running, for modules that start many workers."""
-    from shardio._workers.processes.worker_pool import Crew
+    from shardio._workers.processes.worker_pool import WorkerPool
 
-    with Crew(1, lambda channel: channel.recv()):
+    with WorkerPool(1, lambda channel: channel.recv()):
         yield
     gc.collect()  # what failures refer to must not end in the middle of other tests
 

@@ -385,7 +385,7 @@ def test_a_face_has_no_queue_and_no_thread_process_socket_or_lock_of_its_own(fac
         ("import os\nos.fork()", {"fork"}),
         ("from os import posix_spawn as begin", {"posix_spawn"}),
         ("import os\nos.getpid()", set()),
-        ("from shardio._workers.tasks.task_pool import Flow", set()),
+        ("from shardio._workers.tasks.task_pool import TaskPool", set()),
     ],
 )
 def test_what_a_face_has_of_its_own_is_found(text: str, found: set[str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.dispatch.thread_workers import TURNS
-from shardio._engine.filling.batch_spec import Plan
+from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._workers.processes.global_generators import seed_generators
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.dataset.dataset import Dataset
@@ -36,7 +36,7 @@ _MOST: Final = 1 << 60
 _ADVICE: Final = "load it into a loader that is made as the one was that it comes from"
 
 
-class Progress(NamedTuple):
+class LoaderState(NamedTuple):
     """The epoch, how many of its positions are consumed, and how many it has.
 
     `window` is what it is shuffled by, if it is shuffled in blocks or in shards; `sizes` are those
@@ -52,7 +52,7 @@ class Progress(NamedTuple):
     tokens: tuple[int, ...] | None = None
 
 
-def state_of(progress: Progress, dataset: Dataset, order: Mapping[str, Any]) -> dict[str, Any]:
+def state_of(progress: LoaderState, dataset: Dataset, order: Mapping[str, Any]) -> dict[str, Any]:
     """What `progress_of` makes the progress from, as JSON can say it.
 
     `order` is what decides the order of that epoch, beside its number; what is None in it has no
@@ -78,7 +78,7 @@ def _identity(dataset: Dataset, order: Mapping[str, Any]) -> dict[str, Any]:
 
 def progress_of(
     state: object, dataset: Dataset, order_of: Callable[[int], Mapping[str, Any]]
-) -> Progress:
+) -> LoaderState:
     """The progress that a state tells of; `order_of` gives what decides the order of an epoch.
 
     Raises:
@@ -117,7 +117,7 @@ def progress_of(
     if dataset.rows.packed is not None and dataset.rows.packed.is_padded:
         had = (n_samples,) if sizes is None else sizes
         tokens = _tokens(state, dataset, dataset.rows.packed, None if "rows" in order else had)
-    return Progress(epoch, position, n_samples, window, sizes, tokens)
+    return LoaderState(epoch, position, n_samples, window, sizes, tokens)
 
 
 def _sizes(state: Mapping[str, Any], mixture: Mixture) -> tuple[int, ...]:
@@ -165,7 +165,7 @@ class _Table(NamedTuple):
     hash: str
 
 
-class Course:
+class EpochSampler:
     """Decides which samples an epoch has, and in which order.
 
     Args:
@@ -247,22 +247,22 @@ class Course:
             return len(self._table(epoch).numbers.array)
         return self._n_samples if self._choice.weights is None else self._n_draws
 
-    def beginning(self, epoch: int) -> Progress:
+    def beginning(self, epoch: int) -> LoaderState:
         """The first position of an epoch that begins now."""
         sizes = None if self.blend is None else self.blend.sizes
-        return Progress(epoch, 0, self.n_positions(epoch), self.window, sizes, self._tokens)
+        return LoaderState(epoch, 0, self.n_positions(epoch), self.window, sizes, self._tokens)
 
-    def plan(self, began: Progress, partition: RankPartition) -> Plan:
+    def plan(self, began: LoaderState, partition: RankPartition) -> EpochPlan:
         """The plan of a pass over the positions of an epoch that `partition` divides."""
         epoch, window, tokens = began.epoch, began.window, began.tokens
         if self.blend is not None:
             blend = self.blend if began.sizes is None else replace(self.blend, sizes=began.sizes)
-            return Plan(epoch, partition, window, blend=blend, tokens=tokens)
+            return EpochPlan(epoch, partition, window, blend=blend, tokens=tokens)
         if self._sums is not None:
-            return Plan(epoch, partition, sums=self._sums, tokens=tokens)
+            return EpochPlan(epoch, partition, sums=self._sums, tokens=tokens)
         if self.repeats:
-            return Plan(epoch, partition, listed=self._table(epoch).numbers, tokens=tokens)
-        return Plan(epoch, partition, window, tokens=tokens)
+            return EpochPlan(epoch, partition, listed=self._table(epoch).numbers, tokens=tokens)
+        return EpochPlan(epoch, partition, window, tokens=tokens)
 
     def identity(self, epoch: int) -> dict[str, Any]:
         """What the positions of an epoch depend on, beside the dataset; None where not at all.

@@ -13,8 +13,8 @@ from shardio._base.statistics import ItemStats, SkippedItem
 from shardio._loading.options import refuse_path
 from shardio._workers.processes.linux import Finalizer
 from shardio._workers.processes.serialization import add_note, shortened
-from shardio._workers.tasks.inline import Alone, Here
-from shardio._workers.tasks.task_pool import Flow
+from shardio._workers.tasks.inline import InlinePool, SingleCaller
+from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import ClosedError, InvalidArgument, TransformError
 
 
@@ -44,7 +44,7 @@ class Loader(ABC):
         """Let go of what the loader holds in this process; called once loading has ended."""
 
 
-class Loading(Closing, Generator[Any, None, None]):
+class ItemIteration(Closing, Generator[Any, None, None]):
     """What `load_with_workers` returns: a generator, also for a `with`; for one pass.
 
     Workers start with the `with`, or with the first item. They are gone, and then `shutdown` of the
@@ -54,18 +54,18 @@ class Loading(Closing, Generator[Any, None, None]):
 
     def __init__(
         self,
-        begin: Callable[[], Flow | Here],
+        begin: Callable[[], TaskPool | InlinePool],
         loader: Loader,
         items: Iterable[Any],
         timeout_s: float | None,
     ) -> None:
         self._begin_flow, self._loader, self._timeout_s = begin, loader, timeout_s
         self._source = iterator(items)
-        self._flow: Flow | Here | None = None
+        self._flow: TaskPool | InlinePool | None = None
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
         self._is_over = self._is_closed = self._is_within = False
-        self._alone = Alone("this pass is for one thread at a time, and waits for an item")
+        self._alone = SingleCaller("this pass is for one thread at a time, and waits for an item")
 
     def __enter__(self) -> Self:
         self._begin()
@@ -140,7 +140,7 @@ class Loading(Closing, Generator[Any, None, None]):
 
 
 def values(
-    flow: Flow | Here, loader: Loader, source: Iterator[Any], timeout_s: float | None
+    flow: TaskPool | InlinePool, loader: Loader, source: Iterator[Any], timeout_s: float | None
 ) -> Generator[Any, None, None]:
     """What becomes of all items of a source."""
     feed = _Feed(flow, loader, source)
@@ -152,7 +152,7 @@ def values(
 
 
 def _await_next(
-    flow: Flow | Here, feed: _Feed, ready: list[tuple[int, Any]], timeout_s: float | None
+    flow: TaskPool | InlinePool, feed: _Feed, ready: list[tuple[int, Any]], timeout_s: float | None
 ) -> bool:
     """Wait until an item is loaded; False if there is none any more."""
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -172,7 +172,7 @@ def _await_next(
 class _Feed:
     """Gives a flow the items of a source, and keeps what goes wrong with that until its turn."""
 
-    def __init__(self, flow: Flow | Here, loader: Loader, source: Iterator[Any]) -> None:
+    def __init__(self, flow: TaskPool | InlinePool, loader: Loader, source: Iterator[Any]) -> None:
         self._flow, self._loader, self._source = flow, loader, source
         self.given: dict[int, Any] = {}
         """The items that were put, by their numbers."""
@@ -245,7 +245,7 @@ def iterator(items: Any) -> Iterator[Any]:
         raise InvalidArgument(f"items must be iterable; found {shortened(items)}") from error
 
 
-def _end(flow: Flow | Here, loader: Any, owner_pid: int) -> None:
+def _end(flow: TaskPool | InlinePool, loader: Any, owner_pid: int) -> None:
     """End the workers, then what the loader holds; not in a fork, which has neither."""
     if os.getpid() != owner_pid:
         return

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from shardio._base.callers import caller_stacklevel
 from shardio._base.statistics import now_ns
-from shardio._engine.dispatch.counters import Moment
+from shardio._engine.dispatch.counters import Timestamps
 from shardio._engine.dispatch.engine import Engine
-from shardio._engine.dispatch.iterations import Delivered, Iteration
-from shardio._engine.filling.batch_spec import Plan
-from shardio._loading.epoch_sampler import Course, Progress, progress_of, state_of
+from shardio._engine.dispatch.iterations import Delivered, EpochIteration
+from shardio._engine.filling.batch_spec import EpochPlan
+from shardio._loading.epoch_sampler import EpochSampler, LoaderState, progress_of, state_of
 from shardio._loading.options import Options, warn_of_no_batch
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped
@@ -41,12 +41,12 @@ class Epochs:
     """
 
     def __init__(self, dataset: Dataset, options: Options) -> None:
-        self.course = Course(dataset, options.choice)
+        self.course = EpochSampler(dataset, options.choice)
         """Which samples they have, in which order."""
-        self.latest: Iteration | None = None
+        self.latest: EpochIteration | None = None
         """The latest that was begun since there is a loader, or since a state was loaded."""
         self._options = options
-        self._next: Progress | int = 0
+        self._next: LoaderState | int = 0
         """Where the next one begins: a place that was loaded, or the epoch."""
         self._has_warned = False
 
@@ -60,7 +60,7 @@ class Epochs:
         """How many a whole epoch has that begins now."""
         return self._partition(0, self.course.n_positions(self.number)).last_step
 
-    def begin(self, engine: Engine) -> Iteration:
+    def begin(self, engine: Engine) -> EpochIteration:
         """Begin the next one."""
         start, course = self._start(), self.course
         self._warn_of_no_batch(start)
@@ -69,7 +69,7 @@ class Epochs:
         self._next = start.epoch + 1
         return self.latest
 
-    def _warn_of_no_batch(self, start: Progress) -> None:
+    def _warn_of_no_batch(self, start: LoaderState) -> None:
         """Warn, once for a loader, of a whole epoch of which tail="drop" leaves nothing."""
         asked, n = self._options, start.n_samples
         if asked.tail != "drop" or self._has_warned or start.position or not n:
@@ -92,20 +92,20 @@ class Epochs:
         self._next = progress_of(state, dataset, self.course.identity)
         self.latest = None
 
-    def _start(self) -> Progress:
+    def _start(self) -> LoaderState:
         place = self._next
-        return place if isinstance(place, Progress) else self.course.beginning(place)
+        return place if isinstance(place, LoaderState) else self.course.beginning(place)
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> LoaderState:
         latest = self.latest
         if latest is None or latest.is_exhausted:
             return self._start()
         plan, position = latest.plan, latest.plan.partition.position(latest.n_handed_over)
-        return Progress(
+        return LoaderState(
             plan.epoch, position, plan.partition.n, plan.window, plan.sizes, plan.tokens
         )
 
-    def _plan(self, start: Progress) -> Plan:
+    def _plan(self, start: LoaderState) -> EpochPlan:
         return self.course.plan(start, self._partition(start.position, start.n_samples))
 
     def _partition(self, position: int, n_samples: int) -> RankPartition:
@@ -118,7 +118,7 @@ _EVERY_BLOCK: Final = -1
 """In the place of a block's number: tensors that the batches of all blocks are copied to."""
 
 
-class Handover:
+class BatchAssembler:
     """Makes the batches of a loader from the blocks that its engine fills.
 
     Args:
@@ -145,7 +145,7 @@ class Handover:
             name: ShardPaths(dataset.path, found) for name, found in dataset.sides.items()
         }
 
-    def hand_over(self, delivered: Delivered, iteration: Iteration) -> Batch:
+    def hand_over(self, delivered: Delivered, iteration: EpochIteration) -> Batch:
         """Make the batch that the loop gets from a filled block."""
         layout = iteration.layout
         number, step, n_rows, heap_bytes = delivered
@@ -216,7 +216,7 @@ class Handover:
         return copy
 
 
-class Pass:
+class LoaderIterator:
     """One iteration over a loader: an iterator that keeps its loader alive.
 
     Leaving it, in whatever way, ends its tasks and gives its blocks back.
@@ -229,7 +229,7 @@ class Pass:
     """
 
     def __init__(
-        self, loader: object, engine: Engine, handover: Handover, iteration: Iteration
+        self, loader: object, engine: Engine, handover: BatchAssembler, iteration: EpochIteration
     ) -> None:
         self._loader, self._engine, self._hand_over = loader, engine, handover.hand_over
         self.iteration = iteration
@@ -268,7 +268,7 @@ class Pass:
         self._cancel()
 
 
-class RecordedPass(Pass):
+class RecordedIterator(LoaderIterator):
     """A pass that keeps when the loop asked for a batch, and when it got it."""
 
     def __next__(self) -> Batch:
@@ -276,5 +276,5 @@ class RecordedPass(Pass):
         asked_ns, waited_ns = now_ns(), lap.waited_ns
         batch = super().__next__()
         waited_ns = lap.waited_ns - waited_ns
-        lap.moments.append(Moment(batch.step, asked_ns, waited_ns, now_ns()))
+        lap.moments.append(Timestamps(batch.step, asked_ns, waited_ns, now_ns()))
         return batch

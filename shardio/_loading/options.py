@@ -15,7 +15,7 @@ import numpy as np
 
 from shardio._base.callers import caller_stacklevel, takes_rng
 from shardio._engine.dispatch.backends import StartMethod
-from shardio._engine.filling.batch_spec import Dct, Recipe
+from shardio._engine.filling.batch_spec import BatchSpec, Dct
 from shardio._workers.processes.limits import default_budget, usable_cpus
 from shardio.batch.collation import CollateKind, Collation, Sizes, parse_collate
 from shardio.dataset.dataset import Dataset, ShardDataset
@@ -253,7 +253,7 @@ class Options:
     media: Media
 
 
-class Asked(TypedDict):
+class LoaderArguments(TypedDict):
     """The options of a ShardLoader as its user gave them."""
 
     batch_size: int
@@ -284,7 +284,7 @@ class Asked(TypedDict):
     pack: Pack | None
 
 
-def check_options(dataset: Dataset, choice: SamplingOptions, asked: Asked) -> Options:
+def check_options(dataset: Dataset, choice: SamplingOptions, asked: LoaderArguments) -> Options:
     """Check every option against what is acceptable, and fields against the dataset's schema.
 
     Raises:
@@ -336,7 +336,7 @@ def check_options(dataset: Dataset, choice: SamplingOptions, asked: Asked) -> Op
     )
 
 
-def _media_of(dataset: Dataset, asked: Asked) -> Media:
+def _media_of(dataset: Dataset, asked: LoaderArguments) -> Media:
     """The fields that are read, and how those of pictures, videos and sound are decoded."""
     schema, clip, sound = dataset.schema, asked["clip"], asked["sound"]
     names = known_fields(asked["fields"], schema)
@@ -363,7 +363,7 @@ def _media_of(dataset: Dataset, asked: Asked) -> Media:
     )
 
 
-def _packed(schema: Schema, names: tuple[str, ...], asked: Asked) -> Media:
+def _packed(schema: Schema, names: tuple[str, ...], asked: LoaderArguments) -> Media:
     """The one field that is read where samples are windows of tokens."""
     given = [name for name in ("clip", "sound") if asked[name] is not None]
     if given:
@@ -383,7 +383,7 @@ def _delivered(schema: Schema, media: Media) -> Schema:
 
 def recipe_of(
     options: Options, dataset: Dataset, n_at_most: int | None, cut: ClipSpec | None
-) -> Recipe:
+) -> BatchSpec:
     """What is in the batches of a loader whose epochs have so many positions, None if unknown.
 
     Raises:
@@ -394,7 +394,7 @@ def recipe_of(
     most = options.batch_size if is_whole else max(1, n_at_most or 0)
     mixed = dataset.spec if isinstance(dataset, Mixture) else None
     media = options.media
-    return Recipe(
+    return BatchSpec(
         path=dataset.root,
         fields=media.fields,
         block_rows=min(options.batch_size, most),

@@ -14,9 +14,15 @@ from shardio._base.statistics import PipelineStats
 from shardio._loading.options import count, one_of, refuse_path
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.serialization import shortened
-from shardio._workers.tasks.pipeline_runner import Line
-from shardio._workers.tasks.pipeline_spec import Piped, Positioned, Start, checked_where, user_call
-from shardio._workers.tasks.stage import Origin
+from shardio._workers.tasks.pipeline_runner import PipelineRunner
+from shardio._workers.tasks.pipeline_spec import (
+    PipelineStart,
+    PipeStep,
+    SourcePosition,
+    checked_where,
+    user_call,
+)
+from shardio._workers.tasks.stage import SourceItem
 from shardio.errors import ClosedError, InvalidArgument
 
 _VERSION: Final = 1
@@ -70,7 +76,7 @@ class MapIterator:
         return self._mapping if isinstance(self._mapping, Mapping) else range(len(self._mapping))
 
 
-class Position(NamedTuple):
+class ResumePosition(NamedTuple):
     """Where a pass is: behind so many items of the source, and so many results of the next."""
 
     item: int = 0
@@ -79,14 +85,14 @@ class Position(NamedTuple):
     """Where the source is by its own account, if it gives one."""
 
 
-def behind(origin: Origin) -> Position:
+def behind(origin: SourceItem) -> ResumePosition:
     """The position behind a result: the next item, or what else a generator made of this one."""
     if origin.n_given:
-        return Position(origin.last, origin.n_given, origin.before)
-    return Position(origin.last + 1, 0, origin.after)
+        return ResumePosition(origin.last, origin.n_given, origin.before)
+    return ResumePosition(origin.last + 1, 0, origin.after)
 
 
-class Supply:
+class PipelineSource:
     """A source, which messages call `name`, and how it is brought to a position.
 
     Raises:
@@ -119,15 +125,15 @@ class Supply:
             raise TypeError(f"the source has no length: {shortened(self.source)}")
         return len(self.source)
 
-    def begin_at(self, position: Position) -> tuple[Any, Start, Position]:
+    def begin_at(self, position: ResumePosition) -> tuple[Any, PipelineStart, ResumePosition]:
         """What a line is to go over, to begin at a position; which item that is; the position."""
-        start = Start(position.item, position.n_passed_over)
+        start = PipelineStart(position.item, position.n_passed_over)
         if self._has_state:
             if position.source_state is not None:
                 self.source.load_state_dict(position.source_state)
             else:
                 position = position._replace(source_state=self.source.state_dict())
-            return _Watched(self.source), start, position
+            return _WatchedIterator(self.source), start, position
         if not position.item:
             return self.source, start, position
         if isinstance(self.source, MapIterator):
@@ -135,7 +141,7 @@ class Supply:
         rest = map(self.source.__getitem__, range(position.item, len(self.source)))
         return rest, start, position
 
-    def state_of(self, position: Position) -> dict[str, Any]:
+    def state_of(self, position: ResumePosition) -> dict[str, Any]:
         """A position as it is kept.
 
         Raises:
@@ -155,14 +161,14 @@ class Supply:
             "source": state,
         }
 
-    def position_in(self, state: Any) -> Position:
+    def position_in(self, state: Any) -> ResumePosition:
         """The position that was kept.
 
         Raises:
             InvalidArgument: it is none, or not one of this source.
         """
         self._check_positions()
-        kept = {*self.state_of(Position(0, 0, {}))}
+        kept = {*self.state_of(ResumePosition(0, 0, {}))}
         if not isinstance(state, Mapping) or set(state) != kept or state["version"] != _VERSION:
             raise InvalidArgument(
                 f"state: expected what state_dict() of a DataLoader gives; found {shortened(state)}"
@@ -174,7 +180,7 @@ class Supply:
             )
         item = count("state['item']", state["item"], 0, n_items)
         passed_over = count("state['n_passed_over']", state["n_passed_over"], 0)
-        return Position(item, passed_over, state["source"])
+        return ResumePosition(item, passed_over, state["source"])
 
     def _check_positions(self) -> None:
         if not (self._has_state or self._is_sequence or isinstance(self.source, MapIterator)):
@@ -185,18 +191,18 @@ class Supply:
             )
 
 
-class _Watched:
+class _WatchedIterator:
     """A source that tells where it is, asked before and after every item."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
 
-    def __iter__(self) -> Iterator[Positioned]:
+    def __iter__(self) -> Iterator[SourcePosition]:
         items = iter(self._source)
         before = self._source.state_dict()
         for item in items:
             after = self._source.state_dict()
-            yield Positioned(before, after, item)
+            yield SourcePosition(before, after, item)
             before = after
 
 
@@ -209,19 +215,19 @@ ORDERS: Final = ("completion", "input")
 _UNUSED: Final = PipelineStats((), 0, (), 0.0, 0.0, 0.0)
 
 
-class Passes(Closing):
+class PipelineIterations(Closing):
     """Begins a new pass whenever it is iterated, and keeps track of those under way."""
 
     def __init__(self) -> None:
-        self._lines: weakref.WeakSet[Line] = weakref.WeakSet()
-        self._latest: Line | None = None
+        self._lines: weakref.WeakSet[PipelineRunner] = weakref.WeakSet()
+        self._latest: PipelineRunner | None = None
         self._is_closed = False
 
     def iterate(
         self,
-        make: Callable[[], Line],
+        make: Callable[[], PipelineRunner],
         timeout_s: float | None,
-        note: Callable[[Origin | None], None],
+        note: Callable[[SourceItem | None], None],
     ) -> Iterator[Any]:
         """Iterate over a new line; `note` hears what every result was made of, and then None."""
         self.check_open()
@@ -252,7 +258,10 @@ class _Iteration:
     """One pass: an iterator. Leaving it, in whatever way, ends it at once."""
 
     def __init__(
-        self, line: Line, timeout_s: float | None, note: Callable[[Origin | None], None]
+        self,
+        line: PipelineRunner,
+        timeout_s: float | None,
+        note: Callable[[SourceItem | None], None],
     ) -> None:
         self._take, self._timeout_s, self._note = line.take, timeout_s, note
         self._close = Finalizer(self, line.abandon)
@@ -285,7 +294,7 @@ def piped(
     order: Any = "input",
     name: str | None = None,
     crew: str = "threads",
-) -> Piped:
+) -> PipeStep:
     """A function as a step, with everything about it checked."""
     call = user_call(argument, function)
     if not isinstance(name, str | None):
@@ -294,7 +303,7 @@ def piped(
         raise InvalidArgument(
             f"{argument} is async, and runs in an event loop here; found executor={executor!r}"
         )
-    return Piped(
+    return PipeStep(
         call,
         argument if name is None else name,
         count("concurrency", concurrency, 1),
@@ -304,7 +313,7 @@ def piped(
     )
 
 
-def one_for_one(step: Piped) -> Piped:
+def one_for_one(step: PipeStep) -> PipeStep:
     """A step that gives one result for what comes."""
     if step.call.yields_many:
         raise InvalidArgument(

@@ -33,7 +33,7 @@ _WAY_OUT: Final = (
 )
 
 
-class _Piece(NamedTuple):
+class _PreloadRange(NamedTuple):
     """A part of a file that has `file_bytes`."""
 
     path: str
@@ -79,17 +79,17 @@ def _all(dataset: Dataset, extents: Extents, *, of_records: bool) -> Ranges:
     return merged(joined(found), _GRAIN_BYTES)
 
 
-def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_Piece]:
+def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_PreloadRange]:
     """The pieces of all ranges, none of them beyond the end of its file."""
     for number, places in extents.files.pieces(ranges):
         path, most = extents.files.path(number), int(extents.files.sizes[number])
         for offset, n_bytes in places:
             end = min(offset + n_bytes, most)
             for start in range(offset, end, _PIECE_BYTES):
-                yield _Piece(path, start, min(_PIECE_BYTES, end - start), most)
+                yield _PreloadRange(path, start, min(_PIECE_BYTES, end - start), most)
 
 
-def _read(pieces: Sequence[_Piece]) -> None:
+def _read(pieces: Sequence[_PreloadRange]) -> None:
     """Read pieces in several threads, until one fails or this one is interrupted."""
     stop = threading.Event()
     with ThreadPoolExecutor(_N_THREADS, "shardio-preload") as threads:
@@ -101,7 +101,7 @@ def _read(pieces: Sequence[_Piece]) -> None:
             stop.set()
 
 
-def _read_share(pieces: Sequence[_Piece], stop: threading.Event) -> None:
+def _read_share(pieces: Sequence[_PreloadRange], stop: threading.Event) -> None:
     buffer = memoryview(bytearray(_PIECE_BYTES))
     for piece in pieces:
         if stop.is_set():
@@ -116,7 +116,7 @@ def _read_share(pieces: Sequence[_Piece], stop: threading.Event) -> None:
             os.close(fd)
 
 
-def _read_piece(fd: int, piece: _Piece, buffer: memoryview) -> None:
+def _read_piece(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:
     done = 0
     while done < buffer.nbytes:
         place = piece.offset + done

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from shardio._base.callers import caller_stacklevel
-from shardio._engine.dispatch.iterations import Iteration
-from shardio._engine.filling.batch_index import Itinerary
-from shardio._engine.filling.batch_spec import Plan, Recipe
+from shardio._engine.dispatch.iterations import EpochIteration
+from shardio._engine.filling.batch_index import IndexPlanner
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._workers.processes.limits import usable_cpus
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
@@ -51,7 +51,7 @@ def remote_of(
     )
 
 
-class Bringing:
+class RemotePrefetch:
     """Has what a loader's latest pass needs downloaded ahead of it; does nothing of folders.
 
     Args:
@@ -63,7 +63,7 @@ class Bringing:
         InvalidArgument: epochs need more at once than the cache may hold.
     """
 
-    def __init__(self, dataset: Dataset, recipe: Recipe, choice: SamplingOptions) -> None:
+    def __init__(self, dataset: Dataset, recipe: BatchSpec, choice: SamplingOptions) -> None:
         self._dataset, self._recipe = dataset, recipe
         self._ahead: Prefetcher | None = None
         self._at_once = 0
@@ -103,7 +103,7 @@ class Bringing:
                 stacklevel=caller_stacklevel(),
             )
 
-    def follow(self, iteration: Iteration) -> None:
+    def follow(self, iteration: EpochIteration) -> None:
         """Bring what a pass needs, and no more what the one before needed."""
         if self._is_done or self._has_all():
             return
@@ -179,10 +179,10 @@ class Bringing:
                     storage.close()  # once more: what they had under way is in nobody's use now
 
 
-def _wanted(dataset: Dataset, recipe: Recipe, plan: Plan) -> Iterator[PrefetchRequest]:
+def _wanted(dataset: Dataset, recipe: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
     """The files of a pass, each where it is first needed, and again where that is long ago."""
     partition = plan.partition
-    itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
+    itinerary = IndexPlanner(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
     n_steps = max(1, _SAMPLES_AT_ONCE // partition.batch_size)
     last_seen = np.full(len(dataset.shards), -2)
     for number, first in enumerate(range(partition.first_step, partition.last_step, n_steps)):

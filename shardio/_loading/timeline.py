@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
-from shardio._engine.dispatch.counters import Filling, Lap
+from shardio._engine.dispatch.counters import FillRecord, IterationTimer
 from shardio.errors import InvalidArgument
 
 _S_PER_NS = 1e-9
 
 
-def timeline_of(title: str, fillings: Sequence[Sequence[Filling]], lap: Lap) -> Timeline:
+def timeline_of(
+    title: str, fillings: Sequence[Sequence[FillRecord]], lap: IterationTimer
+) -> Timeline:
     """The timeline of one iteration.
 
     Args:
@@ -31,7 +33,7 @@ def timeline_of(title: str, fillings: Sequence[Sequence[Filling]], lap: Lap) -> 
     """
     began_ns = lap.began_ns
     main = [
-        HandedOver(
+        DeliveryEvent(
             one.step,
             (one.asked_ns - began_ns) * _S_PER_NS,
             one.waited_ns * _S_PER_NS,
@@ -42,7 +44,7 @@ def timeline_of(title: str, fillings: Sequence[Sequence[Filling]], lap: Lap) -> 
     return Timeline(title, [[_filled(one, began_ns) for one in each] for each in fillings], main)
 
 
-def _filled(one: Filling, began_ns: int) -> Filled:
+def _filled(one: FillRecord, began_ns: int) -> FillEvent:
     whole_ns = one.end_ns - one.start_ns
     # Records are timed one in seven: of few, more may come out than there was.
     check_ns = min(one.check_ns, whole_ns)
@@ -54,7 +56,7 @@ def _filled(one: Filling, began_ns: int) -> Filled:
         DECODING: decode_ns,
         TRANSFORMING: transform_ns,
     }
-    return Filled(
+    return FillEvent(
         one.step,
         (one.start_ns - began_ns) * _S_PER_NS,
         (one.end_ns - began_ns) * _S_PER_NS,
@@ -88,7 +90,7 @@ _LEAST_NAMED: Final = 22
 _N_TICKS: Final = 12
 
 
-class Filled(NamedTuple):
+class FillEvent(NamedTuple):
     """A batch that a worker filled: seconds since the iteration began, and its phases' seconds."""
 
     step: int
@@ -97,7 +99,7 @@ class Filled(NamedTuple):
     phases_s: dict[str, float]
 
 
-class HandedOver(NamedTuple):
+class DeliveryEvent(NamedTuple):
     """A batch that the loop got: when it asked, how long it waited, and when it had the batch."""
 
     step: int
@@ -118,8 +120,8 @@ class Timeline:
     """The latest batches of one iteration: what each worker filled, and what the loop got."""
 
     title: str
-    workers: Sequence[Sequence[Filled]]
-    main: Sequence[HandedOver]
+    workers: Sequence[Sequence[FillEvent]]
+    main: Sequence[DeliveryEvent]
 
     def svg(self, n_batches: int = N_SHOWN) -> str:
         """Draw the latest n_batches that the loop got, 1 or more; the text of an SVG file.
@@ -152,7 +154,7 @@ class Timeline:
             file.write(self.svg(n_batches))
 
 
-def _phases_of(filled: Filled) -> list[_Bar]:
+def _phases_of(filled: FillEvent) -> list[_Bar]:
     """A worker's batch as bars, phase by phase: how long each took, not when it was."""
     bars, start_s = [], filled.start_s
     whole_s = filled.end_s - filled.start_s
@@ -165,7 +167,7 @@ def _phases_of(filled: Filled) -> list[_Bar]:
     return bars
 
 
-def _bars_of(main: Sequence[HandedOver]) -> Iterator[list[_Bar]]:
+def _bars_of(main: Sequence[DeliveryEvent]) -> Iterator[list[_Bar]]:
     """What main did for each batch, and the loop's body behind it."""
     for i, one in enumerate(main):
         begun_s = one.asked_s + one.waited_s
@@ -183,8 +185,8 @@ def _bars_of(main: Sequence[HandedOver]) -> Iterator[list[_Bar]]:
 
 
 def _depths(
-    workers: Sequence[Sequence[Filled]],
-    main: Sequence[HandedOver],
+    workers: Sequence[Sequence[FillEvent]],
+    main: Sequence[DeliveryEvent],
     start_s: float,
     end_s: float,
 ) -> list[tuple[float, int]]:

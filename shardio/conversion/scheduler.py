@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from shardio._workers.processes.channel import Channel, Pieces, send_whole
-from shardio._workers.processes.worker_pool import Crew, Died, Event, Failed
+from shardio._workers.processes.channel import Channel, MessageAssembler, send_chunks
+from shardio._workers.processes.worker_pool import Event, Failed, WorkerExit, WorkerPool
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import delete_record
 from shardio.conversion.plan import InputDone, InputStarted, Unit, UnitDone, UnitEvent
@@ -210,7 +210,9 @@ def run_units(
         WorkerDied: a worker crashed MAX_CRASHES times without an input to blame, or raised.
         OSError, ShardioError: raised by a unit.
     """
-    with Crew(n_workers, partial(_worker_main, job), fds=lock_fds, preload=(__name__,)) as pool:
+    with WorkerPool(
+        n_workers, partial(_worker_main, job), fds=lock_fds, preload=(__name__,)
+    ) as pool:
         run = _UnitScheduler(units, job, state, pool)
         for worker in range(n_workers):
             run.start(worker)
@@ -227,10 +229,10 @@ class _UnitScheduler:
         units: Sequence[Unit],
         job: ConversionJob,
         state: ConversionState | UnitRecorder,
-        pool: Crew,
+        pool: WorkerPool,
     ) -> None:
         self._units, self._job, self._state, self._pool = list(units), job, state, pool
-        self._pieces = Pieces()
+        self._pieces = MessageAssembler()
         self._unit_of: dict[int, int] = {}  # worker -> unit
         self._position_of: dict[int, int] = {}  # unit -> position of the input being read
         self._n_crashes: Counter[tuple[int, int | None]] = Counter()
@@ -251,7 +253,7 @@ class _UnitScheduler:
 
     def handle(self, event: Event) -> None:
         """Handle an event of a worker."""
-        if isinstance(event, Died):
+        if isinstance(event, WorkerExit):
             self._on_worker_exit(event)
         elif isinstance(event, Failed):
             raise WorkerDied(f"a worker raised an exception{self._context(event)}\n{event.text}")
@@ -268,7 +270,7 @@ class _UnitScheduler:
                 del self._unit_of[event.worker]
                 self.start(event.worker)
 
-    def _on_worker_exit(self, event: Died) -> None:
+    def _on_worker_exit(self, event: WorkerExit) -> None:
         """Retry the unit of a crashed worker, without an input that has crashed two."""
         self._pieces.forget(event.worker)
         number = self._unit_of.get(event.worker)
@@ -290,14 +292,14 @@ class _UnitScheduler:
         self._pool.restart(event.worker)
         self._assign(event.worker, number)
 
-    def _reason(self, event: Died, source: Input) -> str:
+    def _reason(self, event: WorkerExit, source: Input) -> str:
         """Return why an input is skipped."""
         if event.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
             seconds = cpu_limit_s(self._job.step_s, source)
             return f"timed out after {seconds:.0f} s of CPU time; the file is probably corrupt"
         return f"{MAX_CRASHES} processes reading it ended with {_describe_exit(event)}"
 
-    def _context(self, event: Failed | Died) -> str:
+    def _context(self, event: Failed | WorkerExit) -> str:
         """Return what a worker was doing, for an error message; "" if nothing."""
         number = self._unit_of.get(event.worker)
         if number is None:
@@ -308,7 +310,7 @@ class _UnitScheduler:
         return f" while finishing {unit.inputs[0].name} to {unit.inputs[-1].name}"
 
 
-def _describe_exit(event: Died) -> str:
+def _describe_exit(event: WorkerExit) -> str:
     if event.pid is None:
         return "no process: it could not be started"
     if not event.signal:
@@ -326,6 +328,6 @@ def _worker_main(job: ConversionJob, channel: Channel) -> None:
             unit = pickle.load(file)
         try:
             unlink(os.fsdecode(path))
-            convert_unit(unit, job, lambda event: send_whole(channel, pickle.dumps(event)))
+            convert_unit(unit, job, lambda event: send_chunks(channel, pickle.dumps(event)))
         except (OSError, ShardioError) as error:  # raised unchanged in the main process
-            send_whole(channel, pickle.dumps(error))
+            send_chunks(channel, pickle.dumps(error))

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from shardio._workers.processes.channel import Channel, Pieces, send_whole
+from shardio._workers.processes.channel import Channel, MessageAssembler, send_chunks
 from shardio._workers.processes.serialization import pack_error, unpack_error
-from shardio._workers.processes.worker_pool import Crew, Died, Event, Failed
+from shardio._workers.processes.worker_pool import Event, Failed, WorkerExit, WorkerPool
 from shardio._workers.ray.cluster import MAX_DEATHS, Cluster, Engine
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ShardioError, WorkerDied
@@ -76,7 +76,9 @@ def done_for_each(
         with Cluster(engine, sees=sees, n_at_once=workers) as cluster:
             yield from cluster.run(function, partial(next, jobs, None), _named)
     elif workers and n_shards:
-        with Crew(min(workers, n_shards), partial(_serve, function), preload=(__name__,)) as crew:
+        with WorkerPool(
+            min(workers, n_shards), partial(_serve, function), preload=(__name__,)
+        ) as crew:
             yield from _Round(crew, n_shards).run()
     else:
         for number in range(n_shards):
@@ -86,11 +88,11 @@ def done_for_each(
 class _Round:
     """Which worker of a crew does which shard. Borrows the crew."""
 
-    def __init__(self, crew: Crew, n_shards: int) -> None:
+    def __init__(self, crew: WorkerPool, n_shards: int) -> None:
         self._crew, self._waiting = crew, list(reversed(range(n_shards)))
         self._doing: dict[int, int] = {}
         self._n_deaths: Counter[int] = Counter()
-        self._pieces = Pieces()
+        self._pieces = MessageAssembler()
 
     def run(self) -> Iterator[tuple[int, Any]]:
         """Give the number and the result of each shard as it is done."""
@@ -106,7 +108,7 @@ class _Round:
             self._crew.send(worker, b"%d" % self._doing[worker])
 
     def _take(self, event: Event) -> Iterator[tuple[int, Any]]:
-        if isinstance(event, Died):
+        if isinstance(event, WorkerExit):
             self._bury(event)
         elif isinstance(event, Failed):
             raise WorkerDied(f"a worker failed:\n{event.text}")
@@ -117,7 +119,7 @@ class _Round:
             self._assign(event.worker)
             yield number, pickle.loads(whole[1:])  # from our own worker, never from data
 
-    def _bury(self, died: Died) -> None:
+    def _bury(self, died: WorkerExit) -> None:
         """Have another process do what one ended over."""
         self._pieces.forget(died.worker)
         number = self._doing.pop(died.worker, None)
@@ -147,4 +149,4 @@ def _serve(function: Callable[[int], Any], channel: Channel) -> None:
             if not isinstance(error, ShardioError | OSError):  # these say themselves what is wrong
                 error.add_note(f"in a worker:\n{traceback.format_exc()}")
             answer = _ERROR + pack_error(error)
-        send_whole(channel, answer)
+        send_chunks(channel, answer)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
-from shardio._loading.iterator import Pass
+from shardio._loading.iterator import LoaderIterator
 from shardio.batch.batch import Batch
 from shardio.errors import InsufficientMemory, InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
@@ -67,7 +67,7 @@ class Session:
         """The state that its next iteration begins with, if nothing is loaded."""
         self._number: int | None = None
         """The pass that is under way."""
-        self._batches: Pass | None = None
+        self._batches: LoaderIterator | None = None
         self._step = self._taken = self._upto = 0
         self._untaken: deque[tuple[int, int]] = deque()
         """Step and bytes of what was sent and not taken."""
@@ -222,7 +222,7 @@ class Session:
         if state != self._follows:  # else workers may have begun with it already
             loader.load_state_dict(state)
         self._follows = {}
-        self._batches = batches = cast(Pass, iter(loader))
+        self._batches = batches = cast(LoaderIterator, iter(loader))
         partition = batches.iteration.plan.partition
         first, last = partition.first_step, partition.last_step
         with self._changed:

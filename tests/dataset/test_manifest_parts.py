@@ -368,7 +368,7 @@ def test_parts_are_there_and_synced_before_the_generation_that_names_them(
     assert calls.index("fsync .tmp") < calls.index("rename .shards")
 
 
-class Died(BaseException):
+class WorkerExit(BaseException):
     """What ends a writer in the middle."""
 
 
@@ -380,7 +380,7 @@ def die_at(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal n_calls
         n_calls += 1
         if n_calls >= n:
-            raise Died
+            raise WorkerExit
         return real(call, path, function, *given, **named)
 
     monkeypatch.setattr(fs, "perform", perform)
@@ -399,7 +399,7 @@ def test_a_writer_that_is_killed_at_any_call_leaves_the_older_generation_or_the_
             die_at(n, patch)
             try:
                 publish_next(folder, first, **second)
-            except Died:
+            except WorkerExit:
                 pass
         assert load(folder).number in (1, 2)
         found = recover(folder)

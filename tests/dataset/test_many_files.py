@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from shardio import Array, Clip, ShardLoader, Video, mix
-from shardio._engine.dispatch.crashes import Claims, error_of_death
-from shardio._workers.processes.shared_memory import marks_file
+from shardio._engine.dispatch.crashes import InFlightRows, error_of_death
+from shardio._workers.processes.shared_memory import create_bitmap_file
 from shardio.dataset import column_rows, files, open_files
 from shardio.dataset import dataset as dataset_module
 from shardio.dataset.dataset import Dataset, ShardDataset
@@ -312,7 +312,7 @@ def test_a_shard_that_killed_a_worker_is_named_by_a_main_that_never_opened_it(
     copy = str(shutil.copytree(folder, tmp_path / "set"))
     os.truncate(path_of(copy, 15), 8192)
     with ShardDataset(copy) as dataset:
-        claims = Claims("at", {15: [1]}, "label")
+        claims = InFlightRows("at", {15: [1]}, "label")
         error = error_of_death("a worker died", signal.SIGBUS, claims, "", dataset)
     assert isinstance(error, ShardChanged)
     assert (error.path, error.field, error.sample) == (path_of(copy, 15), "label", 1)
@@ -459,7 +459,7 @@ def test_samples_with_streams_are_the_same(tmp_path: Path, request: pytest.Fixtu
 
 def test_a_long_table_of_marks_takes_memory_as_it_is_used() -> None:
     for n_marks, is_reserved in ((1000, True), (1 << 30, False)):
-        fd = marks_file(n_marks)
+        fd = create_bitmap_file(n_marks)
         try:
             assert os.fstat(fd).st_size == n_marks
             assert bool(os.fstat(fd).st_blocks) is is_reserved

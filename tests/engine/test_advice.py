@@ -14,9 +14,9 @@ import pytest
 
 from shardio import Array, Schema, ShardLoader
 from shardio._engine.filling import readahead
-from shardio._engine.filling.batch_index import Itinerary
-from shardio._engine.filling.batch_spec import Plan
-from shardio._engine.filling.readahead import Advice, Cadence
+from shardio._engine.filling.batch_index import IndexPlanner
+from shardio._engine.filling.batch_spec import EpochPlan
+from shardio._engine.filling.readahead import ProbePolicy, ReadAhead
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.gather import ColumnGather
 from shardio.order.block_shuffle import Window
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 N, BATCH, ROW = 512, 8, 4096
 SCHEMA = Schema({"x": Array("uint8", (ROW,))})
 STEPS = N // BATCH
-FULL = Plan(0, RankPartition(N, 0, BATCH))
-WINDOWED = Plan(0, RankPartition(N, 0, BATCH), Window(16, 128))
+FULL = EpochPlan(0, RankPartition(N, 0, BATCH))
+WINDOWED = EpochPlan(0, RankPartition(N, 0, BATCH), Window(16, 128))
 
 
 class Kernel:
@@ -72,11 +72,11 @@ class Run:
 
     def __init__(self, dataset: ShardDataset, *, shuffle: bool = True) -> None:
         recipe = recipe_for(dataset, shuffle=shuffle, block_rows=BATCH, verify="off")
-        self.advice = Advice(recipe, dataset)
-        self._itinerary = Itinerary(dataset, shuffle=shuffle, seed=0)
+        self.advice = ReadAhead(recipe, dataset)
+        self._itinerary = IndexPlanner(dataset, shuffle=shuffle, seed=0)
         self._first = dataset.reader(0).column_section("x").offset
 
-    def step(self, plan: Plan, step: int) -> set[int]:
+    def step(self, plan: EpochPlan, step: int) -> set[int]:
         """Look ahead of one; returns where its rows lie in their file."""
         stretch, part = self._itinerary.stretch(plan, step)
         self.advice.before(plan, step, stretch, part)
@@ -118,7 +118,7 @@ def test_where_all_is_cached_nothing_is_asked_and_probes_become_rare(
 
 
 def test_the_cadence_ends_at_its_rarest_and_a_miss_begins_it_anew() -> None:
-    cadence = Cadence()
+    cadence = ProbePolicy()
     waits = []
     for _ in range(readahead.N_SURE + 8):
         cadence.hit()
@@ -169,7 +169,10 @@ def test_in_windows_what_lies_around_a_row_is_asked_for_once(
 def test_a_window_that_was_asked_for_is_left_alone_unless_it_went_again(
     dataset: ShardDataset, kernel: Kernel
 ) -> None:
-    run, whole = Run(dataset, shuffle=False), Plan(0, RankPartition(N, 0, BATCH), Window(16, N))
+    run, whole = (
+        Run(dataset, shuffle=False),
+        EpochPlan(0, RankPartition(N, 0, BATCH), Window(16, N)),
+    )
     n_asked = []
     for step in range(STEPS):
         kernel.answer = step == 0 or step > 40
@@ -212,7 +215,7 @@ def test_a_file_that_is_gone_is_no_error_of_the_advice(tmp_path: Path, kernel: K
     with ShardDataset(folder) as dataset:
         run = Run(dataset)
         os.unlink(dataset.reader(0).path)
-        run.step(Plan(0, RankPartition(BATCH, 0, BATCH)), 0)
+        run.step(EpochPlan(0, RankPartition(BATCH, 0, BATCH)), 0)
     assert kernel.asked == []
 
 

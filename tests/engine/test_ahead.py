@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardio import ShardLoader
-from shardio._engine.dispatch.iterations import Iteration
+from shardio._engine.dispatch.iterations import EpochIteration
 from shardio.errors import TransformError
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
 
@@ -32,12 +32,12 @@ def _loader(folder: str, n_workers: int = 2, **options: Any) -> ShardLoader:
     return ShardLoader(folder, BATCH, output="numpy", num_workers=n_workers, **options)
 
 
-def _ahead(loader: ShardLoader) -> Iteration | None:
+def _ahead(loader: ShardLoader) -> EpochIteration | None:
     """The pass that was begun ahead."""
     return loader._engine._passes.ahead
 
 
-def _filled_ahead(loader: ShardLoader) -> Iteration:
+def _filled_ahead(loader: ShardLoader) -> EpochIteration:
     """The same, once workers have filled all that they were given of it, answered or not."""
     ahead = _ahead(loader)
     assert ahead is not None
@@ -48,11 +48,11 @@ def _filled_ahead(loader: ShardLoader) -> Iteration:
     return ahead
 
 
-def _n_given(iteration: Iteration) -> int:
+def _n_given(iteration: EpochIteration) -> int:
     return iteration.schedule._next_assigned
 
 
-def _n_filled(loader: ShardLoader, iteration: Iteration) -> int:
+def _n_filled(loader: ShardLoader, iteration: EpochIteration) -> int:
     return int(loader._engine._passes._tallies.of(iteration.slot)[0])
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from shardio import ShardLoader, WorkerDied
 from shardio._engine.dispatch import engine
-from shardio._engine.dispatch.backends import Local
-from shardio._engine.dispatch.crashes import Caution, Claims
-from shardio._engine.dispatch.protocol import Answer, Loss
-from shardio._engine.filling.row_by_row import CarefulFiller
+from shardio._engine.dispatch.backends import InlineWorker
+from shardio._engine.dispatch.crashes import InFlightRows, SuspectSamples
+from shardio._engine.dispatch.protocol import TaskResult, WorkerLost
+from shardio._engine.filling.row_by_row import RowByRowFiller
 from shardio.batch.batch import Skipped
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
@@ -34,7 +34,7 @@ class Death(BaseException):
     """What a test kills with."""
 
 
-class Warned(CarefulFiller):
+class Warned(RowByRowFiller):
     """Takes what it is told to leave out as a worker does: for the next task."""
 
     left_out: Any = None
@@ -44,7 +44,7 @@ class Warned(CarefulFiller):
         return super().fill(layout, memory, plan, step, left_out)
 
 
-class Mortal(Local):
+class Mortal(InlineWorker):
     """One worker that dies when `kills` says so of the samples that it begins to read."""
 
     n_deaths = 0
@@ -77,20 +77,20 @@ class Mortal(Local):
         assert isinstance(self._careful, Warned)
         self._careful.left_out = left_out
 
-    def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
+    def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         try:
             return super().wait(timeout_s)
         except Death:
             self._claims()[:] = self._left
             self._tasks.clear()
             self.n_deaths += 1
-            return [Loss(0, f"worker 0 {END}", 11, END)]
+            return [WorkerLost(0, f"worker 0 {END}", 11, END)]
 
 
 @pytest.fixture
 def die_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kills], None]:
     """Has workers die when a function of the samples that they begin to read says so."""
-    monkeypatch.setattr(engine, "Local", Mortal)
+    monkeypatch.setattr(engine, "InlineWorker", Mortal)
     return lambda kills: monkeypatch.setattr(Mortal, "kills", staticmethod(kills))
 
 
@@ -157,9 +157,9 @@ def test_a_batch_of_which_workers_die_at_one_sample_after_another_is_an_error(
 
 
 def test_a_death_that_names_several_samples_blames_none() -> None:
-    caution = Caution()
-    several = Claims("", {0: [1, 2]}, places=((1, 1), (2, 2)))
-    alone = Claims("", {0: [2]}, places=((2, 2),))
+    caution = SuspectSamples()
+    several = InFlightRows("", {0: [1, 2]}, places=((1, 1), (2, 2)))
+    alone = InFlightRows("", {0: [2]}, places=((2, 2),))
     assert [caution.learn(each, "died") for each in (several, several, alone, alone)] == [
         False,
         False,

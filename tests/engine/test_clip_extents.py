@@ -10,7 +10,7 @@ import pytest
 
 from shardio import Array, Clip, Schema, ShardLoader, Video
 from shardio._engine.filling import readahead
-from shardio._engine.filling.extents import ClipExtents, Files
+from shardio._engine.filling.extents import ClipExtents, ShardFileNumbers
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
 from shardio.format.streams import PACKET, STREAM_DTYPE, packet_sizes
@@ -45,7 +45,7 @@ def made(dataset: ShardDataset) -> ClipSpec:
 def test_the_packets_of_a_clip_and_their_table_are_among_what_is_found(
     dataset: ShardDataset, made: ClipSpec, start: int, row: int
 ) -> None:
-    rows, files = np.array([row]), Files(dataset, ["video", "label"])
+    rows, files = np.array([row]), ShardFileNumbers(dataset, ["video", "label"])
     shards = dataset.locate(rows)
     found = ClipExtents(dataset, made, files).ranges(rows, shards, np.array([start]))
     base = int(files.starts[shards[0]])
@@ -70,7 +70,7 @@ def test_the_packets_of_a_clip_and_their_table_are_among_what_is_found(
 
 
 def test_what_cannot_be_is_left_out(dataset: ShardDataset, made: ClipSpec) -> None:
-    files = Files(dataset, ["video"])
+    files = ShardFileNumbers(dataset, ["video"])
     extents = ClipExtents(dataset, made, files)
     wild = extents.ranges(np.array([0, 2]), np.array([0, 1]), np.array([10**9, -(10**9)]))
     assert (wild.starts < wild.ends).all()

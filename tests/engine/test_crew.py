@@ -18,7 +18,14 @@ from types import FrameType
 import pytest
 
 from shardio._workers.processes.channel import MAX_MESSAGE_BYTES
-from shardio._workers.processes.worker_pool import Channel, Crew, Died, Event, Failed, Message
+from shardio._workers.processes.worker_pool import (
+    Channel,
+    Event,
+    Failed,
+    Message,
+    WorkerExit,
+    WorkerPool,
+)
 from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
@@ -35,7 +42,7 @@ def _echo() -> Callable[[Channel], None]:
     return echo
 
 
-def _events(crew: Crew, n_events: int) -> list[Event]:
+def _events(crew: WorkerPool, n_events: int) -> list[Event]:
     """Wait for at least `n_events` events."""
     events: list[Event] = []
     while len(events) < n_events:
@@ -45,10 +52,10 @@ def _events(crew: Crew, n_events: int) -> list[Event]:
     return events
 
 
-def _until_dead(crew: Crew) -> list[Event]:
+def _until_dead(crew: WorkerPool) -> list[Event]:
     """Wait until every worker of the crew has died; give all events, the deaths among them."""
     events: list[Event] = []
-    while sum(isinstance(event, Died) for event in events) < len(crew):
+    while sum(isinstance(event, WorkerExit) for event in events) < len(crew):
         events += _events(crew, 1)
     return events
 
@@ -61,14 +68,14 @@ def _open_fds() -> set[str]:
 
 
 def test_messages_sent_before_the_worker_exists_are_answered() -> None:
-    with Crew(2, _echo()) as crew:
+    with WorkerPool(2, _echo()) as crew:
         crew.send(0, b"a")
         crew.send(1, b"b")
         assert set(_events(crew, 2)) == {Message(0, b"a"), Message(1, b"b")}
 
 
 def test_messages_arrive_once_and_in_order() -> None:
-    with Crew(1, _echo()) as crew:
+    with WorkerPool(1, _echo()) as crew:
         sent = [b"%d" % n for n in range(2000)]
         received = []
         for message in sent:
@@ -89,7 +96,7 @@ def test_send_keeps_what_a_worker_does_not_read_yet_and_wait_sends_it() -> None:
         channel.send(b"all")
 
     told, tell = os.pipe()
-    with Crew(1, read_when_told, fds=[told]) as crew:
+    with WorkerPool(1, read_when_told, fds=[told]) as crew:
         for n in range(3000):
             crew.send(0, b"%d" % n + b"." * 1000)
         os.write(tell, b"x")
@@ -109,7 +116,7 @@ def test_descriptors_travel_both_ways_and_with_queued_messages() -> None:
                     os.close(fd)
 
     before = _open_fds()
-    with Crew(1, give_back) as crew:
+    with WorkerPool(1, give_back) as crew:
         read_end, write_end = os.pipe()
         for n in range(600):
             crew.send(0, b"%d" % n, fds=[write_end])
@@ -133,7 +140,7 @@ def test_descriptors_of_events_that_nobody_waited_for_are_closed() -> None:
         channel.recv()
 
     before = _open_fds()
-    crew = Crew(1, give)
+    crew = WorkerPool(1, give)
     assert select.select([crew._held.workers[0].end], [], [], PATIENCE_S)[0]
     crew._watch._receive(crew._held.workers[0])
     crew.close()
@@ -141,7 +148,7 @@ def test_descriptors_of_events_that_nobody_waited_for_are_closed() -> None:
 
 
 def test_recv_refuses_a_message_with_descriptors_instead_of_losing_them() -> None:
-    with Crew(1, _echo()) as crew:
+    with WorkerPool(1, _echo()) as crew:
         crew.send(0, b"x", fds=[0])
         failure, _ = _until_dead(crew)
     assert isinstance(failure, Failed)
@@ -150,18 +157,21 @@ def test_recv_refuses_a_message_with_descriptors_instead_of_losing_them() -> Non
 
 @pytest.mark.parametrize("message", [b"", b"x" * (MAX_MESSAGE_BYTES + 1)])
 def test_a_message_of_the_wrong_size_is_refused(message: bytes) -> None:
-    with Crew(1, _echo()) as crew, pytest.raises(InvalidArgument, match=f"has {len(message)}"):
+    with (
+        WorkerPool(1, _echo()) as crew,
+        pytest.raises(InvalidArgument, match=f"has {len(message)}"),
+    ):
         crew.send(0, message)
 
 
 def test_the_largest_message_is_echoed() -> None:
-    with Crew(1, _echo()) as crew:
+    with WorkerPool(1, _echo()) as crew:
         crew.send(0, b"x" * MAX_MESSAGE_BYTES)
         assert _events(crew, 1) == [Message(0, b"x" * MAX_MESSAGE_BYTES)]
 
 
 def test_wait_gives_nothing_when_its_time_is_up() -> None:
-    with Crew(1, _echo()) as crew:
+    with WorkerPool(1, _echo()) as crew:
         assert crew.wait(0) == []
         assert crew.wait(0.01) == []
 
@@ -175,14 +185,14 @@ def test_all_messages_of_a_worker_come_before_its_death() -> None:
             channel.send(b"%d" % n)
         os._exit(0)
 
-    with Crew(3, leave_at_once) as crew:
+    with WorkerPool(3, leave_at_once) as crew:
         for index in range(3):
             crew.send(index, b"never read: the worker's end is then reset, not closed")
         events = _until_dead(crew)
     for index in range(3):
         own = [event for event in events if event.worker == index]
         assert own[:-1] == [Message(index, b"%d" % n) for n in range(200)]
-        assert isinstance(own[-1], Died)
+        assert isinstance(own[-1], WorkerExit)
 
 
 @pytest.mark.parametrize(
@@ -198,9 +208,9 @@ def test_all_messages_of_a_worker_come_before_its_death() -> None:
 def test_an_end_without_an_exception_is_reported(
     end: str, death: tuple[int | None, int | None]
 ) -> None:
-    with Crew(1, lambda channel: exec(end, {"os": os})) as crew:
+    with WorkerPool(1, lambda channel: exec(end, {"os": os})) as crew:
         (died,) = _until_dead(crew)
-        assert isinstance(died, Died)
+        assert isinstance(died, WorkerExit)
         assert (died.signal, died.exit_code) == death
         assert [died.pid] == crew.pids()
 
@@ -220,12 +230,12 @@ def test_an_end_without_an_exception_is_reported(
 def test_an_exception_is_reported_with_its_traceback_before_the_death(
     end: str, last_line: str
 ) -> None:
-    with Crew(1, lambda channel: exec(end, {"sys": __import__("sys")})) as crew:
+    with WorkerPool(1, lambda channel: exec(end, {"sys": __import__("sys")})) as crew:
         failed, died = _until_dead(crew)
     assert isinstance(failed, Failed)
     assert failed.text.startswith("Traceback (most recent call last):")
     assert failed.text.splitlines()[-1].startswith(last_line)
-    assert isinstance(died, Died)
+    assert isinstance(died, WorkerExit)
     assert (died.signal, died.exit_code) == (None, 1)
 
 
@@ -237,7 +247,7 @@ def test_a_function_that_cannot_be_unpickled_is_reported() -> None:
         def __call__(self, channel: Channel) -> None:
             pass
 
-    with Crew(2, Bomb()) as crew:
+    with WorkerPool(2, Bomb()) as crew:
         events = _until_dead(crew)
     texts = [event.text for event in events if isinstance(event, Failed)]
     assert len(texts) == 2
@@ -265,7 +275,7 @@ def test_a_fork_waits_for_imports_that_another_thread_is_in_the_midst_of(
     importing.start()
     begun.wait()
     threading.Timer(0.1, go_on.set).start()
-    with Crew(1, use, preload=("slow_to_import",), start="fork") as crew:
+    with WorkerPool(1, use, preload=("slow_to_import",), start="fork") as crew:
         assert _events(crew, 1) == [Message(0, b"imported")]
     importing.join()
 
@@ -275,12 +285,12 @@ def test_a_function_that_cannot_be_pickled_is_refused_and_nothing_is_left_open()
     before = _open_fds()
     lock = threading.Lock()
     with pytest.raises(InvalidArgument, match="cannot be sent to worker processes.*lock"):
-        Crew(1, lambda channel: lock.acquire())
+        WorkerPool(1, lambda channel: lock.acquire())
     assert _open_fds() == before
 
 
 def test_the_name_of_a_worker_that_is_being_started_has_no_process() -> None:
-    with Crew(1, lambda channel: channel.recv()) as crew:
+    with WorkerPool(1, lambda channel: channel.recv()) as crew:
         assert crew.names() == ["worker 0"]
 
 
@@ -291,18 +301,18 @@ def test_a_worker_that_closes_its_channel_is_not_dead_yet() -> None:
         time.sleep(1000)
 
     read_end, write_end = os.pipe()
-    with Crew(1, close_and_stay, fds=[write_end]) as crew:
+    with WorkerPool(1, close_and_stay, fds=[write_end]) as crew:
         pid = int(os.read(read_end, 100))
         assert crew.wait(0.1) == []
         os.kill(pid, signal.SIGTERM)
-        assert _until_dead(crew) == [Died(0, pid, signal.SIGTERM, None)]
+        assert _until_dead(crew) == [WorkerExit(0, pid, signal.SIGTERM, None)]
     os.close(read_end)
     os.close(write_end)
 
 
 def test_no_worker_is_no_crew() -> None:
     with pytest.raises(InvalidArgument, match="n_workers is 0"):
-        Crew(0, _echo())
+        WorkerPool(0, _echo())
 
 
 # --- restarts -------------------------------------------------------------------------------
@@ -315,13 +325,13 @@ def test_a_restarted_worker_has_the_same_place_function_and_descriptors() -> Non
         channel.send(b"life %d of worker %d" % (n, channel.index))
 
     memory = os.memfd_create("lives")
-    with Crew(1, count_up, fds=[memory]) as crew:
+    with WorkerPool(1, count_up, fds=[memory]) as crew:
         os.close(memory)
         pids = set()
         for n in range(1, 4):
             message, died = _until_dead(crew)
             assert message == Message(0, b"life %d of worker 0" % n)
-            assert isinstance(died, Died)
+            assert isinstance(died, WorkerExit)
             pids.add(died.pid)
             crew.restart(0)
         assert len(pids) == 3
@@ -332,7 +342,7 @@ def test_a_message_queued_for_a_dead_worker_does_not_reach_its_successor() -> No
         message = channel.recv_fds()
         channel.send(message[0] if message else b"none")
 
-    with Crew(1, answer) as crew:
+    with WorkerPool(1, answer) as crew:
         crew.send(0, b"first")
         for _ in range(50):  # more than the socket takes, fewer than a process may have open
             crew.send(0, b"unread" * 10_000, fds=[0])
@@ -343,12 +353,12 @@ def test_a_message_queued_for_a_dead_worker_does_not_reach_its_successor() -> No
 
 
 def test_only_a_worker_that_was_reported_dead_can_be_restarted() -> None:
-    with Crew(1, _echo()) as crew, pytest.raises(InvalidArgument, match="not reported dead"):
+    with WorkerPool(1, _echo()) as crew, pytest.raises(InvalidArgument, match="not reported dead"):
         crew.restart(0)
 
 
 def test_sending_to_a_worker_that_was_reported_dead_raises() -> None:
-    with Crew(1, lambda channel: None) as crew:
+    with WorkerPool(1, lambda channel: None) as crew:
         _until_dead(crew)
         with pytest.raises(WorkerDied, match="worker 0 has died and was not restarted"):
             crew.send(0, b"x")
@@ -379,7 +389,7 @@ def _stuck(kind: str) -> Callable[[Channel], None]:
     return stuck
 
 
-def _pidfds(crew: Crew) -> list[int]:
+def _pidfds(crew: WorkerPool) -> list[int]:
     """Take copies of the pidfds of all workers, which have each sent a message."""
     _events(crew, len(crew))
     end_s = time.monotonic() + PATIENCE_S
@@ -398,7 +408,7 @@ def _all_ended(pidfds: list[int]) -> bool:
 
 @pytest.mark.parametrize("kind", ["idle", "in C", "sending", "asleep", "deaf"])
 def test_all_workers_are_gone_when_close_returns(kind: str) -> None:
-    crew = Crew(2, _stuck(kind))
+    crew = WorkerPool(2, _stuck(kind))
     pidfds = _pidfds(crew)
     crew.close()
     assert _all_ended(pidfds)
@@ -407,7 +417,7 @@ def test_all_workers_are_gone_when_close_returns(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["idle", "in C"])
 def test_a_crew_that_is_collected_ends_its_workers(kind: str) -> None:
-    crew = Crew(2, _stuck(kind))
+    crew = WorkerPool(2, _stuck(kind))
     pidfds = _pidfds(crew)
     cycle: list[object] = [crew]
     cycle.append(cycle)
@@ -420,12 +430,12 @@ def test_a_crew_that_is_collected_ends_its_workers(kind: str) -> None:
 def test_a_crew_can_be_closed_before_its_workers_exist() -> None:
     before = _open_fds()
     for _ in range(20):
-        Crew(3, _echo()).close()
+        WorkerPool(3, _echo()).close()
     assert _open_fds() == before
 
 
 def test_a_closed_crew_says_so() -> None:
-    crew = Crew(1, _echo())
+    crew = WorkerPool(1, _echo())
     crew.close()
     for use in (lambda: crew.wait(0), lambda: crew.send(0, b"x"), lambda: crew.restart(0)):
         with pytest.raises(ClosedError, match="stopped by close"):
@@ -433,7 +443,7 @@ def test_a_closed_crew_says_so() -> None:
 
 
 def test_close_in_another_thread_ends_a_wait() -> None:
-    crew = Crew(1, _stuck("asleep"))
+    crew = WorkerPool(1, _stuck("asleep"))
     _events(crew, 1)
     inside = threading.Event()
     errors = []
@@ -454,7 +464,7 @@ def test_close_in_another_thread_ends_a_wait() -> None:
 
 
 def test_close_in_a_signal_handler_ends_the_wait_that_it_interrupts() -> None:
-    crew = Crew(1, _stuck("asleep"))
+    crew = WorkerPool(1, _stuck("asleep"))
     _events(crew, 1)
 
     def close(number: int, frame: FrameType | None) -> None:
@@ -470,7 +480,7 @@ def test_close_in_a_signal_handler_ends_the_wait_that_it_interrupts() -> None:
 
 
 def test_close_in_several_threads_at_once_returns_when_the_workers_are_gone() -> None:
-    crew = Crew(2, _stuck("asleep"))
+    crew = WorkerPool(2, _stuck("asleep"))
     pidfds = _pidfds(crew)
     ended = []
 
@@ -491,7 +501,7 @@ def test_close_in_several_threads_at_once_returns_when_the_workers_are_gone() ->
 def test_sixty_crews_one_after_the_other_leak_no_descriptor() -> None:
     before = _open_fds()
     for n in range(60):
-        crew = Crew(1, _echo())
+        crew = WorkerPool(1, _echo())
         if n % 2:
             crew.send(0, b"x")
             _events(crew, 1)
@@ -502,7 +512,7 @@ def test_sixty_crews_one_after_the_other_leak_no_descriptor() -> None:
 
 
 def test_many_crews_live_side_by_side() -> None:
-    crews = [Crew(2, _echo()) for _ in range(20)]
+    crews = [WorkerPool(2, _echo()) for _ in range(20)]
     for n, crew in enumerate(crews):
         crew.send(n % 2, b"%d" % n)
     for n, crew in enumerate(crews):
@@ -528,7 +538,7 @@ def test_ctrl_c_inside_wait_loses_and_doubles_no_message() -> None:
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal n_interrupts
         while frame is not None:
-            if frame.f_code is Crew.wait.__code__:
+            if frame.f_code is WorkerPool.wait.__code__:
                 n_interrupts += 1
                 raise KeyboardInterrupt
             frame = frame.f_back
@@ -536,7 +546,7 @@ def test_ctrl_c_inside_wait_loses_and_doubles_no_message() -> None:
     numbers: list[int] = []
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with Crew(1, count) as crew:
+        with WorkerPool(1, count) as crew:
             # Far above what one `wait` takes, or none would ever get through.
             signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
             is_dead, end_s = False, time.monotonic() + PATIENCE_S
@@ -545,7 +555,7 @@ def test_ctrl_c_inside_wait_loses_and_doubles_no_message() -> None:
                 with contextlib.suppress(KeyboardInterrupt):
                     events = crew.wait()
                     numbers += [int(event.data) for event in events if isinstance(event, Message)]
-                    is_dead = any(isinstance(event, Died) for event in events)
+                    is_dead = any(isinstance(event, WorkerExit) for event in events)
             signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -15,11 +15,11 @@ import pytest
 
 from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine.dispatch import dispatcher, iterations
-from shardio._engine.dispatch.backends import Workers
+from shardio._engine.dispatch.backends import WorkerBackend
 from shardio._engine.dispatch.engine import Engine
-from shardio._engine.dispatch.iterations import Iteration
-from shardio._engine.dispatch.protocol import Loss
-from shardio._engine.filling.batch_spec import Plan, Recipe
+from shardio._engine.dispatch.iterations import EpochIteration
+from shardio._engine.dispatch.protocol import WorkerLost
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._workers.processes.blocks import BlockPool
 from shardio.batch.layout import CLAIMED
 from shardio.errors import DatasetCorrupt, InsufficientMemory
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100) -> Engine:
     """An engine whose budget is so many blocks."""
-    recipe = Recipe(
+    recipe = BatchSpec(
         path=folder,
         fields=tuple(TWO_FIELDS),
         block_rows=BATCH,
@@ -57,12 +57,12 @@ def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100
     return made
 
 
-def _plan(epoch: int, first: int = 0, last: int = N // BATCH) -> Plan:
+def _plan(epoch: int, first: int = 0, last: int = N // BATCH) -> EpochPlan:
     """A pass over some steps of an epoch."""
-    return Plan(epoch, RankPartition(last * BATCH, first * BATCH, BATCH))
+    return EpochPlan(epoch, RankPartition(last * BATCH, first * BATCH, BATCH))
 
 
-def _steps(engine: Engine, iteration: Iteration) -> list[int]:
+def _steps(engine: Engine, iteration: EpochIteration) -> list[int]:
     """The rest of a pass, by step; no block is kept."""
     found = []
     while (delivered := engine.next(iteration)) is not None:
@@ -96,7 +96,7 @@ def test_a_task_is_sent_before_the_next_block_is_made(
         monkeypatch.setattr(owner, name, noted)
 
     note(BlockPool, "make_extra", "made")
-    note(Workers, "post", "sent")
+    note(WorkerBackend, "post", "sent")
     engine.next(engine.iterate(_plan(0)))
     assert events[:8] == ["made", "sent"] * 4  # two workers have two tasks each
     engine.close()
@@ -309,7 +309,7 @@ def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(fol
     origins["status"] = CLAIMED
     engine.cancel(iteration)
     engine.traffic.reap()
-    engine.traffic._route(Loss(0, "worker 0 was killed by signal 9", 9))
+    engine.traffic._route(WorkerLost(0, "worker 0 was killed by signal 9", 9))
     assert not (origins["status"] == CLAIMED).any()
     assert len(engine._passes) == 0 and engine.pool.has_idle
     engine.close()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio._engine.filling.batch_spec import Plan, Recipe
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._engine.filling.filler import Filler
 from shardio._workers.processes import blocks
 from shardio._workers.processes.blocks import Block
@@ -48,8 +48,8 @@ def dataset(datasets: dict[int, ShardDataset]) -> ShardDataset:
     return datasets[3]
 
 
-def recipe_for(dataset: ShardDataset, **changes: Any) -> Recipe:
-    recipe = Recipe(
+def recipe_for(dataset: ShardDataset, **changes: Any) -> BatchSpec:
+    recipe = BatchSpec(
         path=dataset.path,
         fields=tuple(dataset.schema),
         block_rows=8,
@@ -77,7 +77,7 @@ class Filling:
 
     def fill(self, epoch: int = 0, step: int = 0) -> Batch:
         partition = RankPartition(self.recipe.n_samples, 0, self.recipe.block_rows)
-        plan = Plan(epoch, partition)
+        plan = EpochPlan(epoch, partition)
         n_rows, heap = self.filler.fill(self.layout, self.block, plan, step)
         assert len(self.block.bytes) >= self.layout.heap + heap
         values = {

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.tasks.call_worker import Portions
-from shardio._workers.tasks.task_pool import Flow
+from shardio._workers.tasks.call_worker import ResultChunks
+from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import (
     ClosedError,
     InsufficientMemory,
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("warm_zygote")
 PATIENCE_S = 30.0
 
 
-def drive(flow: Flow, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+def drive(flow: TaskPool, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
     """What comes of all items, as it comes."""
     waiting = iter(items)
     while True:
@@ -58,7 +58,7 @@ def drive(flow: Flow, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
 
 def values(function: Callable[[Any], Any], items: Iterable[Any], **options: Any) -> list[Any]:
     """All values, of two workers."""
-    with Flow(function, 2, **options) as flow:
+    with TaskPool(function, 2, **options) as flow:
         found = list(drive(flow, items))
     numbers = [number for number, _ in found]
     assert len(set(numbers)) == len(numbers)
@@ -70,7 +70,7 @@ def values(function: Callable[[Any], Any], items: Iterable[Any], **options: Any)
 
 @pytest.mark.parametrize("n_workers", [1, 3])
 def test_values_come_in_the_order_of_their_items(n_workers: int) -> None:
-    with Flow(lambda item: item * 2, n_workers) as flow:
+    with TaskPool(lambda item: item * 2, n_workers) as flow:
         assert list(drive(flow, range(50))) == [(i, 2 * i) for i in range(50)]
 
 
@@ -82,7 +82,7 @@ def test_where_any_may_come_first_a_slow_item_holds_nothing_up(tmp_path: Path) -
             time.sleep(0.001)
         return item
 
-    with Flow(wait_for_last, 2, in_order=False) as flow:
+    with TaskPool(wait_for_last, 2, in_order=False) as flow:
         found = []
         for number, value in drive(flow, range(20)):
             assert number == value
@@ -106,7 +106,7 @@ def test_arrays_lie_in_blocks_and_stay_what_they_are_after_the_flow_has_ended() 
 
 
 def test_a_block_is_used_again_once_its_arrays_are_gone() -> None:
-    with Flow(lambda item: np.full(100_000, item, np.uint8), 1) as flow:
+    with TaskPool(lambda item: np.full(100_000, item, np.uint8), 1) as flow:
         places = set()
         for number, array in drive(flow, range(60)):
             assert (array == number).all()
@@ -149,7 +149,7 @@ def test_a_value_that_this_process_cannot_unpickle_is_an_error_that_says_of_whic
 
 
 def test_there_is_room_for_so_many_items_and_again_when_one_is_taken() -> None:
-    with Flow(lambda item: item, 1, most_items=3) as flow:
+    with TaskPool(lambda item: item, 1, most_items=3) as flow:
         found = drive(flow, count())
         assert [next(found) for _ in range(5)] == [(i, i) for i in range(5)]
         assert flow.stats.n_put <= 8
@@ -174,7 +174,7 @@ def test_values_are_copied_with_one_warning_where_the_program_holds_all_blocks()
     def load(item: int) -> Any:
         return np.full(300_000, item, np.uint8)
 
-    with Flow(load, 1, memory_bytes=1_500_000) as flow:
+    with TaskPool(load, 1, memory_bytes=1_500_000) as flow:
         kept = []
         with pytest.warns(RuntimeWarning, match="values are copied: the program holds") as caught:
             kept += [array for _, array in drive(flow, range(20))]
@@ -184,7 +184,7 @@ def test_values_are_copied_with_one_warning_where_the_program_holds_all_blocks()
 
 
 def test_nothing_is_copied_where_the_program_holds_no_more_than_it_uses() -> None:
-    with Flow(lambda item: np.full(300_000, item, np.uint8), 1, memory_bytes=1_500_000) as flow:
+    with TaskPool(lambda item: np.full(300_000, item, np.uint8), 1, memory_bytes=1_500_000) as flow:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for number, array in drive(flow, range(20)):
@@ -212,7 +212,7 @@ def test_values_before_a_failure_come_first_and_nothing_comes_after_it() -> None
     def load(item: int) -> int:
         return item // (item - 3)
 
-    with Flow(load, 2) as flow:
+    with TaskPool(load, 2) as flow:
         found = drive(flow, range(9))
         assert [next(found)[0] for _ in range(3)] == [0, 1, 2]
         with pytest.raises(ZeroDivisionError):
@@ -264,7 +264,7 @@ def test_failures_are_left_out_up_to_max_skips_and_counted() -> None:
     def load(item: int) -> int:
         return 12 // (item % 4)
 
-    with Flow(load, 2, max_skips=3) as flow:
+    with TaskPool(load, 2, max_skips=3) as flow:
         found = [number for number, _ in drive(flow, range(12))]
         assert found == [i for i in range(12) if i % 4]
         assert (flow.stats.n_taken, flow.stats.n_skipped) == (9, 3)
@@ -283,21 +283,21 @@ def test_a_lack_of_memory_is_not_left_out() -> None:
 def test_a_function_that_cannot_be_pickled_is_refused() -> None:
     lock = threading.Lock()
     with pytest.raises(InvalidArgument, match=r"^<function .*> cannot be sent to worker processes"):
-        Flow(lambda item: lock, 1)
+        TaskPool(lambda item: lock, 1)
 
 
 def test_where_no_more_files_may_be_open_it_says_so_and_leaves_none() -> None:
     def n_open() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    with Flow(str, 1):
+    with TaskPool(str, 1):
         pass
     before, limits = n_open(), resource.getrlimit(resource.RLIMIT_NOFILE)
     for n_more in range(0, 10, 2):
         resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + n_more, limits[1]))
         try:
             with pytest.raises(UnsupportedEnvironment, match="open files"):
-                Flow(str, 4)
+                TaskPool(str, 4)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert n_open() == before
@@ -305,7 +305,7 @@ def test_where_no_more_files_may_be_open_it_says_so_and_leaves_none() -> None:
 
 def test_where_no_file_may_be_open_for_a_block_it_says_so() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with Flow(str, 1) as flow:
+    with TaskPool(str, 1) as flow:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
         try:
             with pytest.raises(UnsupportedEnvironment, match="open files"):
@@ -318,7 +318,7 @@ def test_an_item_that_cannot_be_pickled_is_refused_in_few_words() -> None:
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
-    with Flow(lambda item: item, 1) as flow:
+    with TaskPool(lambda item: item, 1) as flow:
         for item in (threading.Lock(), [threading.Lock(), "x" * 100_000], nested):
             with pytest.raises(InvalidArgument, match="cannot be sent") as caught:
                 flow.put(item)
@@ -356,7 +356,7 @@ def dying(folder: Path, at: int, n_times: int, how: str) -> Callable[[int], int]
 
 @pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV"])
 def test_what_a_worker_died_of_is_done_again_once(tmp_path: Path, how: str) -> None:
-    with Flow(dying(tmp_path, 4, 1, how), 2) as flow:
+    with TaskPool(dying(tmp_path, 4, 1, how), 2) as flow:
         assert list(drive(flow, range(12))) == [(i, i) for i in range(12)]
         assert flow.stats.n_restarts == 1
 
@@ -376,12 +376,12 @@ def test_any_number_of_items_that_workers_die_of_in_a_row_may_be_left_out() -> N
     def load(item: int) -> int:
         return item if item == 5 else os._exit(3)
 
-    with Flow(load, 1, max_skips=5) as flow:
+    with TaskPool(load, 1, max_skips=5) as flow:
         assert list(drive(flow, range(6))) == [(5, 5)]
 
 
 def test_a_worker_that_has_answered_is_at_no_item() -> None:
-    with Flow(str, 1) as flow:
+    with TaskPool(str, 1) as flow:
         list(drive(flow, range(3)))
         deadline_s = time.monotonic() + PATIENCE_S
         while (at := flow._whereabouts.of(0)) is not None and time.monotonic() < deadline_s:
@@ -390,7 +390,7 @@ def test_a_worker_that_has_answered_is_at_no_item() -> None:
 
 
 def test_a_worker_that_dies_idle_costs_nothing() -> None:
-    with Flow(lambda item: os.getpid(), 1) as flow:
+    with TaskPool(lambda item: os.getpid(), 1) as flow:
         found = drive(flow, count())
         _, pid = next(found)
         while flow.stats.n_put > flow.stats.n_taken:
@@ -403,24 +403,24 @@ def test_a_worker_that_dies_idle_costs_nothing() -> None:
 # --- waiting, and the end -------------------------------------------------------------------
 
 
-def _taken(flow: Flow) -> tuple[int, Any]:
+def _taken(flow: TaskPool) -> tuple[int, Any]:
     while (found := flow.take()) is None:
         flow.wait(PATIENCE_S)
     return found
 
 
-def _bury_one(flow: Flow) -> None:
+def _bury_one(flow: TaskPool) -> None:
     while not flow.stats.n_restarts:
         flow.wait(PATIENCE_S)
 
 
 def test_a_generator_of_a_dead_worker_is_begun_anew_when_more_is_asked_for(tmp_path: Path) -> None:
-    def count_up(item: int) -> Portions:
+    def count_up(item: int) -> ResultChunks:
         with (tmp_path / str(item)).open("ab") as begun:
             begun.write(b".")
-        return Portions(zip(count(), repeat(os.getpid())), "count_up")
+        return ResultChunks(zip(count(), repeat(os.getpid())), "count_up")
 
-    with Flow(count_up, 1) as flow:
+    with TaskPool(count_up, 1) as flow:
         flow.put(0)
         _, first = _taken(flow)
         os.kill(first[0][1], signal.SIGKILL)
@@ -438,13 +438,13 @@ def test_a_generator_of_a_dead_worker_is_begun_anew_when_more_is_asked_for(tmp_p
 def test_a_generator_that_waits_for_memory_when_its_worker_dies_goes_on_once(
     tmp_path: Path,
 ) -> None:
-    def count_up(item: int) -> Portions:
+    def count_up(item: int) -> ResultChunks:
         (tmp_path / str(item)).touch()
         while item and not (tmp_path / "go").exists():
             time.sleep(0.001)
-        return Portions(zip(range(100), repeat(os.getpid())), "count_up")
+        return ResultChunks(zip(range(100), repeat(os.getpid())), "count_up")
 
-    with Flow(count_up, 2, memory_bytes=1 << 18, in_order=False) as flow:  # of one block
+    with TaskPool(count_up, 2, memory_bytes=1 << 18, in_order=False) as flow:  # of one block
         flow.put(0)
         _, portion = _taken(flow)
         flow.put(1)
@@ -464,7 +464,7 @@ def test_a_generator_that_waits_for_memory_when_its_worker_dies_goes_on_once(
 
 
 def test_a_nudge_from_another_thread_ends_a_wait() -> None:
-    with Flow(lambda item: item, 1) as flow:
+    with TaskPool(lambda item: item, 1) as flow:
         nudger = threading.Timer(0.01, flow.nudge)
         end_s = time.monotonic() + PATIENCE_S
         nudger.start()
@@ -475,7 +475,7 @@ def test_a_nudge_from_another_thread_ends_a_wait() -> None:
 
 
 def test_a_nudge_is_remembered_and_takes_no_answer_away() -> None:
-    with Flow(lambda item: item, 1) as flow:
+    with TaskPool(lambda item: item, 1) as flow:
         flow.nudge()
         flow.nudge()
         flow.wait(PATIENCE_S)
@@ -486,7 +486,7 @@ def test_what_is_overdue_is_named_with_what_the_workers_are_doing() -> None:
     def hang(item: str) -> None:
         threading.Event().wait()
 
-    with Flow(hang, 1, is_called="hang()") as flow:
+    with TaskPool(hang, 1, is_called="hang()") as flow:
         flow.put("film.mp4")
         flow.wait(0.2)
         error = flow.overdue(0.2)
@@ -495,7 +495,7 @@ def test_what_is_overdue_is_named_with_what_the_workers_are_doing() -> None:
 
 
 def test_a_flow_that_is_closed_is_not_used() -> None:
-    flow = Flow(lambda item: item, 1)
+    flow = TaskPool(lambda item: item, 1)
     flow.close()
     flow.close()
     with pytest.raises(ClosedError):
@@ -505,7 +505,7 @@ def test_a_flow_that_is_closed_is_not_used() -> None:
 @pytest.mark.usefixtures("swept")
 def test_a_flow_that_is_dropped_leaves_nothing() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    flow = Flow(lambda item: (os.getpid(), np.zeros(100_000)), 2)
+    flow = TaskPool(lambda item: (os.getpid(), np.zeros(100_000)), 2)
     found = drive(flow, count())
     _, (pid, array) = next(found)
     del flow, found

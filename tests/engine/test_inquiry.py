@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shardio._engine.dispatch.backends import Local
-from shardio._engine.dispatch.protocol import Answer, Done, Loss, Status, Task
-from shardio._engine.dispatch.schema_probe import Inquiry, _candidates
-from shardio._engine.filling.batch_spec import Recipe, Schemas
+from shardio._engine.dispatch.backends import InlineWorker
+from shardio._engine.dispatch.protocol import Status, Task, TaskReply, TaskResult, WorkerLost
+from shardio._engine.dispatch.schema_probe import SchemaProbe, _candidates
+from shardio._engine.filling.batch_spec import BatchSpec, Schemas
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InsufficientMemory, ShardChanged, TransformError, WorkerDied
 from shardio.format.fields import Array
@@ -19,14 +19,14 @@ from shardio.format.schema import Schema
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 MADE = Schemas(Schema({"made": Array("int64")}))
-ANSWER = Answer(0, Done(Status.SCHEMA, 0, 0, 0, 0, 0, 0), schemas=MADE)
-DEATHS = [Loss(worker, f"worker {worker} was killed by signal 9", 9) for worker in range(2)]
+ANSWER = TaskResult(0, TaskReply(Status.SCHEMA, 0, 0, 0, 0, 0, 0), schemas=MADE)
+DEATHS = [WorkerLost(worker, f"worker {worker} was killed by signal 9", 9) for worker in range(2)]
 
 
-class Scripted(Local):
+class Scripted(InlineWorker):
     """Workers that say what a test has written down, one list per wait."""
 
-    def __init__(self, recipe: Recipe, script: list[list[Answer | Loss]]) -> None:
+    def __init__(self, recipe: BatchSpec, script: list[list[TaskResult | WorkerLost]]) -> None:
         super().__init__(recipe)
         self.script, self.given = script, list[Task]()
         self.n_at_work, self.now_s = len(script), 0.0
@@ -34,7 +34,7 @@ class Scripted(Local):
     def give(self, worker: int, task: Task, block: object) -> None:
         self.given.append(task)
 
-    def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
+    def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         said = self.script.pop(0)
         self.now_s += 1
         self.is_starting = len(self.script) > self.n_at_work
@@ -48,9 +48,9 @@ def dataset(tmp_path: Path) -> Iterator[ShardDataset]:
 
 
 def inquiry(
-    dataset: ShardDataset, script: list[list[Answer | Loss]], *, skips: bool = False
-) -> tuple[Inquiry, Scripted]:
-    recipe = Recipe(
+    dataset: ShardDataset, script: list[list[TaskResult | WorkerLost]], *, skips: bool = False
+) -> tuple[SchemaProbe, Scripted]:
+    recipe = BatchSpec(
         path=dataset.path,
         fields=tuple(TWO_FIELDS),
         block_rows=2,
@@ -64,7 +64,7 @@ def inquiry(
         skips=skips,
     )
     staff = Scripted(recipe, script)
-    return Inquiry(recipe, dataset, staff), staff
+    return SchemaProbe(recipe, dataset, staff), staff
 
 
 def test_a_worker_that_dies_after_its_answer_is_not_asked_again(dataset: ShardDataset) -> None:
@@ -97,14 +97,14 @@ def test_time_in_which_workers_start_is_not_counted(
         assert asked.schemas(1.0) == expected
 
 
-def failed(error: BaseException) -> Answer:
-    return Answer(0, Done(Status.FAILED, 0, 0, 0, 0, 0, 0), error=error)
+def failed(error: BaseException) -> TaskResult:
+    return TaskResult(0, TaskReply(Status.FAILED, 0, 0, 0, 0, 0, 0), error=error)
 
 
 def test_where_samples_are_skipped_the_next_is_tried_after_a_failure_and_after_two_deaths(
     dataset: ShardDataset,
 ) -> None:
-    script: list[list[Answer | Loss]]
+    script: list[list[TaskResult | WorkerLost]]
     script = [[failed(TransformError("no"))], [DEATHS[0]], [DEATHS[0]], [ANSWER]]
     asked, staff = inquiry(dataset, script, skips=True)
     assert asked.schemas() == MADE

@@ -6,8 +6,8 @@ import pytest
 
 import shardio
 from shardio import Array, Schema
-from shardio._engine.filling.batch_index import Itinerary, order_of
-from shardio._engine.filling.batch_spec import Plan
+from shardio._engine.filling.batch_index import IndexPlanner, order_of
+from shardio._engine.filling.batch_spec import EpochPlan
 from shardio.order.partition import RankPartition
 from shardio.order.permutation import CHUNK
 
@@ -32,10 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_step_has_its_samples_whoever_does_which(
     folder: str, n_workers: int, tail: str, first: int
 ) -> None:
-    plan = Plan(3, RankPartition(N, first, 13, rank=1, world_size=2, tail=tail))  # type: ignore[arg-type]
+    plan = EpochPlan(3, RankPartition(N, first, 13, rank=1, world_size=2, tail=tail))  # type: ignore[arg-type]
     order = order_of(plan, shuffle=True, seed=5)
     with shardio.open(folder) as dataset:
-        itinerary = Itinerary(dataset, shuffle=True, seed=5)
+        itinerary = IndexPlanner(dataset, shuffle=True, seed=5)
         itinerary.n_workers = n_workers
         steps = list(range(plan.partition.first_step, plan.partition.last_step))
         # Its own ones, and now and then one of another.
@@ -49,9 +49,9 @@ def test_a_step_has_its_samples_whoever_does_which(
 
 def test_a_worker_works_out_its_own_steps_alone(folder: str) -> None:
     with shardio.open(folder) as dataset:
-        itinerary = Itinerary(dataset, shuffle=True, seed=5)
+        itinerary = IndexPlanner(dataset, shuffle=True, seed=5)
         itinerary.n_workers = 4
-        plan = Plan(0, RankPartition(N, 0, 16))
+        plan = EpochPlan(0, RankPartition(N, 0, 16))
         found = {id(itinerary.stretch(plan, step)[0]) for step in range(1, N // 16, 4)}
         assert len(found) == 1, "a quarter of the epoch is less than what is worked out at a time"
         assert len(itinerary.stretch(plan, 1)[0].rows) <= N // 4 + 16

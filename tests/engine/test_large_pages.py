@@ -36,7 +36,7 @@ class Refusing(mmap.mmap):
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been seen of the kernel yet."""
-    monkeypatch.setattr(shared_memory._Kernel, "is_asked", True)
+    monkeypatch.setattr(shared_memory._KernelSupport, "is_asked", True)
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
@@ -106,7 +106,7 @@ def test_without_large_pages_a_block_is_what_it_was(
     block.bytes[-1] = 7
     assert os.pread(block.fd, 1, LARGE_BYTES + 4) == b"\7"
     os.close(block.fd)
-    assert not shared_memory._Kernel.is_asked
+    assert not shared_memory._KernelSupport.is_asked
 
 
 @pytest.mark.parametrize(("ns", "is_asked_again"), [(9_900_000, True), (10_100_000, False)])
@@ -122,7 +122,7 @@ def test_a_kernel_that_takes_long_is_not_asked_again(
     monkeypatch.setattr(mmap, "mmap", Collapsing)
     monkeypatch.setattr(shared_memory, "now_ns", lambda: clock[0])
     os.close(reserve_memory_file(20 * LARGE_BYTES, "a test"))
-    assert shared_memory._Kernel.is_asked is is_asked_again
+    assert shared_memory._KernelSupport.is_asked is is_asked_again
     assert clock[0] == ns * (20 if is_asked_again else 16)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from shardio._workers.processes import limits as memory
 from shardio._workers.processes.limits import (
-    Limit,
+    MemoryLimit,
     available_bytes,
     default_budget,
     limits,
@@ -81,7 +81,7 @@ def least(root: str) -> int:
 
 def test_without_control_groups_what_the_machine_has_available_counts(tmp_path: Path) -> None:
     root = write(tmp_path, machine(available_mib=300))
-    assert limits(root) == [Limit(300 * MIB, "MemAvailable of this machine")]
+    assert limits(root) == [MemoryLimit(300 * MIB, "MemAvailable of this machine")]
 
 
 def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
@@ -167,7 +167,9 @@ def test_both_versions_at_once_are_both_looked_at(tmp_path: Path) -> None:
 def test_a_demand_within_the_limits_is_granted_and_one_above_names_both_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "limits", lambda: [Limit(9 * MIB, "a box"), Limit(3 * MIB, "b")])
+    monkeypatch.setattr(
+        memory, "limits", lambda: [MemoryLimit(9 * MIB, "a box"), MemoryLimit(3 * MIB, "b")]
+    )
     require(3 * MIB, "3 blocks")
     with pytest.raises(
         InsufficientMemory,
@@ -177,14 +179,14 @@ def test_a_demand_within_the_limits_is_granted_and_one_above_names_both_figures(
 
 
 def test_the_budget_is_half_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "limits", lambda: [Limit(9 * MIB, "a box")])
+    monkeypatch.setattr(memory, "limits", lambda: [MemoryLimit(9 * MIB, "a box")])
     assert (available_bytes(), default_budget()) == (9 * MIB, 9 * MIB // 2)
 
 
 def test_where_nothing_is_known_the_size_of_the_machine_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "limits", list[Limit])
+    monkeypatch.setattr(memory, "limits", list[MemoryLimit])
     n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert available_bytes() == n_bytes
 

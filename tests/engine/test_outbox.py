@@ -18,16 +18,16 @@ from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.tasks import block_credits
 from shardio._workers.tasks.messages import (
-    Kind,
-    Sheaf,
+    MessageBatch,
+    MessageKind,
     pack_head,
     unpack_head,
     unpack_sample,
     unpack_samples,
 )
-from shardio._workers.tasks.sample_sender import WORD, Word, _MainHasGone, _Outbox
-from shardio._workers.tasks.sample_stream import Gathering
-from shardio._workers.tasks.skip_policy import Lenience
+from shardio._workers.tasks.sample_sender import WORD, Command, _MainExited, _Sender
+from shardio._workers.tasks.sample_stream import SampleStream
+from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment, WorkerDied
 
 
@@ -49,7 +49,7 @@ def ends() -> Iterator[tuple[socket.socket, Channel]]:
 
 
 def _size(sample: object) -> int:
-    sheaf = Sheaf(0)
+    sheaf = MessageBatch(0)
     sheaf.add(sample)
     return sheaf.n_bytes
 
@@ -58,9 +58,9 @@ def test_a_worker_sends_as_much_as_there_is_room_for(ends: tuple[socket.socket, 
     main, channel = ends
     main.shutdown(socket.SHUT_WR)
     sent = Sent()
-    with pytest.raises(_MainHasGone):
-        _Outbox(sent, channel, 10 * _size("x") + 5).send_samples(["x"] * 20, None)
-    assert sent[1:] == [(Kind.SAMPLES, 0, number, 1) for number in range(10)]
+    with pytest.raises(_MainExited):
+        _Sender(sent, channel, 10 * _size("x") + 5).send_samples(["x"] * 20, None)
+    assert sent[1:] == [(MessageKind.SAMPLES, 0, number, 1) for number in range(10)]
 
 
 def test_a_large_sample_waits_for_a_block_until_main_has_gone(
@@ -71,8 +71,8 @@ def test_a_large_sample_waits_for_a_block_until_main_has_gone(
     for has_gone in (False, True):
         if has_gone:
             main.close()
-        with pytest.raises(_MainHasGone):
-            _Outbox(Sent(), channel, 1 << 20).send_samples([np.zeros(1 << 20)], None)
+        with pytest.raises(_MainExited):
+            _Sender(Sent(), channel, 1 << 20).send_samples([np.zeros(1 << 20)], None)
 
 
 def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone(
@@ -80,7 +80,7 @@ def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone(
 ) -> None:
     main, channel = ends
     block = reserve_memory_file(4096, "a block")
-    socket.send_fds(main, [WORD.pack(Word.BLOCK, 0)], [block])
+    socket.send_fds(main, [WORD.pack(Command.BLOCK, 0)], [block])
     os.close(block)
     main.shutdown(socket.SHUT_WR)
 
@@ -90,12 +90,12 @@ def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone(
     monkeypatch.setattr(block_credits, "require", refuse)
     sent = Sent()
     samples = ["a", "b", np.zeros(1 << 20), "c"]
-    with _Outbox(sent, channel, 1 << 30) as outbox:
+    with _Sender(sent, channel, 1 << 30) as outbox:
         outbox.send_samples(samples, 9)
-    numbers = [(number, n) for kind, _, number, n in sent if kind == Kind.SAMPLES]
+    numbers = [(number, n) for kind, _, number, n in sent if kind == MessageKind.SAMPLES]
     assert [first + i for first, n in numbers for i in range(n)] == [0, 1, 3]
-    assert [head[2] for head in sent if head[0] == Kind.SKIPPED] == [2]
-    assert sent[-1] == (Kind.END, 0, 4, 0)
+    assert [head[2] for head in sent if head[0] == MessageKind.SKIPPED] == [2]
+    assert sent[-1] == (MessageKind.END, 0, 4, 0)
 
 
 def test_a_block_whose_message_cannot_be_made_is_filled_with_the_next_sample(
@@ -103,22 +103,26 @@ def test_a_block_whose_message_cannot_be_made_is_filled_with_the_next_sample(
 ) -> None:
     main, channel = ends
     block = reserve_memory_file(1 << 20, "a block")
-    socket.send_fds(main, [WORD.pack(Word.BLOCK, 0)], [block])
+    socket.send_fds(main, [WORD.pack(Command.BLOCK, 0)], [block])
     os.close(block)
     main.shutdown(socket.SHUT_WR)
-    frames, places = Sheaf.frames, list[Any]()
+    frames, places = MessageBatch.frames, list[Any]()
 
-    def refuse_once(self: Sheaf, first: int, place: Any = None) -> list[Any]:
+    def refuse_once(self: MessageBatch, first: int, place: Any = None) -> list[Any]:
         places.append(place)
         if len(places) == 1:
             raise MemoryError
         return frames(self, first, place)
 
-    monkeypatch.setattr(Sheaf, "frames", refuse_once)
+    monkeypatch.setattr(MessageBatch, "frames", refuse_once)
     sent = Sent()
-    with _Outbox(sent, channel, 1 << 30) as outbox:
+    with _Sender(sent, channel, 1 << 30) as outbox:
         outbox.send_samples([np.zeros(1 << 16), np.ones(1 << 16)], 9)
-    assert [head[0] for head in sent[1:]] == [Kind.SKIPPED, Kind.IN_BLOCK, Kind.END]
+    assert [head[0] for head in sent[1:]] == [
+        MessageKind.SKIPPED,
+        MessageKind.IN_BLOCK,
+        MessageKind.END,
+    ]
     assert [number for number, _ in places] == [0, 0]
 
 
@@ -127,11 +131,11 @@ def test_a_block_whose_descriptor_is_lost_is_an_error_and_not_waited_for(
 ) -> None:
     main, channel = ends
     monkeypatch.setattr(channel_module, "unpack_fds", lambda *received: lose())
-    socket.send_fds(main, [WORD.pack(Word.BLOCK, 0)], [main.fileno()])
+    socket.send_fds(main, [WORD.pack(Command.BLOCK, 0)], [main.fileno()])
     main.shutdown(socket.SHUT_WR)
     sent = Sent()
-    _Outbox(sent, channel, 1 << 30).send_samples(["a", np.zeros(1 << 20)], None)
-    assert sent[-2:] == [(Kind.SAMPLES, 0, 0, 1), (Kind.FAILED, 0, 1, 0)]
+    _Sender(sent, channel, 1 << 30).send_samples(["a", np.zeros(1 << 20)], None)
+    assert sent[-2:] == [(MessageKind.SAMPLES, 0, 0, 1), (MessageKind.FAILED, 0, 1, 0)]
 
 
 def lose() -> tuple[int, ...]:
@@ -141,11 +145,11 @@ def lose() -> tuple[int, ...]:
 def test_what_main_has_handed_over_makes_room(ends: tuple[socket.socket, Channel]) -> None:
     main, channel = ends
     for _ in range(3):
-        main.send(WORD.pack(Word.CREDIT, 2 * _size("x")))
+        main.send(WORD.pack(Command.CREDIT, 2 * _size("x")))
     main.shutdown(socket.SHUT_WR)
     sent = Sent()
-    with pytest.raises(_MainHasGone):
-        _Outbox(sent, channel, 4 * _size("x")).send_samples(["x"] * 20, None)
+    with pytest.raises(_MainExited):
+        _Sender(sent, channel, 4 * _size("x")).send_samples(["x"] * 20, None)
     assert len(sent[1:]) == 4 + 3 * 2
 
 
@@ -153,32 +157,32 @@ def test_a_worker_says_how_many_samples_it_sent_and_stays_until_main_has_them(
     ends: tuple[socket.socket, Channel],
 ) -> None:
     main, channel = ends
-    for message in (WORD.pack(Word.CREDIT, 1), WORD.pack(Word.GOODBYE, 0), b"more"):
+    for message in (WORD.pack(Command.CREDIT, 1), WORD.pack(Command.GOODBYE, 0), b"more"):
         main.send(message)
     sent = Sent()
-    outbox = _Outbox(sent, channel, 1000)
+    outbox = _Sender(sent, channel, 1000)
     outbox.send_samples("abc", None)
     outbox.await_goodbye()
-    assert (sent[0], sent[-1]) == ((Kind.HELLO, 0, 0, 0), (Kind.END, 0, 3, 0))
+    assert (sent[0], sent[-1]) == ((MessageKind.HELLO, 0, 0, 0), (MessageKind.END, 0, 3, 0))
     assert channel.recv() == b"more"
 
 
 @pytest.mark.parametrize(
     ("head", "said"),
     [
-        (pack_head(Kind.END, 0, 7), "worker 0 sent 7 samples, and 0 arrived"),
-        (pack_head(Kind.SAMPLES, 0, 1, 1), "worker 0 sent 1 samples, and 0 arrived"),
+        (pack_head(MessageKind.END, 0, 7), "worker 0 sent 7 samples, and 0 arrived"),
+        (pack_head(MessageKind.SAMPLES, 0, 1, 1), "worker 0 sent 1 samples, and 0 arrived"),
     ],
 )
 def test_a_sample_that_is_lost_is_an_error(head: bytes, said: str) -> None:
-    with Gathering(
+    with SampleStream(
         [],
         1,
         prefix="",
         most_bytes=1,
         timeout_s=None,
         start="zygote",
-        lenience=Lenience(None),
+        lenience=ErrorBudget(None),
         say=lambda line: None,
     ) as gathering:
         gathering._saved.append([head])
@@ -203,16 +207,16 @@ def test_samples_that_come_quickly_travel_together_and_none_waits_for_another(
         assert all_sent.wait(60)
 
     sent = Counting()
-    with _Outbox(sent, channel, 1 << 20) as outbox:
+    with _Sender(sent, channel, 1 << 20) as outbox:
         outbox.send_samples(samples(), None)
-    numbers = [range(first, first + n) for kind, _, first, n in sent if kind == Kind.SAMPLES]
+    numbers = [range(first, first + n) for kind, _, first, n in sent if kind == MessageKind.SAMPLES]
     assert list(itertools.chain(*numbers)) == list(range(200))
-    assert sent[-1] == (Kind.END, 0, 200, 0)
+    assert sent[-1] == (MessageKind.END, 0, 200, 0)
 
 
 def test_a_sheaf_gives_its_samples_as_they_were_when_they_came() -> None:
     array = np.zeros(3)
-    sheaf = Sheaf(1)
+    sheaf = MessageBatch(1)
     for number in range(3):
         array[:] = number
         sheaf.add({"number": number, "array": array})
@@ -220,7 +224,7 @@ def test_a_sheaf_gives_its_samples_as_they_were_when_they_came() -> None:
         sheaf.add([np.zeros(1 << 20), threading.Lock()])
     sheaf.add(np.arange(1 << 18, dtype=np.uint8))
     (first, apart) = sheaf.frames(5)
-    assert unpack_head(first) == (Kind.SAMPLES, 1, 5, 4)
+    assert unpack_head(first) == (MessageKind.SAMPLES, 1, 5, 4)
     frame = np.frombuffer(apart, np.uint8)
     *small, large = (unpack_sample(*each) for each in unpack_samples([first, frame], 4))
     assert [(s["number"], s["array"].tolist()) for s in small] == [(i, [i] * 3) for i in range(3)]
@@ -228,7 +232,7 @@ def test_a_sheaf_gives_its_samples_as_they_were_when_they_came() -> None:
 
 
 def test_a_sheaf_is_as_it_was_when_its_last_sample_is_taken_back() -> None:
-    sheaf = Sheaf(0)
+    sheaf = MessageBatch(0)
     sheaf.add("x")
     (before, n_bytes) = sheaf.frames(0), sheaf.n_bytes
     sheaf.add(np.zeros(1 << 20))
@@ -238,6 +242,6 @@ def test_a_sheaf_is_as_it_was_when_its_last_sample_is_taken_back() -> None:
 
 
 def test_a_class_that_only_cloudpickle_knows_has_its_arrays_apart() -> None:
-    sheaf = Sheaf(0)
+    sheaf = MessageBatch(0)
     sheaf.add(dataclasses.make_dataclass("Local", ["pixels"])(np.zeros(1 << 20, np.uint8)))
     assert [buffer.raw().nbytes for buffer in sheaf.apart] == [1 << 20]

@@ -5,7 +5,12 @@ import socket
 
 import pytest
 
-from shardio._workers.processes.channel import DESCRIPTOR_BYTES, MAX_MESSAGE_BYTES, packed, unpacked
+from shardio._workers.processes.channel import (
+    DESCRIPTOR_BYTES,
+    MAX_MESSAGE_BYTES,
+    pack_message,
+    unpack_message,
+)
 
 
 @pytest.mark.usefixtures("swept")
@@ -18,13 +23,13 @@ def test_a_parcel_of_any_length_arrives_whole(n_bytes: int) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         before = len(os.listdir("/proc/self/fd"))
-        with packed(parcel) as (message, fds):
+        with pack_message(parcel) as (message, fds):
             socket.send_fds(ours, [message], list(fds))
         data, received, _, _ = socket.recv_fds(theirs, MAX_MESSAGE_BYTES, 1)
-        assert unpacked(data, received) == parcel
+        assert unpack_message(data, received) == parcel
         assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_what_is_sent_in_a_file_is_never_taken_for_a_descriptor_alone() -> None:
-    with packed(bytes(MAX_MESSAGE_BYTES + 1)) as (message, _):
+    with pack_message(bytes(MAX_MESSAGE_BYTES + 1)) as (message, _):
         assert len(message) == DESCRIPTOR_BYTES + 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardio._workers.tasks import call_worker
-from shardio._workers.tasks.call_worker import Broken, Portions
+from shardio._workers.tasks.call_worker import FailedCall, ResultChunks
 from shardio._workers.tasks.values import pack_value, read_value, write_value
 from shardio.errors import TransformError
 
@@ -22,7 +22,7 @@ def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_worker, "now_ns", lambda: 0)
 
 
-def _arrived(portion: list[Any] | Broken) -> Any:
+def _arrived(portion: list[Any] | FailedCall) -> Any:
     """A portion as main has it."""
     packed = pack_value(portion)
     memory = np.empty(packed.n_bytes, np.uint8)
@@ -31,14 +31,14 @@ def _arrived(portion: list[Any] | Broken) -> Any:
 
 
 def _all(results: Iterator[Any]) -> list[list[Any]]:
-    found, of = [], Portions(results, "it")
+    found, of = [], ResultChunks(results, "it")
     while not of.is_over:
         found.append(_arrived(of.take()))
     return found
 
 
 def test_of_a_generator_without_end_so_many_results_are_a_portion() -> None:
-    of = Portions(itertools.count(), "it")
+    of = ResultChunks(itertools.count(), "it")
     assert [_arrived(of.take()) for _ in range(2)] == [[*range(64)], [*range(64, 128)]]
     assert not of.is_over
 
@@ -95,16 +95,16 @@ def test_results_before_a_failure_come_with_it(bad: Any, error: type[Exception])
             raise KeyError("gone")
         yield bad()
 
-    of = Portions(fail(), "it")
+    of = ResultChunks(fail(), "it")
     broken = _arrived(of.take())
     assert of.is_over
-    assert isinstance(broken, Broken)
+    assert isinstance(broken, FailedCall)
     assert broken.found == [0, 1, 2]
     assert isinstance(broken.error, error)
 
 
 def test_results_that_main_has_already_are_passed_over() -> None:
-    of = Portions(iter(range(200)), "it")
+    of = ResultChunks(iter(range(200)), "it")
     of.n_passed_over = 150
     assert _arrived(of.take()) == list(range(150, 200))
 
@@ -114,7 +114,7 @@ def test_a_failure_among_those_that_main_has_already_comes_alone() -> None:
         yield 0
         raise KeyError("gone")
 
-    of = Portions(fail(), "it")
+    of = ResultChunks(fail(), "it")
     of.n_passed_over = 5
     broken = pickle.loads(pickle.dumps(of.take()))
     assert (broken.found, of.is_over) == ([], True)

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shardio._engine.dispatch.crashes import Caution, Claims
-from shardio._engine.dispatch.iterations import Iteration
-from shardio._engine.filling.batch_spec import Plan
+from shardio._engine.dispatch.crashes import InFlightRows, SuspectSamples
+from shardio._engine.dispatch.iterations import EpochIteration
+from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignment, Schedule
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import layout_for_samples
@@ -75,12 +75,12 @@ class Passes(RuleBasedStateMachine):
         self.assigned_to = first
         self.is_cancelled = False
         self.held: set[int] = set()  # by batches that the loop keeps
-        self.cautions: dict[int, Caution] = {}  # of steps that workers have died of
+        self.cautions: dict[int, SuspectSamples] = {}  # of steps that workers have died of
         self.skipped: dict[int, int] = {}  # step -> how many of its samples
         self.n_skipped = 0
         partition = RankPartition(last := first + n_steps, 0, 1)
         layout = layout_for_samples(Schema({"label": Array("int64")}), 1)
-        self.iteration = Iteration(0, Plan(0, partition), self.schedule, layout)
+        self.iteration = EpochIteration(0, EpochPlan(0, partition), self.schedule, layout)
         self.most = last // 2
 
     @precondition(lambda self: self.outside and not self.is_cancelled)
@@ -210,11 +210,11 @@ class Passes(RuleBasedStateMachine):
 
     def is_hopeless(self, step: int, data: st.DataObject) -> bool:
         """Whether a step that one more worker has died of is given up."""
-        caution = self.cautions.setdefault(step, Caution())
+        caution = self.cautions.setdefault(step, SuspectSamples())
         n_known = len(caution.left_out.get(0, ()))
         number = data.draw(st.integers(0, 2))  # a sample, or one of its substitutes
         places = ((0, number),) if data.draw(st.booleans()) else ((0, number), (1, 9))
-        has_learned = caution.learn(Claims("", places=places), "died")
+        has_learned = caution.learn(InFlightRows("", places=places), "died")
         assert len(caution.left_out.get(0, ())) - n_known in ((0, 1) if has_learned else (0,))
         assert not (has_learned and caution.is_hopeless)
         return caution.is_hopeless

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardio import ShardLoader
-from shardio._engine.filling.batch_spec import Plan
+from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.order.block_shuffle import Window
 from shardio.order.partition import RankPartition
@@ -49,10 +49,10 @@ def test_a_plan_travels_with_its_table_beside_it() -> None:
     table = SharedArray.of(numbers, "a test")
     for name in ("listed", "sums"):
         tables: dict[str, Any] = {name: table}
-        plan = Plan(3, RankPartition(10, 2, 4), Window(2, 8), **tables)
+        plan = EpochPlan(3, RankPartition(10, 2, 4), Window(2, 8), **tables)
         message, fds = plan.pack()
         assert len(message) < 1000
-        back = Plan.unpack(message, [os.dup(fd) for fd in fds])
+        back = EpochPlan.unpack(message, [os.dup(fd) for fd in fds])
         assert (back.epoch, back.partition, back.window) == (3, plan.partition, (2, 8))
         found = {"listed": back.listed, "sums": back.sums}
         chosen = found.pop(name)
@@ -62,10 +62,10 @@ def test_a_plan_travels_with_its_table_beside_it() -> None:
 
 
 def test_a_plan_without_a_table_is_small() -> None:
-    message, fds = Plan(1, RankPartition(10, 0, 4)).pack()
+    message, fds = EpochPlan(1, RankPartition(10, 0, 4)).pack()
     assert fds == []
     assert len(message) < 300
-    assert Plan.unpack(message, fds) == Plan(1, RankPartition(10, 0, 4))
+    assert EpochPlan.unpack(message, fds) == EpochPlan(1, RankPartition(10, 0, 4))
     assert pickle.loads(message)[0] == 1
 
 

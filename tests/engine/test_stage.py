@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio._workers.tasks.pipeline_spec import user_call
-from shardio._workers.tasks.stage import Batches, Job, Origin, Stage
+from shardio._workers.tasks.stage import ListBatcher, SourceItem, Stage, StageJob
 
 
-def _entry(i: int) -> tuple[Origin, int]:
-    return Origin(i, i, i, i + 1), i
+def _entry(i: int) -> tuple[SourceItem, int]:
+    return SourceItem(i, i, i, i + 1), i
 
 
 def _stage(concurrency: int = 2, **options: Any) -> Stage:
     return Stage("stage", user_call("function", lambda item: item), concurrency, **options)
 
 
-def _values(stage: Stage | Batches) -> list[Any]:
+def _values(stage: Stage | ListBatcher) -> list[Any]:
     """Take what is out of a stage."""
     found = [value for _, value in stage.out]
     stage.out.clear()
@@ -27,7 +27,7 @@ def _values(stage: Stage | Batches) -> list[Any]:
 
 def _drive(stage: Stage, n_items: int, draw: Any) -> list[Any]:
     """Put items through a stage, of which each gives `item % 3` results, in any order of events."""
-    waiting, running, taken = list(range(n_items)), list[Job](), []
+    waiting, running, taken = list(range(n_items)), list[StageJob](), []
     while not (stage.is_over and stage.has_told_end):
         events: list[Any] = []
         if waiting and stage.has_room:
@@ -183,7 +183,7 @@ def test_a_stage_that_is_halted_begins_nothing() -> None:
 def test_what_is_left_at_the_end_is_a_shorter_list_unless_it_is_to_be_dropped_or_an_error_follows(
     drop_last: object, error: Exception | None, expected: list[list[int]]
 ) -> None:
-    batches, found = Batches(2, drop_last=bool(drop_last)), []
+    batches, found = ListBatcher(2, drop_last=bool(drop_last)), []
     for i in range(3):
         assert batches.has_room
         batches.put(_entry(i))
@@ -194,7 +194,7 @@ def test_what_is_left_at_the_end_is_a_shorter_list_unless_it_is_to_be_dropped_or
 
 
 def test_a_batch_is_of_the_items_from_its_first_to_its_last() -> None:
-    batches = Batches(3, drop_last=False)
+    batches = ListBatcher(3, drop_last=False)
     for i in (4, 5, 6):
         batches.put(_entry(i))
     origin, items = batches.out[0]

@@ -11,7 +11,7 @@ import pytest
 
 from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Bytes
-from shardio._workers.tasks.block_credits import Stock, Supply
+from shardio._workers.tasks.block_credits import BlockLender, LentBlocks
 
 MIB = 1 << 20
 
@@ -20,8 +20,8 @@ class Side(Closing):
     """Main's side, and workers that are not processes."""
 
     def __init__(self, n_workers: int, memory_bytes: int) -> None:
-        self.supply = Supply(n_workers, memory_bytes)
-        self.stocks = [Stock() for _ in range(n_workers)]
+        self.supply = BlockLender(n_workers, memory_bytes)
+        self.stocks = [LentBlocks() for _ in range(n_workers)]
         self._fds: list[int] = []
         self.sent: list[tuple[int, int, bool]] = []
         """To whom, which block, and whether its descriptor went along."""

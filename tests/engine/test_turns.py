@@ -18,7 +18,7 @@ import pytest
 
 import shardio
 from shardio import Array, Schema, ShardLoader
-from shardio._engine.dispatch.thread_workers import Turns
+from shardio._engine.dispatch.thread_workers import GeneratorLock
 from shardio.items import Loader, load_with_workers
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -100,7 +100,7 @@ def test_a_transform_may_iterate_another_loader(
     assert nested == [expected]
 
 
-def held_by(turns: Turns) -> Iterator[Callable[[], None]]:
+def held_by(turns: GeneratorLock) -> Iterator[Callable[[], None]]:
     """Another thread that has the turn, until it is told to end it."""
     has_it, may_end = threading.Event(), threading.Event()
 
@@ -117,7 +117,7 @@ def held_by(turns: Turns) -> Iterator[Callable[[], None]]:
 
 
 def test_who_does_not_want_it_any_more_gets_no_turn() -> None:
-    turns = Turns()
+    turns = GeneratorLock()
     for end in held_by(turns):
         assert not turns.take(lambda: True)
         end()
@@ -126,7 +126,7 @@ def test_who_does_not_want_it_any_more_gets_no_turn() -> None:
 
 
 def test_a_turn_leaves_the_generators_as_they_were_also_where_it_is_lent() -> None:
-    turns = Turns()
+    turns = GeneratorLock()
     random.seed(7)
     np.random.seed(7)
     program = random.getstate()
@@ -145,7 +145,7 @@ def test_a_turn_leaves_the_generators_as_they_were_also_where_it_is_lent() -> No
 
 
 def test_a_turn_that_was_taken_away_is_not_given_back_twice() -> None:
-    turns, thread = Turns(), threading.current_thread()
+    turns, thread = GeneratorLock(), threading.current_thread()
     turns.take()
     random.seed(1)
     turns.end(thread)
@@ -155,7 +155,7 @@ def test_a_turn_that_was_taken_away_is_not_given_back_twice() -> None:
 
 
 def test_turns_are_had_in_the_order_of_asking() -> None:
-    turns, order = Turns(), list[int]()
+    turns, order = GeneratorLock(), list[int]()
 
     def draw_twice(number: int) -> None:
         for _ in range(2):

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio._engine.dispatch.protocol import (
-    Ask,
-    Done,
+    RequestKind,
     Status,
     Task,
+    TaskReply,
     pack_done,
     pack_task,
     unpack_done,
@@ -25,7 +25,7 @@ U16, U32, U64 = (st.integers(0, (1 << n) - 1) for n in (16, 32, 64))
 def test_a_descriptor_has_32_bytes() -> None:
     assert DESCRIPTOR_BYTES == 32
     assert MAX_ERROR_BYTES == MAX_MESSAGE_BYTES - DESCRIPTOR_BYTES
-    assert len(pack_task(*Task(Ask.FILL, 1, 2, 3, 4, 5, 6))) == 32
+    assert len(pack_task(*Task(RequestKind.FILL, 1, 2, 3, 4, 5, 6))) == 32
     assert len(pack_done(Status.FILLED, 1, 2, 3, 4, 5, 6)) == 32
 
 
@@ -33,20 +33,20 @@ def test_a_descriptor_has_32_bytes() -> None:
 def test_a_descriptor_arrives_as_it_was_sent_whatever_follows_it(
     fields: tuple[int, ...], rest: bytes
 ) -> None:
-    task, done = Task._make(fields), Done._make(fields)
+    task, done = Task._make(fields), TaskReply._make(fields)
     assert unpack_task(pack_task(*task) + rest) == task
     assert unpack_done(pack_done(*done) + rest) == done
 
 
 @pytest.mark.parametrize("n_bytes", [0, 1, 31])
 def test_a_descriptor_that_is_cut_off_is_refused(n_bytes: int) -> None:
-    cut = pack_task(*Task(Ask.FILL, 0, 0, 0, 0, 0, 0))[:n_bytes]
+    cut = pack_task(*Task(RequestKind.FILL, 0, 0, 0, 0, 0, 0))[:n_bytes]
     for unpack in (unpack_task, unpack_done):
         with pytest.raises(struct.error):
             unpack(cut)
 
 
 def test_codes_of_messages_stay_apart() -> None:
-    assert len({int(ask) for ask in Ask}) == len(Ask)
+    assert len({int(ask) for ask in RequestKind}) == len(RequestKind)
     assert len({int(status) for status in Status}) == len(Status)
-    assert 0 not in {*map(int, Ask), *map(int, Status)}
+    assert 0 not in {*map(int, RequestKind), *map(int, Status)}

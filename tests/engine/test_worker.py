@@ -9,8 +9,8 @@ import pytest
 
 from shardio._engine.dispatch import worker
 from shardio._engine.dispatch.protocol import (
-    Ask,
-    Kept,
+    ReplyBuffer,
+    RequestKind,
     Status,
     Task,
     kept_file,
@@ -19,20 +19,20 @@ from shardio._engine.dispatch.protocol import (
     unpack_done,
     unpack_dones,
 )
-from shardio._engine.dispatch.worker import Worker
-from shardio._engine.filling.batch_spec import Recipe
+from shardio._engine.dispatch.worker import BatchWorker
+from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.tasks.schedule import QUICK_NS
 
 FILLED, QUICK, FAILED, CANCELLED = Status.FILLED, Status.QUICK, Status.FAILED, Status.CANCELLED
 
 
-class Scripted(Worker):
+class Scripted(BatchWorker):
     """A worker that does nothing, and whose tasks end as they are told."""
 
-    def __init__(self, ends: list[tuple[Status, bytes]], recipe: Recipe, fd: int) -> None:
+    def __init__(self, ends: list[tuple[Status, bytes]], recipe: BatchSpec, fd: int) -> None:
         self.sent: list[bytes] = []
         self._send = self.sent.append
-        self._ends, self._recipe, self._kept = ends, recipe, Kept(mmap.mmap(fd, 0), 1)
+        self._ends, self._recipe, self._kept = ends, recipe, ReplyBuffer(mmap.mmap(fd, 0), 1)
 
     def _do(self, task: Task) -> tuple[int, bytes]:
         status, rest = self._ends[task.step]
@@ -41,11 +41,11 @@ class Scripted(Worker):
 
 def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int, int, bytes]]]:
     """What a worker sends for tasks that end so: of each message, status, step and the rest."""
-    recipe = Recipe("set", ("x",), 1, 9, False, 0, "first", "mmap", None, False, **options)
+    recipe = BatchSpec("set", ("x",), 1, 9, False, 0, "first", "mmap", None, False, **options)
     fd = kept_file(2)
     worker = Scripted(list(ends), recipe, fd)
     os.close(fd)
-    tasks = [Task(Ask.FILL, 0, 0, 0, step, 0, 0) for step in range(len(ends))]
+    tasks = [Task(RequestKind.FILL, 0, 0, 0, step, 0, 0) for step in range(len(ends))]
     worker.take(b"".join(pack_task(*task) for task in tasks), ())
     found = []
     for message in worker.sent:
@@ -101,8 +101,8 @@ def test_more_than_there_is_room_for_is_not_held_back() -> None:
 
 def test_what_a_worker_held_back_is_found_once() -> None:
     fd = kept_file(3)
-    theirs, memory = Kept(mmap.mmap(fd, 0), 1), mmap.mmap(fd, 0)
-    ours, other = Kept(memory, 1), Kept(memory, 2)
+    theirs, memory = ReplyBuffer(mmap.mmap(fd, 0), 1), mmap.mmap(fd, 0)
+    ours, other = ReplyBuffer(memory, 1), ReplyBuffer(memory, 2)
     os.close(fd)
     assert ours.take() == b""
     theirs.add(b"a" * 32)

@@ -17,7 +17,14 @@ import numpy as np
 import pytest
 
 from shardio._workers.processes import zygote_client
-from shardio._workers.processes.worker_pool import Channel, Crew, Died, Event, Failed, Message
+from shardio._workers.processes.worker_pool import (
+    Channel,
+    Event,
+    Failed,
+    Message,
+    WorkerExit,
+    WorkerPool,
+)
 from shardio.errors import UnsupportedEnvironment
 
 PATIENCE_S = 30.0
@@ -26,7 +33,7 @@ PATIENCE_S = 30.0
 @pytest.fixture
 def warm_zygote() -> Iterator[int]:
     """Keep one crew open, so that the others find a zygote that is running; gives its pidfd."""
-    with Crew(1, lambda channel: channel.recv()) as crew:
+    with WorkerPool(1, lambda channel: channel.recv()) as crew:
         assert crew._held.zygote is not None
         yield crew._held.zygote.pidfd
 
@@ -39,8 +46,8 @@ def _asked(
     def work(channel: Channel) -> None:
         channel.send(json.dumps(answer(channel)).encode())
 
-    with Crew(1, work, fds=fds, preload=preload) as crew:
-        event = crew.wait(PATIENCE_S)[0]  # its Died may be there as well
+    with WorkerPool(1, work, fds=fds, preload=preload) as crew:
+        event = crew.wait(PATIENCE_S)[0]  # its WorkerExit may be there as well
         assert isinstance(event, Message), event
         return json.loads(event.data)
 
@@ -107,7 +114,7 @@ def test_a_worker_holds_no_descriptor_but_its_own() -> None:
             found.append(int(name))
         return sorted(set(found) - {0, 1, 2, channel.fileno(), *channel.fds})
 
-    others = [Crew(2, lambda channel: channel.recv()) for _ in range(3)]
+    others = [WorkerPool(2, lambda channel: channel.recv()) for _ in range(3)]
     assert _asked(held, fds=(0, 1)) == []
     for crew in others:
         crew.close()
@@ -121,7 +128,7 @@ def test_workers_draw_different_random_numbers() -> None:
         channel.send(f"{np.random.randint(2**31)} {random.random()}".encode())
 
     draws: set[bytes] = set()
-    with Crew(4, draw) as crew:
+    with WorkerPool(4, draw) as crew:
         while len(draws) < 4:
             events = crew.wait(PATIENCE_S)
             assert events
@@ -171,8 +178,8 @@ def test_functions_and_classes_of_a_module_that_is_not_on_the_path_arrive(tmp_pa
 
 
 def test_one_zygote_serves_all_crews_and_is_gone_with_the_last() -> None:
-    first = Crew(1, lambda channel: channel.recv())
-    second = Crew(1, lambda channel: channel.recv())
+    first = WorkerPool(1, lambda channel: channel.recv())
+    second = WorkerPool(1, lambda channel: channel.recv())
     zygote = first._held.zygote
     assert zygote is not None
     assert second._held.zygote is zygote
@@ -196,7 +203,7 @@ def test_after_the_loss_of_the_zygote_every_worker_is_dead_and_can_be_restarted(
         while (message := channel.recv()) is not None:
             channel.send(message)
 
-    def answers(crew: Crew) -> set[Event]:
+    def answers(crew: WorkerPool) -> set[Event]:
         events: set[Event] = set()
         while len(events) < 2:
             some = crew.wait(PATIENCE_S)
@@ -204,7 +211,7 @@ def test_after_the_loss_of_the_zygote_every_worker_is_dead_and_can_be_restarted(
             events.update(some)
         return events
 
-    with Crew(2, echo) as crew:
+    with WorkerPool(2, echo) as crew:
         for lifetime in range(2):
             for index in range(2):
                 crew.send(index, b"x")
@@ -212,7 +219,7 @@ def test_after_the_loss_of_the_zygote_every_worker_is_dead_and_can_be_restarted(
             zygote = crew._held.zygote
             assert zygote is not None
             os.kill(zygote.pid, signal.SIGKILL)
-            deaths = {(e.worker, e.signal) for e in answers(crew) if isinstance(e, Died)}
+            deaths = {(e.worker, e.signal) for e in answers(crew) if isinstance(e, WorkerExit)}
             assert deaths == {(0, signal.SIGKILL), (1, signal.SIGKILL)}, f"in lifetime {lifetime}"
             for index in range(2):
                 crew.restart(index)
@@ -234,12 +241,12 @@ def test_a_release_inside_an_acquire_is_done_afterwards() -> None:
 def test_an_interpreter_that_cannot_be_executed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(UnsupportedEnvironment, match="/nowhere/python"):
-        Crew(1, lambda channel: None)
+        WorkerPool(1, lambda channel: None)
 
 
 def test_a_zygote_that_fails_to_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with Crew(2, lambda channel: None) as crew:
+    with WorkerPool(2, lambda channel: None) as crew:
         with pytest.raises(UnsupportedEnvironment, match="ended with exit code 1"):
             crew.wait(PATIENCE_S)
 
@@ -250,14 +257,14 @@ def test_a_kernel_without_pidfds_is_unsuitable(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     with pytest.raises(UnsupportedEnvironment, match="pidfd_open.*Function not implemented"):
-        Crew(1, lambda channel: None)
+        WorkerPool(1, lambda channel: None)
 
 
 @pytest.mark.usefixtures("warm_zygote")
 def test_a_system_without_memory_files_is_unsuitable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(UnsupportedEnvironment, match="memfd_create"):
-        Crew(1, lambda channel: None)
+        WorkerPool(1, lambda channel: None)
 
 
 @pytest.mark.usefixtures("warm_zygote")
@@ -269,7 +276,7 @@ def test_a_module_that_is_missing_in_the_worker_is_named_by_its_failure() -> Non
         def __call__(self, channel: Channel) -> None:
             pass
 
-    with Crew(1, Needs()) as crew:
+    with WorkerPool(1, Needs()) as crew:
         (failed,) = crew.wait(PATIENCE_S)[:1]
         assert isinstance(failed, Failed)
         assert "No module named 'this_is_nothing'" in failed.text

@@ -18,8 +18,8 @@ import pytest
 
 from shardio import MultiLoader, WorkerDied
 from shardio._workers.processes.blocks import Block, Bytes
-from shardio._workers.processes.worker_pool import Died, Message
-from shardio._workers.tasks.messages import Inbox, unpack_head
+from shardio._workers.processes.worker_pool import Message, WorkerExit
+from shardio._workers.tasks.messages import Receiver, unpack_head
 from shardio._workers.tasks.sample_sender import READY, WANT
 from shardio._workers.tasks.values import ValueBlocks
 from shardio.errors import TransformError, UnsupportedEnvironment
@@ -155,7 +155,7 @@ def test_a_death_while_the_others_get_ready_is_told_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loader: Any = iter(MultiLoader(Endless(), 2))
-    death = Died(1, 7, 9, None)
+    death = WorkerExit(1, 7, 9, None)
     events = [Message(1, READY), death, Message(0, READY)]
     monkeypatch.setattr(loader._crew, "wait", lambda timeout_s: events)
     with pytest.raises(WorkerDied, match="signal 9, after 0 samples of it"):
@@ -170,7 +170,7 @@ def test_too_few_files_for_the_workers_are_an_error_and_do_not_end_the_program(
     resource.setrlimit(resource.RLIMIT_NOFILE, (n_before + 40, hard))
     try:
         with pytest.raises(UnsupportedEnvironment, match="ulimit -n"):
-            Inbox(str(tmp_path / "multi-"), 60)
+            Receiver(str(tmp_path / "multi-"), 60)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(os.listdir("/proc/self/fd")) == n_before
@@ -258,11 +258,11 @@ print(len(os.listdir(os.path.dirname(sys.argv[1]))), flush=True)
 for sample in samples: pass
 """
 NEVER_HIDES = """
-from shardio._workers.processes.worker_pool import Crew
-from shardio._workers.tasks.messages import Inbox
-Inbox.hide = lambda inbox: None
-entrust = Crew.entrust
-Crew.entrust = lambda crew, folder: folder and entrust(crew, folder)
+from shardio._workers.processes.worker_pool import WorkerPool
+from shardio._workers.tasks.messages import Receiver
+Receiver.hide = lambda inbox: None
+entrust = WorkerPool.entrust
+WorkerPool.entrust = lambda crew, folder: folder and entrust(crew, folder)
 """
 
 
@@ -286,7 +286,7 @@ def test_no_socket_stays_after_an_iteration(tmp_path: Path) -> None:
 
 
 def test_the_socket_lies_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) -> None:
-    with Inbox(str(tmp_path / "multi-"), 1) as inbox:
+    with Receiver(str(tmp_path / "multi-"), 1) as inbox:
         folder = Path(inbox.path).parent
         assert folder.parent == tmp_path
         assert folder.name.startswith("multi-")
@@ -300,13 +300,13 @@ def test_the_socket_lies_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) 
 
 def test_arrays_lie_in_the_memory_that_they_arrived_in(monkeypatch: pytest.MonkeyPatch) -> None:
     messages = []
-    take = Inbox.take
+    take = Receiver.take
 
-    def note(inbox: Inbox) -> object:
+    def note(inbox: Receiver) -> object:
         messages.append(take(inbox))
         return messages[-1]
 
-    monkeypatch.setattr(Inbox, "take", note)
+    monkeypatch.setattr(Receiver, "take", note)
     wide = np.arange(6_000, dtype=np.int32).reshape(60, 100)
     parts = [wide, wide.T, np.asfortranarray(wide), wide[::2, ::2]]
     (sample,) = MultiLoader(Given([{"parts": parts}]), 1)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, Loader, SharedMemoryShim, load, load_with_workers
-from shardio._loading.items import Loading
-from shardio._workers.tasks.inline import Here
+from shardio._loading.items import ItemIteration
+from shardio._workers.tasks.inline import InlinePool
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped, TransformError
 from tests.faces.loaders import loader_of
 
@@ -332,15 +332,15 @@ def test_whoever_asks_while_it_waits_is_refused_and_it_goes_on() -> None:
 
 
 def test_whoever_asks_while_it_starts_is_refused_and_it_starts_once() -> None:
-    begun: list[Here] = []
+    begun: list[InlinePool] = []
 
-    def begin() -> Here:
+    def begin() -> InlinePool:
         with pytest.raises(InvalidArgument, match="one thread at a time"):
             next(loading)
-        begun.append(Here(lambda item: item))
+        begun.append(InlinePool(lambda item: item))
         return begun[-1]
 
-    loading = Loading(begin, SAME, range(3), None)
+    loading = ItemIteration(begin, SAME, range(3), None)
     assert list(loading) == [0, 1, 2]
     assert len(begun) == 1
 

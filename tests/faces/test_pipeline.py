@@ -26,9 +26,9 @@ import pytest
 from shardio import DataLoader, InvalidArgument, MapIterator, Pipeline, WorkerDied
 from shardio._workers.processes import stack_dumps
 from shardio._workers.tasks import executors
-from shardio._workers.tasks.executors import Threads
-from shardio._workers.tasks.pipeline_runner import Line
-from shardio._workers.tasks.stage import Job
+from shardio._workers.tasks.executors import ThreadExecutor
+from shardio._workers.tasks.pipeline_runner import PipelineRunner
+from shardio._workers.tasks.stage import StageJob
 from shardio.errors import BatchTimeout, ClosedError, TransformError
 from tests.loading import PATIENCE_S
 
@@ -700,21 +700,21 @@ def test_a_generator_that_gives_a_result_while_the_iteration_is_left_ends_in_its
         finally:
             ended_by.append(threading.current_thread().name)
 
-    def give_in_between(threads: Threads) -> None:
+    def give_in_between(threads: ThreadExecutor) -> None:
         if threads._stages[0].name == "two":  # the line is closed now, its threads are not
             may_go_on.set()
             assert has_given.wait(PATIENCE_S)
         close(threads)
 
-    def give(line: Line, job: Job, values: Any, busy_ns: int) -> bool:
+    def give(line: PipelineRunner, job: StageJob, values: Any, busy_ns: int) -> bool:
         found = plain_give(line, job, values, busy_ns)
         if may_go_on.is_set() and not found:
             has_given.set()
         return found
 
-    close, plain_give = Threads.close, Line.give
-    monkeypatch.setattr(Threads, "close", give_in_between)
-    monkeypatch.setattr(Line, "give", give)
+    close, plain_give = ThreadExecutor.close, PipelineRunner.give
+    monkeypatch.setattr(ThreadExecutor, "close", give_in_between)
+    monkeypatch.setattr(PipelineRunner, "give", give)
     for _ in Pipeline(range(1)).pipe(two).sink(1):
         break
     assert _all_gone()

@@ -21,7 +21,7 @@ BUSY = {
 PROGRAM = """
 import collections, itertools, os, signal, sys, threading, time
 from shardio._workers.processes import zygote_client as launch
-from shardio._workers.processes.worker_pool import Crew, Died, Message
+from shardio._workers.processes.worker_pool import Message, WorkerExit, WorkerPool
 
 def work(channel):
     channel.send(b"up")
@@ -36,7 +36,7 @@ def ready(crew):
 {then}
 """
 
-START = "crew = ready(Crew(2, work))\n"
+START = "crew = ready(WorkerPool(2, work))\n"
 STAY = START + "print('ready', flush=True)\ntime.sleep(1000)"
 
 
@@ -88,7 +88,7 @@ def test_no_process_is_left_after_a_signal(
 
 def test_ctrl_c_while_the_zygote_starts_reaches_main_alone(stage: Scene) -> None:
     then = """
-crew = Crew(1, work)
+crew = WorkerPool(1, work)
 os.killpg(0, signal.SIGINT)
 """
     main = stage.start(
@@ -105,11 +105,11 @@ os.killpg(0, signal.SIGINT)
 @pytest.mark.parametrize("busy", BUSY)
 def test_workers_die_with_the_zygote_and_main_hears_of_each(stage: Scene, busy: str) -> None:
     then = """
-crew = ready(Crew(3, work))
+crew = ready(WorkerPool(3, work))
 os.kill(launch._current.pid, signal.SIGKILL)
 deaths = []
 while len(deaths) < 3:
-    deaths += [event for event in crew.wait() if isinstance(event, Died)]
+    deaths += [event for event in crew.wait() if isinstance(event, WorkerExit)]
 print(sorted((death.worker, death.signal) for death in deaths), flush=True)
 time.sleep(1000)
 """
@@ -160,7 +160,7 @@ def echo(channel):
     while (message := channel.recv()) is not None:
         channel.send(message)
 
-crew = Crew(2, echo)
+crew = WorkerPool(2, echo)
 fork_pid = os.fork()
 if not fork_pid:
     try:
@@ -186,11 +186,11 @@ def test_a_fork_of_main_can_have_a_crew_of_its_own(stage: Scene) -> None:
         START
         + """
 if not os.fork():
-    ready(Crew(1, work)).close()
+    ready(WorkerPool(1, work)).close()
     print('closed', flush=True)
     os._exit(0)
 os.wait()
-ready(Crew(1, work))
+ready(WorkerPool(1, work))
 """
     )
     main = stage.start(_program(then, "idle"))
@@ -202,7 +202,7 @@ ready(Crew(1, work))
 def test_a_crew_outlives_the_thread_that_made_it(stage: Scene) -> None:
     then = """
 crews = []
-thread = threading.Thread(target=lambda: crews.append(ready(Crew(2, work))))
+thread = threading.Thread(target=lambda: crews.append(ready(WorkerPool(2, work))))
 thread.start()
 thread.join()
 print(crews[0].wait(0.5), flush=True)
@@ -233,10 +233,10 @@ def test_no_name_in_dev_shm_is_used(stage: Scene) -> None:
 
 
 SHIPPED = """
-from shardio._workers.processes.worker_pool import Crew, Message
+from shardio._workers.processes.worker_pool import WorkerPool, Message
 offset = 40
 {define}
-crew = Crew(2, {name})
+crew = WorkerPool(2, {name})
 answers = set()
 while len(answers) < 2:
     answers.update(e.data.decode() for e in crew.wait() if isinstance(e, Message))

@@ -18,9 +18,9 @@ from shardio._engine.dispatch import backends, dispatcher, engine
 from shardio._workers.processes import blocks
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.linux import Finalizer, interrupts_held
-from shardio._workers.processes.worker_pool import Crew
+from shardio._workers.processes.worker_pool import WorkerPool
 from shardio._workers.tasks import schedule
-from shardio._workers.tasks.messages import _Frames
+from shardio._workers.tasks.messages import _FrameKeeper
 from shardio.errors import UnsupportedEnvironment
 from shardio.order.permutation import Order
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 N = 64
 # Methods that an epoch goes through, each of which ends in the middle of something.
 PLACES: list[tuple[Any, str]] = [
-    (backends.Workers, "wait"),
-    (backends.Local, "wait"),
-    (backends.Workers, "give"),
-    (backends.Local, "give"),
-    (dispatcher.Traffic, "_route"),
-    (dispatcher.Traffic, "reap"),
-    (dispatcher.Traffic, "feed"),
+    (backends.WorkerBackend, "wait"),
+    (backends.InlineWorker, "wait"),
+    (backends.WorkerBackend, "give"),
+    (backends.InlineWorker, "give"),
+    (dispatcher.Dispatcher, "_route"),
+    (dispatcher.Dispatcher, "reap"),
+    (dispatcher.Dispatcher, "feed"),
     (engine.Engine, "lease"),
     (blocks.BlockPool, "take_back_returned"),
     (blocks.BlockPool, "lease"),
@@ -117,8 +117,8 @@ def test_another_pass_goes_on_after_an_interrupt_of_the_first(
         other = iter(loader)
         found = [int(label) for _ in range(3) for label in next(other)["label"]]
         with pytest.MonkeyPatch.context() as patch:
-            route = interrupting(dispatcher.Traffic._route, 3, after=False)
-            patch.setattr(dispatcher.Traffic, "_route", route)
+            route = interrupting(dispatcher.Dispatcher._route, 3, after=False)
+            patch.setattr(dispatcher.Dispatcher, "_route", route)
             with pytest.raises(KeyboardInterrupt):
                 epoch_of(loader)
         found += [int(label) for batch in other for label in batch["label"]]
@@ -130,10 +130,10 @@ def test_a_loader_works_again_after_its_workers_could_not_be_replaced(folder: st
         for _ in range(2):
             with pytest.MonkeyPatch.context() as patch:
 
-                def refuse(crew: Crew, timeout_s: float | None = None) -> Any:
+                def refuse(crew: WorkerPool, timeout_s: float | None = None) -> Any:
                     raise UnsupportedEnvironment("workers die before they answer anything")
 
-                patch.setattr(Crew, "wait", refuse)
+                patch.setattr(WorkerPool, "wait", refuse)
                 with pytest.raises(UnsupportedEnvironment):
                     epoch_of(loader)
             assert epoch_of(loader) == list(range(N))
@@ -258,7 +258,7 @@ class _Frame(bytearray):
 
 
 def test_an_interrupt_while_the_frames_of_samples_end_is_not_lost() -> None:
-    with _Frames() as frames:
+    with _FrameKeeper() as frames:
         array = frames.memory_of(_Frame(b"abc"))[1:]
         frames.let_go()
         assert array.tobytes() == b"bc"
@@ -270,7 +270,7 @@ def test_an_interrupt_while_the_frames_of_samples_end_is_not_lost() -> None:
 @pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize(
     ("owner", "num_workers"),
-    [(backends.Workers, 2), (backends.Local, 0), (BlockPool, 0), (BlockPool, 2)],
+    [(backends.WorkerBackend, 2), (backends.InlineWorker, 0), (BlockPool, 0), (BlockPool, 2)],
 )
 def test_an_interrupt_while_a_loader_closes_leaves_nothing(
     folder: str, owner: Any, num_workers: int

@@ -156,9 +156,9 @@ def test_the_stacks_of_one_worker_are_never_taken_for_anothers(
         file.close()
 
 
-def workers_of(loader: ShardLoader) -> backends.Workers:
+def workers_of(loader: ShardLoader) -> backends.WorkerBackend:
     found = loader._engine._staff
-    assert isinstance(found, backends.Workers)
+    assert isinstance(found, backends.WorkerBackend)
     return found
 
 
@@ -190,7 +190,7 @@ def test_the_time_in_which_workers_are_started_is_not_that_of_a_batch(
         next(iter(loader))
         traffic = loader._engine.traffic
         is_starting = True
-        monkeypatch.setattr(backends.Workers, "is_starting", property(lambda _: is_starting))
+        monkeypatch.setattr(backends.WorkerBackend, "is_starting", property(lambda _: is_starting))
         now_s = time.monotonic()
         assert traffic.extended(now_s - 1, 0.5, "a batch") >= now_s + 0.5
         is_starting = False

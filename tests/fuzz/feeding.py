@@ -37,7 +37,7 @@ MAX_PART_BYTES: Final = 4096
 
 
 @dataclass
-class Tally:
+class IterationCounters:
     """What a process has done so far."""
 
     n_inputs: int = 0
@@ -67,7 +67,7 @@ class Feeder:
     def __init__(self, folder: Path, findings: Path) -> None:
         from tests.fuzz.targets import targets  # after atheris has prepared the imports
 
-        self.tally, self.targets = Tally(), targets(folder)
+        self.tally, self.targets = IterationCounters(), targets(folder)
         self._findings, self._places = findings, set[str]()
         self._file = folder / "tally.json"
         self._current = os.open(folder / "current", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)

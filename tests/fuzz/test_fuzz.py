@@ -27,7 +27,7 @@ from tests.fuzz import seeds
 from tests.fuzz.feeding import (
     TARGETS,
     Feeder,
-    Tally,
+    IterationCounters,
     corpus,
     guided_mutation,
     read_current,
@@ -412,8 +412,8 @@ def test_a_command_line_that_makes_no_sense_is_refused(
 
 
 def test_totals_add_up(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    first = Tally(n_inputs=3, seconds=1.0, outcomes=Counter({"a": 3}), slowest_s=0.5)
-    second = Tally(n_inputs=5, seconds=1.0, outcomes=Counter({"a": 1, "b": 4}))
+    first = IterationCounters(n_inputs=3, seconds=1.0, outcomes=Counter({"a": 3}), slowest_s=0.5)
+    second = IterationCounters(n_inputs=5, seconds=1.0, outcomes=Counter({"a": 1, "b": 4}))
     totals = tool.Totals([("mutator", vars(first)), ("mutator", vars(second))], {"file": "wrong"})
     tool.print_totals(totals)
     text = capsys.readouterr().out

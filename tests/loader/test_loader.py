@@ -443,7 +443,7 @@ def test_no_block_is_reserved_when_memory_is_short(
     small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserved = []
-    tight = limits.Limit(150_000, "the limit of a test")
+    tight = limits.MemoryLimit(150_000, "the limit of a test")
     monkeypatch.setattr(limits, "_tightest", lambda: tight)
     monkeypatch.setattr(os, "posix_fallocate", lambda *given: reserved.append(given))
     with pytest.raises(InsufficientMemory) as caught:
@@ -456,7 +456,9 @@ def test_no_block_is_reserved_when_memory_is_short(
 def test_the_budget_is_half_of_what_is_available_by_default(
     small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "_tightest", lambda: limits.Limit(300_000, "the limit of a test"))
+    monkeypatch.setattr(
+        limits, "_tightest", lambda: limits.MemoryLimit(300_000, "the limit of a test")
+    )
     with pytest.raises(InsufficientMemory, match="allows 150000"):
         _loader(small)
 

@@ -302,13 +302,13 @@ def test_clips_that_lie_together_are_decoded_together(
     folder: str, monkeypatch: pytest.MonkeyPatch, crop: Any
 ) -> None:
     decoded = []
-    real = visual.VideoClips._decode
+    real = visual.ClipReader._decode
 
     def counting(self: Any, shard: int, row: int, wanted: Any) -> None:
         decoded.append(len(wanted[0]))
         real(self, shard, row, wanted)
 
-    monkeypatch.setattr(visual.VideoClips, "_decode", counting)
+    monkeypatch.setattr(visual.ClipReader, "_decode", counting)
     n_passes = []
     for n in (1, 8):
         decoded.clear()

@@ -16,7 +16,7 @@ import pytest
 
 from shardio import Array, Schema, ShardLoader, Text
 from shardio._base.statistics import CHECK, PHASE_TIMES, LoadingStats
-from shardio._engine.dispatch.counters import Lap, Tallies, Tally
+from shardio._engine.dispatch.counters import CounterTable, IterationCounters, IterationTimer
 from shardio.errors import ClosedError
 from shardio.order.partition import RankPartition, Tail
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
@@ -332,10 +332,10 @@ def test_a_division_counts_the_samples_of_its_steps(rank: int, world_size: int, 
 
 
 def test_lines_of_two_workers_add_up_and_a_new_pass_begins_with_nought() -> None:
-    tallies = Tallies(n_slots=3, n_workers=2, n_records=0)
+    tallies = CounterTable(n_slots=3, n_workers=2, n_records=0)
     try:
         tallies.begin(1, 0)
-        workers = [Tally(tallies.fd, worker) for worker in range(2)]
+        workers = [IterationCounters(tallies.fd, worker) for worker in range(2)]
         for worker in workers:
             worker.add(1, 0, worker.start())
         assert tallies.of(1)[0] == 2
@@ -348,10 +348,10 @@ def test_lines_of_two_workers_add_up_and_a_new_pass_begins_with_nought() -> None
 
 
 def test_a_ring_keeps_the_latest_batches_of_each_worker() -> None:
-    tallies = Tallies(n_slots=1, n_workers=2, n_records=3)
+    tallies = CounterTable(n_slots=1, n_workers=2, n_records=3)
     try:
         tallies.begin(0, 17)
-        workers = [Tally(tallies.fd, worker) for worker in range(2)]
+        workers = [IterationCounters(tallies.fd, worker) for worker in range(2)]
         for step in range(5):
             workers[0].add(0, step, workers[0].start())
         workers[1].add(0, 9, workers[1].start())
@@ -365,7 +365,7 @@ def test_a_ring_keeps_the_latest_batches_of_each_worker() -> None:
 
 
 def test_a_lap_tells_the_loops_parts_by_its_moments() -> None:
-    lap = Lap(began_ns=1000, ended_ns=1100)
+    lap = IterationTimer(began_ns=1000, ended_ns=1100)
     lap.entered_ns, lap.left_ns, lap.waited_ns = 10 + 60, 40 + 80, 20
     words = np.zeros(8, np.uint64)
     words[0], words[2] = 2, 30 + 50  # filled two; at 30 and at 50

@@ -15,9 +15,9 @@ import pytest
 
 import shardio._loading.preload
 from shardio import Array, Bytes, InvalidArgument, Schema, ShardLoader
-from shardio._loading.preload import _Piece, preload
+from shardio._loading.preload import _PreloadRange, preload
 from shardio._workers.processes import limits
-from shardio._workers.processes.limits import Limit
+from shardio._workers.processes.limits import MemoryLimit
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InsufficientMemory, ShardChanged
 from shardio.format.layout import NO_FIELD, Kind
@@ -46,7 +46,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     pieces: list[tuple[str, int, int]] = []
     real = shardio._loading.preload._read_piece
 
-    def noting(fd: int, piece: _Piece, buffer: memoryview) -> None:
+    def noting(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:
         pieces.append((os.path.basename(piece.path), piece.offset, buffer.nbytes))
         real(fd, piece, buffer)
 
@@ -124,7 +124,7 @@ def test_a_dataset_that_is_mixed_twice_is_preloaded_once(
 def test_what_does_not_fit_is_an_error_with_both_figures(
     folder: str, read: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "page_cache_limits", lambda *_: [Limit(IMAGES, "a box")])
+    monkeypatch.setattr(limits, "page_cache_limits", lambda *_: [MemoryLimit(IMAGES, "a box")])
     said = r"the fields to preload need [\d,]+ bytes .* only 4,096,000 bytes .*a box.*preload=False"
     with pytest.raises(InsufficientMemory, match=said):
         ShardLoader(folder, 1, preload=True, **OPTIONS)
@@ -163,14 +163,14 @@ def test_an_error_in_one_thread_stops_the_others(
 ) -> None:
     n_read: list[int] = []
 
-    def failing(fd: int, piece: _Piece, buffer: memoryview) -> None:
+    def failing(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:
         n_read.append(piece.offset)
         raise OSError(5, "Input/output error", piece.path)
 
     monkeypatch.setattr(shardio._loading.preload, "_read_piece", failing)
     with ShardDataset(folder) as dataset, pytest.raises(OSError, match="Input/output error"):
         preload(dataset, ["image"])
-    piece = _Piece(os.path.join(folder, "000000-000.shard"), 0, 10, 4_000_000)
+    piece = _PreloadRange(os.path.join(folder, "000000-000.shard"), 0, 10, 4_000_000)
     pieces, stop = [piece] * 3, threading.Event()
     n_read.clear()
     with pytest.raises(OSError, match="Input/output error"):
@@ -188,7 +188,7 @@ def test_ctrl_c_ends_it_within_the_pieces_that_are_being_read(
     monkeypatch.setattr(shardio._loading.preload, "_PIECE_BYTES", 4096)
     monkeypatch.setattr(shardio._loading.preload, "threading", SimpleNamespace(Event=lambda: stop))
 
-    def waiting(fd: int, piece: _Piece, buffer: memoryview) -> None:
+    def waiting(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:
         n_begun.append(piece.offset)
         if len(n_begun) == 1:
             os.kill(os.getpid(), signal.SIGINT)
@@ -205,7 +205,7 @@ def test_an_address_space_that_is_limited_does_not_limit_the_page_cache(
 ) -> None:
     n_mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     monkeypatch.setattr(resource, "getrlimit", lambda asked: (n_mapped, n_mapped))
-    monkeypatch.setattr(limits, "page_cache_limits", lambda *_: [Limit(1 << 40, "a box")])
+    monkeypatch.setattr(limits, "page_cache_limits", lambda *_: [MemoryLimit(1 << 40, "a box")])
     assert limits.available_bytes() < IMAGES
     with ShardDataset(folder) as dataset:
         assert preload(dataset, ["image"]) >= IMAGES

@@ -297,7 +297,7 @@ def test_memory_that_is_short_while_a_block_grows_is_an_error_also_with_skip(
 
         if sample["label"] != 13:
             return {"text": "x"}
-        limits._tightest = lambda: limits.Limit(1 << 20, "the limit of a test")
+        limits._tightest = lambda: limits.MemoryLimit(1 << 20, "the limit of a test")
         return {"text": "x" * (4 << 20)}
 
     with (

@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
-from shardio._engine.dispatch.counters import Filling, Lap, Moment
+from shardio._engine.dispatch.counters import FillRecord, IterationTimer, Timestamps
 from shardio._loading.timeline import (
     CHECKING,
     READING,
     TRANSFORMING,
-    Filled,
-    HandedOver,
+    DeliveryEvent,
+    FillEvent,
     Timeline,
     timeline_of,
 )
@@ -26,10 +26,10 @@ SVG = "{http://www.w3.org/2000/svg}"
 TWO_BATCHES = Timeline(
     "epoch <7> & more",
     [
-        [Filled(0, 0.000, 0.004, {READING: 0.003, CHECKING: 0.001, TRANSFORMING: 0.0})],
-        [Filled(1, 0.001, 0.005, {READING: 0.004, CHECKING: 0.0, TRANSFORMING: 0.0})],
+        [FillEvent(0, 0.000, 0.004, {READING: 0.003, CHECKING: 0.001, TRANSFORMING: 0.0})],
+        [FillEvent(1, 0.001, 0.005, {READING: 0.004, CHECKING: 0.0, TRANSFORMING: 0.0})],
     ],
-    [HandedOver(0, 0.0, 0.0041, 0.0045), HandedOver(1, 0.0085, 0.0, 0.0087)],
+    [DeliveryEvent(0, 0.0, 0.0041, 0.0045), DeliveryEvent(1, 0.0085, 0.0, 0.0087)],
 )
 
 
@@ -99,9 +99,9 @@ def test_without_a_batch_there_is_a_drawing_that_says_so() -> None:
 
 
 def test_what_is_timed_one_in_seven_never_exceeds_the_batch() -> None:
-    lap = Lap(began_ns=1_000)
-    lap.moments.append(Moment(3, 1_500, 200, 2_500))
-    found = timeline_of("epoch 0", [[Filling(1_000, 3, 1_100, 2_100, 900, 300, 0)]], lap)
+    lap = IterationTimer(began_ns=1_000)
+    lap.moments.append(Timestamps(3, 1_500, 200, 2_500))
+    found = timeline_of("epoch 0", [[FillRecord(1_000, 3, 1_100, 2_100, 900, 300, 0)]], lap)
     (filled,) = found.workers[0]
     assert filled.phases_s[CHECKING] == pytest.approx(900e-9)
     assert sum(filled.phases_s.values()) == pytest.approx(1e-6)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shardio._workers.processes.worker_pool import Died, Failed, Message
+from shardio._workers.processes.worker_pool import Failed, Message, WorkerExit
 from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
@@ -240,7 +240,7 @@ class OneDeath:
 
     def wait(self) -> list[Any]:
         if self.restarted == 0 and self.death is not None:
-            return [Died(0, 1, self.death, None)]
+            return [WorkerExit(0, 1, self.death, None)]
         examined = examine_anyhow(Path(os.fsdecode(self.waiting.pop(0))), "pread")
         whole = json.dumps(asdict(examined)).encode()
         half = len(whole) // 2

@@ -161,7 +161,7 @@ def test_bytes_that_the_disk_cannot_read_are_a_finding(
 
     path = write_shard(dataset / "a.shard", 5)
     monkeypatch.setattr(os, "preadv", refuse)
-    monkeypatch.setattr(runner, "Crew", OneWorker)
+    monkeypatch.setattr(runner, "WorkerPool", OneWorker)
     (finding,) = audit_shard(path, workers=workers)
     assert (finding.code, finding.message.partition(":")[0]) == (
         "unreadable",
@@ -199,7 +199,7 @@ def test_main_audits_too_while_shards_wait(
         return crews[0]
 
     flip(dataset / shard_names(dataset)[3], 4096)
-    monkeypatch.setattr(runner, "Crew", make)
+    monkeypatch.setattr(runner, "WorkerPool", make)
     monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
     monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
     report = audit_dataset(dataset)
@@ -222,7 +222,7 @@ def test_a_worker_has_shards_ahead_so_that_it_need_not_wait_for_main(
         return crews[0]
 
     names = [write_shard(tmp_path / f"{k:02d}.shard", 1).name for k in range(20)]
-    monkeypatch.setattr(runner, "Crew", make)
+    monkeypatch.setattr(runner, "WorkerPool", make)
     monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
     monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
     monkeypatch.setattr(runner, "MOST_AHEAD", most_ahead)
@@ -249,7 +249,7 @@ def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
         asked.append(n)
         raise InterruptedError
 
-    monkeypatch.setattr(runner, "Crew", refuse)
+    monkeypatch.setattr(runner, "WorkerPool", refuse)
     monkeypatch.setattr(runner, "usable_cpus", lambda: 3)
     monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
     with pytest.raises(InterruptedError):
@@ -259,6 +259,6 @@ def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
 
 def test_little_data_starts_no_process(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "usable_cpus", lambda: 3)
-    monkeypatch.setattr(runner, "Crew", None)
+    monkeypatch.setattr(runner, "WorkerPool", None)
     report = audit_dataset(dataset)
     assert (report.findings, report.n_shards) == ((), 5)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from shardio import Array, Batch, InvalidArgument, List, Schema, ShardLoader, Text, mix
 from shardio import open as open_dataset
-from shardio._engine.filling.token_windows import PackedTokens
+from shardio._engine.filling.token_windows import TokenReader
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
@@ -121,7 +121,7 @@ class _Memory:
         self.documents = documents
 
 
-class _FromMemory(PackedTokens):
+class _FromMemory(TokenReader):
     def _shards(self, documents: Rows) -> Rows:
         return np.zeros_like(documents)
 

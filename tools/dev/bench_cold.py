@@ -34,7 +34,7 @@ from unittest import mock
 import numpy as np
 
 from shardio import Array, Bytes, Clip, DatasetWriter, Schema, ShardLoader, Video
-from shardio._engine.filling.readahead import Advice
+from shardio._engine.filling.readahead import ReadAhead
 from shardio._workers.processes.limits import levels
 from shardio.measuring.measure import cached_share
 from shardio.media.encoding import encode
@@ -197,7 +197,7 @@ def measure(
 def run(folder: str, name: str, batch: str, order: str, seconds: str, advised: str) -> None:
     """Be one run, as `run_alone` asks for it."""
     if not int(advised):
-        mock.patch.object(Advice, "before", lambda *_: None).start()
+        mock.patch.object(ReadAhead, "before", lambda *_: None).start()
     options: dict[str, Any] = {"preload": True} if order == "preload" else {}
     if name in FILMS:
         options["clip"] = Clip(16, where="random", size=(112, 112))

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from shardio._workers.processes.worker_pool import Channel, Crew, Died, Message
+from shardio._workers.processes.worker_pool import Channel, Message, WorkerExit, WorkerPool
 
 N = 20_000
 
@@ -45,7 +45,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 def _first_answer_ms() -> float:
     start_s = time.perf_counter()
-    with Crew(2, _echo) as crew:
+    with WorkerPool(2, _echo) as crew:
         crew.send(0, b"a")
         crew.wait()
         return (time.perf_counter() - start_s) * 1e3
@@ -53,7 +53,7 @@ def _first_answer_ms() -> float:
 
 def _wait_us() -> float:
     """Return a `wait` that finds one message in the socket, timed one by one."""
-    with Crew(1, _flood) as crew:
+    with WorkerPool(1, _flood) as crew:
         times: list[float] = []
         while len(times) < N:
             crew.send(0, b"100")
@@ -64,7 +64,7 @@ def _wait_us() -> float:
 
 
 def _send_us() -> float:
-    with Crew(1, _swallow) as crew:
+    with WorkerPool(1, _swallow) as crew:
         times: list[float] = []
         while len(times) < N:
             times.extend(_timed(lambda: crew.send(0, b"x" * 32)) for _ in range(50))
@@ -73,7 +73,7 @@ def _send_us() -> float:
 
 
 def _round_trip_us() -> float:
-    with Crew(1, _echo) as crew:
+    with WorkerPool(1, _echo) as crew:
 
         def ask() -> None:
             crew.send(0, b"x")
@@ -84,7 +84,7 @@ def _round_trip_us() -> float:
 
 def _rate() -> float:
     """Messages per second that two workers send as fast as they can."""
-    with Crew(2, _flood) as crew:
+    with WorkerPool(2, _flood) as crew:
         crew.wait(0.5)
         for index in range(2):
             crew.send(index, b"%d" % N)
@@ -100,10 +100,10 @@ def _restart_ms() -> float:
         channel.recv()
 
     times = []
-    with Crew(1, leave) as crew:
+    with WorkerPool(1, leave) as crew:
         for _ in range(50):
             crew.send(0, b"go")
-            while not any(isinstance(event, Died) for event in crew.wait()):
+            while not any(isinstance(event, WorkerExit) for event in crew.wait()):
                 continue
             times.append(_timed(lambda: crew.restart(0)))
     return statistics.median(times) * 1e3
@@ -112,7 +112,7 @@ def _restart_ms() -> float:
 def main() -> int:
     """Print every figure; return 1 when one that is bounded is out of bounds."""
     print(f"first answer, cold          {_first_answer_ms():8.2f} ms")
-    with Crew(1, _echo):
+    with WorkerPool(1, _echo):
         warm = statistics.median(_first_answer_ms() for _ in range(20))
         print(f"first answer, warm          {warm:8.2f} ms")
         print(f"restart, cost on main       {_restart_ms():8.2f} ms")

@@ -28,7 +28,7 @@ import numpy as np
 
 import shardio
 from shardio import Array, Bytes, Schema, ShardLoader, Text
-from shardio._engine.filling.batch_spec import Plan, Recipe
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._engine.filling.filler import Filler
 from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import layout_for_samples
@@ -92,7 +92,7 @@ def _epochs_of_worker(case: str, folder: str) -> Iterable[Callable[[], int]]:
     """Whole epochs, as a worker fills them; each returns how many batches it had."""
     with ShardDataset(folder) as dataset:
         transform, n = _transform_of(case), len(dataset)
-        recipe = Recipe(
+        recipe = BatchSpec(
             path=folder,
             fields=tuple(dataset.schema),
             block_rows=BATCH,
@@ -110,7 +110,7 @@ def _epochs_of_worker(case: str, folder: str) -> Iterable[Callable[[], int]]:
         epoch = 0
 
         def fill() -> int:
-            plan = Plan(epoch, RankPartition(n, 0, BATCH))
+            plan = EpochPlan(epoch, RankPartition(n, 0, BATCH))
             for step in range(plan.partition.last_step):
                 filler.fill(layout, blocks[step % len(blocks)], plan, step)
             return plan.partition.last_step

@@ -4,7 +4,7 @@
 
 Makes a dataset of two fields in a temporary folder. A batch costs what the thread that iterates
 spends on a CPU (`time.thread_time`) while nothing is done in the loop's body, apart from what it
-spends in waiting for workers (`Crew.wait`), which is printed beside it. The lanes take turns for
+spends in waiting for workers (`WorkerPool.wait`), which is printed beside it. The lanes take turns for
 several rounds of epochs, and the cheapest epoch counts. First batches are timed from the call of
 the constructor: cold in fresh processes that have imported shardio and NumPy, warm while another
 loader is open. Exits with 1 when a figure is above its limit.
@@ -28,7 +28,7 @@ import numpy as np
 
 import shardio
 from shardio import Array, Schema, ShardLoader
-from shardio._workers.processes.worker_pool import Crew, Event
+from shardio._workers.processes.worker_pool import Event, WorkerPool
 
 N_SAMPLES = 32_768
 BATCH = 32
@@ -66,13 +66,13 @@ def _write(folder: str) -> None:
             writer.append(sample)
 
 
-Wait = Callable[[Crew, float | None], list[Event]]
+Wait = Callable[[WorkerPool, float | None], list[Event]]
 
 
 def _timed(wait: Wait, spent_s: list[float]) -> Wait:
     """Return the same wait, which notes the CPU seconds that it takes."""
 
-    def timed_wait(crew: Crew, timeout_s: float | None = None) -> list[Event]:
+    def timed_wait(crew: WorkerPool, timeout_s: float | None = None) -> list[Event]:
         start_s = time.thread_time()
         try:
             return wait(crew, timeout_s)
@@ -86,14 +86,14 @@ def _timed(wait: Wait, spent_s: list[float]) -> Wait:
 def _waits_timed() -> Iterator[list[float]]:
     """Collect the CPU seconds of every wait of a crew."""
     spent_s: list[float] = []
-    with mock.patch.object(Crew, "wait", _timed(Crew.wait, spent_s)):
+    with mock.patch.object(WorkerPool, "wait", _timed(WorkerPool.wait, spent_s)):
         yield spent_s
 
 
 def _timing_costs_s() -> float:
     """Return the cost of timing one wait that it does not record itself."""
 
-    def no_wait(crew: Crew | None, timeout_s: float | None = None) -> list[Event]:
+    def no_wait(crew: WorkerPool | None, timeout_s: float | None = None) -> list[Event]:
         return []
 
     found = []

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from shardio._engine.dispatch.counters import Tally
+from shardio._engine.dispatch.counters import IterationCounters
 from shardio._engine.dispatch.protocol import (
     CANCELLED,
     KEPT,
     STACKS,
     TALLIES,
-    Answer,
-    Ask,
-    Done,
-    Kept,
-    Loss,
+    ReplyBuffer,
+    RequestKind,
     Status,
     Task,
+    TaskReply,
+    TaskResult,
+    WorkerLost,
     pack_task,
     unpack_done,
     unpack_dones,
@@ -36,15 +36,15 @@ from shardio._engine.dispatch.protocol import (
 )
 from shardio._engine.dispatch.thread_workers import TURNS
 from shardio._engine.dispatch.worker import work
-from shardio._engine.filling.batch_spec import Plan, Recipe, Schemas
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas
 from shardio._engine.filling.filler import Filler
-from shardio._engine.filling.row_by_row import CarefulFiller, LeftOut
+from shardio._engine.filling.row_by_row import LeftOut, RowByRowFiller
 from shardio._workers.processes.blocks import Block
-from shardio._workers.processes.channel import DESCRIPTOR_BYTES, packed, unpacked
+from shardio._workers.processes.channel import DESCRIPTOR_BYTES, pack_message, unpack_message
 from shardio._workers.processes.serialization import unpack_error
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.processes.worker_pool import Crew, Died, Message
+from shardio._workers.processes.worker_pool import Message, WorkerExit, WorkerPool
 from shardio._workers.tasks.schedule import DEPTH
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout
@@ -52,10 +52,10 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import ClosedError, UnsupportedEnvironment
 
 if TYPE_CHECKING:
-    from shardio._engine.dispatch.thread_workers import Threads
+    from shardio._engine.dispatch.thread_workers import ThreadWorkers
 
 
-class Local:
+class InlineWorker:
     """This process as its only worker: tasks are done when their answers are waited for.
 
     The global generators are left as they were.
@@ -66,15 +66,15 @@ class Local:
     is_starting = False
     goes_ahead = False
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: BatchSpec) -> None:
         self._recipe = recipe
         self._filler: Filler | None = None
-        self._careful: CarefulFiller | None = None
+        self._careful: RowByRowFiller | None = None
         self._layout: BlockLayout | None = None
         self._cancelled = np.zeros(0, np.uint8)
-        self._tally: Tally | None = None
+        self._tally: IterationCounters | None = None
         self._tasks: deque[tuple[Task, Block | None]] = deque()
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, EpochPlan] = {}
 
     def introduce(
         self, dataset: Dataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
@@ -89,15 +89,15 @@ class Local:
             beware=dataset.files.check_lengths if dataset.access == "mmap" else None,
         )
         if self._recipe.skips:
-            self._careful = CarefulFiller(self._filler, self._recipe.seed)
+            self._careful = RowByRowFiller(self._filler, self._recipe.seed)
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
-        self._tally = Tally(fds[TALLIES], 0)
+        self._tally = IterationCounters(fds[TALLIES], 0)
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
         """Lay blocks out so from now on; main's own know how large they may be."""
         self._layout = layout
 
-    def explain(self, worker: int, slot: int, plan: Plan) -> None:
+    def explain(self, worker: int, slot: int, plan: EpochPlan) -> None:
         """Note what the tasks of an iteration are about."""
         self._plans[slot] = plan
 
@@ -114,7 +114,7 @@ class Local:
     def post(self) -> None:
         """Nothing: a task is here as soon as it is given."""
 
-    def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
+    def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Do the oldest task, however long it takes."""
         if not self._tasks:
             raise ClosedError("the loader is closed")
@@ -131,7 +131,7 @@ class Local:
         finally:
             del answer  # as in `_do`: a traceback keeps the frames of all callers
 
-    def _do(self, task: Task, block: Block | None) -> Answer:
+    def _do(self, task: Task, block: Block | None) -> TaskResult:
         n_rows = heap_bytes = 0
         status = Status.CANCELLED
         error: BaseException | None = None
@@ -157,9 +157,9 @@ class Local:
                 status = Status.FILLED
         except Exception as failure:  # noqa: BLE001  # raised when the batch's turn comes
             status, error = Status.FAILED, failure
-        done = Done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
+        done = TaskReply(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
         try:
-            return Answer(0, done, error, schemas, skips)
+            return TaskResult(0, done, error, schemas, skips)
         finally:
             del error  # or its traceback, this frame and the block keep each other
 
@@ -187,13 +187,13 @@ StartMethod = Start | Literal["thread"]
 """How workers start."""
 
 
-class Workers:
+class WorkerBackend:
     """Worker processes or threads; owns them until `close`."""
 
     depth = DEPTH
 
     def __init__(
-        self, recipe: Recipe, n_workers: int, start_method: StartMethod = "zygote"
+        self, recipe: BatchSpec, n_workers: int, start_method: StartMethod = "zygote"
     ) -> None:
         self.n_workers = n_workers
         # Not where functions of the user would run in his program while no loop is under way.
@@ -205,7 +205,7 @@ class Workers:
         self._layout: bytes | None = None
         self._blocks: dict[int, Block] = {}
         self._outbox = [b""] * n_workers
-        self._kept: list[Kept] = []
+        self._kept: list[ReplyBuffer] = []
         self._deaths_in_a_row = 0
         self._last_words: dict[int, str] = {}
         self._starting = set(range(n_workers))
@@ -230,7 +230,7 @@ class Workers:
         self._tables = tables
         self._hello = dataset.lineage.encode(), tuple(fds)
         memory = mmap.mmap(fds[KEPT], 0)
-        self._kept = [Kept(memory, worker) for worker in range(self.n_workers)]
+        self._kept = [ReplyBuffer(memory, worker) for worker in range(self.n_workers)]
         for kept in self._kept:
             kept.take()  # of earlier workers, whose passes have started anew
         for worker in range(self.n_workers):
@@ -239,25 +239,25 @@ class Workers:
     def _greet(self, worker: int) -> None:
         if self._hello is not None:
             lineage, fds = self._hello
-            hello = _message(Ask.HELLO, block=worker, n_rows=self.n_workers) + lineage
+            hello = _message(RequestKind.HELLO, block=worker, n_rows=self.n_workers) + lineage
             tables = [table.fd for table in self._tables]
             self._crew.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *tables])
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
         """Lay blocks out so from now on, as is to be done for these schemas; so large at most."""
-        self._layout = _message(Ask.LAYOUT, step=memory_bytes) + schemas.pack()
+        self._layout = _message(RequestKind.LAYOUT, step=memory_bytes) + schemas.pack()
         for worker in range(self.n_workers):
             self._crew.send(worker, self._layout)
 
-    def explain(self, worker: int, slot: int, plan: Plan) -> None:
+    def explain(self, worker: int, slot: int, plan: EpochPlan) -> None:
         """Tell a worker what the tasks of an iteration are about, before the first of them."""
         content, fds = plan.pack()
-        self._crew.send(worker, _message(Ask.PLAN, slot=slot) + content, fds)
+        self._crew.send(worker, _message(RequestKind.PLAN, slot=slot) + content, fds)
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
         """Have the task that is given next done row by row, without what is left out."""
         self.post()
-        with packed(_message(Ask.CAUTION) + pickle.dumps(left_out)) as parcel:
+        with pack_message(_message(RequestKind.CAUTION) + pickle.dumps(left_out)) as parcel:
             self._crew.send(worker, *parcel)
 
     def forgive(self) -> None:
@@ -268,7 +268,7 @@ class Workers:
         """Give a task to a worker, which gets it with the next `post`; a later `wait` answers."""
         if block is not None and worker not in block.known_to:
             self._blocks[block.number] = block
-            message = _message(Ask.BLOCK, block=block.number)
+            message = _message(RequestKind.BLOCK, block=block.number)
             self._crew.send(worker, message, [block.fd])
             block.known_to.add(worker)
         self._outbox[worker] += pack_task(*task)
@@ -280,12 +280,12 @@ class Workers:
                 self._outbox[worker] = b""  # first: sent twice, they would be done twice
                 self._crew.send(worker, tasks)
 
-    def wait(self, timeout_s: float | None = None) -> list[Answer | Loss]:
+    def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Wait until there are answers or losses, a worker is ready, or the time is up.
 
         What a dead worker had answered, or held back, comes first.
         """
-        found: list[Answer | Loss] = []
+        found: list[TaskResult | WorkerLost] = []
         for event in self._crew.wait(timeout_s):
             if isinstance(event, Message):
                 worker, data, fds = event
@@ -293,17 +293,17 @@ class Workers:
                     self._deaths_in_a_row = 0
                     found += _answers(worker, data)
                     continue
-                long = _long_answer(worker, unpacked(data, fds))
+                long = _long_answer(worker, unpack_message(data, fds))
                 if long.done.status == Status.READY:
                     self._starting.discard(worker)
                 else:
                     self._deaths_in_a_row = 0
                     found.append(long)
-            elif isinstance(event, Died):
+            elif isinstance(event, WorkerExit):
                 if held_back := self._held_back(event.worker):
                     self._deaths_in_a_row = 0
                     found += _answers(event.worker, held_back)
-                found.append(Loss(event.worker, self._bury(event), event.signal, event.end))
+                found.append(WorkerLost(event.worker, self._bury(event), event.signal, event.end))
             else:
                 self._last_words[event.worker] = event.text
         return found
@@ -319,7 +319,7 @@ class Workers:
         stacks = self._crew.stacks(self._hello[1][STACKS:])
         return list(zip(self._crew.names(), stacks, strict=True))
 
-    def _bury(self, died: Died) -> str:
+    def _bury(self, died: WorkerExit) -> str:
         """Replace a dead worker; returns how it died, in words."""
         how = died.manner
         if text := self._last_words.pop(died.worker, ""):
@@ -344,38 +344,40 @@ class Workers:
         self._kept = []
 
 
-def _crew(recipe: Recipe, n_workers: int, start_method: StartMethod) -> Crew | Threads:
+def _crew(
+    recipe: BatchSpec, n_workers: int, start_method: StartMethod
+) -> WorkerPool | ThreadWorkers:
     if start_method == "thread":
-        from shardio._engine.dispatch.thread_workers import (
-            Threads,  # late: hardly anybody asks for them
-        )
+        from shardio._engine.dispatch.thread_workers import ThreadWorkers
 
-        return Threads(n_workers, recipe)
+        return ThreadWorkers(n_workers, recipe)
     target = functools.partial(work, recipe)
-    return Crew(n_workers, target, preload=_PRELOAD, start=start_method)
+    return WorkerPool(n_workers, target, preload=_PRELOAD, start=start_method)
 
 
-def _message(ask: Ask, block: int = 0, slot: int = 0, step: int = 0, n_rows: int = 0) -> bytes:
+def _message(
+    ask: RequestKind, block: int = 0, slot: int = 0, step: int = 0, n_rows: int = 0
+) -> bytes:
     return pack_task(*Task(ask, slot, block, 0, step, 0, n_rows))
 
 
-def _answers(worker: int, data: bytes) -> list[Answer]:
+def _answers(worker: int, data: bytes) -> list[TaskResult]:
     """Those of a message that has nothing else."""
     return [
-        tuple.__new__(Answer, (worker, tuple.__new__(Done, words), None, None, ()))
+        tuple.__new__(TaskResult, (worker, tuple.__new__(TaskReply, words), None, None, ()))
         for words in unpack_dones(data)
     ]
 
 
-def _long_answer(worker: int, data: bytes) -> Answer:
+def _long_answer(worker: int, data: bytes) -> TaskResult:
     done = unpack_done(data)
     if done.status == Status.FAILED:
-        return Answer(worker, done, error=unpack_error(data[DESCRIPTOR_BYTES:]))
+        return TaskResult(worker, done, error=unpack_error(data[DESCRIPTOR_BYTES:]))
     if done.status == Status.SCHEMA:
-        return Answer(worker, done, schemas=Schemas.unpack(data[DESCRIPTOR_BYTES:]))
+        return TaskResult(worker, done, schemas=Schemas.unpack(data[DESCRIPTOR_BYTES:]))
     if done.status == Status.FILLED:
-        return Answer(worker, done, skips=unpack_skips(data[DESCRIPTOR_BYTES:]))
-    return Answer(worker, done)
+        return TaskResult(worker, done, skips=unpack_skips(data[DESCRIPTOR_BYTES:]))
+    return TaskResult(worker, done)
 
 
-Staff = Workers | Local
+Staff = WorkerBackend | InlineWorker

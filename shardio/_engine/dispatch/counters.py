@@ -30,7 +30,7 @@ N_RECORDS: Final = 4096
 _S_PER_NS: Final = 1e-9
 
 
-class Filling(NamedTuple):
+class FillRecord(NamedTuple):
     """When a worker filled a batch, in nanoseconds; `pass_ns` tells passes apart."""
 
     pass_ns: int
@@ -42,7 +42,7 @@ class Filling(NamedTuple):
     transform_ns: int
 
 
-class Moment(NamedTuple):
+class Timestamps(NamedTuple):
     """When the loop asked for a batch, how long it waited, and when it got it, in nanoseconds."""
 
     step: int
@@ -51,11 +51,11 @@ class Moment(NamedTuple):
     got_ns: int
 
 
-class Tally:
+class IterationCounters:
     """The lines of one worker. Borrows the file.
 
     Args:
-        fd: of the file that `Tallies` made.
+        fd: of the file that `CounterTable` made.
         worker: which of the workers this is.
     """
 
@@ -101,7 +101,7 @@ def _ring_lines(n_records: int) -> int:
     return n_records + 1 if n_records else 0
 
 
-class Tallies:
+class CounterTable:
     """The lines of all passes and workers; main's. Owns the memory, not the descriptor.
 
     The file has room for every slot, and memory for those that have been in use.
@@ -146,19 +146,19 @@ class Tallies:
         sums: npt.NDArray[np.uint64] = self._lines[slot].sum(axis=0)
         return sums
 
-    def fillings(self, pass_ns: int) -> list[list[Filling]]:
+    def fillings(self, pass_ns: int) -> list[list[FillRecord]]:
         """Of each worker, when it filled which batches of a pass: the latest, as far as kept."""
         found = []
         for ring in self._rings:
             n = int(ring[0, 0]) if len(ring) else 0
             lines = ring[1 : 1 + min(n, self._n_records), :7].tolist()
-            of_pass = (Filling(*line) for line in lines if line[0] == pass_ns)
+            of_pass = (FillRecord(*line) for line in lines if line[0] == pass_ns)
             found.append(sorted(of_pass, key=lambda filling: filling.start_ns))
         return found
 
 
 @dataclass(slots=True, eq=False)
-class Lap:
+class IterationTimer:
     """What main has seen of one pass. The moments that are summed up count from `began_ns` on."""
 
     began_ns: int = field(default_factory=now_ns)
@@ -179,16 +179,16 @@ class Lap:
     n_copies: int = 0
     n_restarts: int = 0
     n_blocks_made: int = 0
-    moments: deque[Moment] = field(default_factory=deque)
+    moments: deque[Timestamps] = field(default_factory=deque)
     """Of the latest batches, if they are kept."""
 
-    def renewed(self, words: npt.NDArray[np.uint64]) -> Lap:
+    def renewed(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
         """The clock of a pass that was begun ahead, from now on.
 
         Args:
             words: its lines by now, summed up.
         """
-        lap = Lap(n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY]))
+        lap = IterationTimer(n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY]))
         lap.head_start_ns = lap.began_ns - self.began_ns
         return lap
 

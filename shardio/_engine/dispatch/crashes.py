@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from shardio._engine.filling.batch_spec import Recipe
+from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import CLAIMED, EMPTY, NO_FIELD, BlockLayout
 from shardio.dataset.dataset import Dataset
@@ -32,7 +32,7 @@ _NAMED_SAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class InFlightRows:
     """The samples that a worker was busy with.
 
     `rows` are those of each shard, by its number; `text` names them, as part of a sentence;
@@ -45,26 +45,28 @@ class Claims:
     places: tuple[tuple[int, int], ...] = ()
 
 
-def claim_of_first(recipe: Recipe, dataset: Dataset, number: int = 0) -> Claims:
+def claim_of_first(recipe: BatchSpec, dataset: Dataset, number: int = 0) -> InFlightRows:
     """The sample, of a number in the view, that the schema of batches is made from."""
     rows = dataset.rows.at(np.array([number]))
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
     place = f"sample {row} of shard {dataset.shards[shard].name} of {recipe.path}"
     if recipe.makes_batches:
-        return Claims(f"while it made the first batch, which begins with {place}", {shard: [row]})
-    return Claims(f"while it ran the transform on the first sample: {place}", {shard: [row]})
+        return InFlightRows(
+            f"while it made the first batch, which begins with {place}", {shard: [row]}
+        )
+    return InFlightRows(f"while it ran the transform on the first sample: {place}", {shard: [row]})
 
 
 def claims_in(
     layout: BlockLayout, block: Block, dataset: Dataset, fields: tuple[str, ...]
-) -> Claims:
+) -> InFlightRows:
     """Which samples of which shards were being read or transformed for the batch of a block."""
     origins = layout.origins(block.bytes)
     at = np.flatnonzero(origins["status"] == CLAIMED)
     claimed = origins[at]
     if not len(claimed):
-        return Claims("before it began with")
+        return InFlightRows("before it began with")
     numbers = set(claimed["field"].tolist()) - {NO_FIELD}
     name = fields[numbers.pop()] if len(numbers) == 1 else None
     rows = {
@@ -80,7 +82,9 @@ def claims_in(
     more = " and others" if len(rows) > _NAMED_SAMPLES else ""
     what = f"field {name!r} of " if name is not None else ""
     places = tuple(zip(at.tolist(), claimed["position"].tolist(), strict=True))
-    return Claims(f"while it worked on {what}{'; '.join(named)}{more} for", rows, name, places)
+    return InFlightRows(
+        f"while it worked on {what}{'; '.join(named)}{more} for", rows, name, places
+    )
 
 
 def clear_claims(layout: BlockLayout, block: Block) -> None:
@@ -89,7 +93,7 @@ def clear_claims(layout: BlockLayout, block: Block) -> None:
 
 
 def error_of_death(
-    how: str, by_signal: int | None, claims: Claims, where: str, dataset: Dataset
+    how: str, by_signal: int | None, claims: InFlightRows, where: str, dataset: Dataset
 ) -> WorkerDied | ShardChanged:
     """What to raise for a batch whose worker has died.
 
@@ -131,14 +135,16 @@ def is_final(error: WorkerDied | ShardChanged, n_deaths: int) -> bool:
     return isinstance(error, ShardChanged) or n_deaths >= MOST_DEATHS
 
 
-def _suspects(dataset: Dataset, claims: Claims) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
+def _suspects(
+    dataset: Dataset, claims: InFlightRows
+) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
     """The files that were read from, each with the number of its shard."""
     for shard in claims.rows or range(len(dataset.shards)):
         for file in dataset.files.files_of_shard(shard, claims.field):
             yield shard, file
 
 
-def _first_lost(dataset: Dataset, shard: int, claims: Claims, n_bytes: int) -> int | None:
+def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
     """The first claimed row of a shard that its file has no bytes for, as far as can be told."""
     rows = claims.rows.get(shard, [])
     reader = dataset.files.reader_if_open(shard, claims.field)  # as it is now it does not open
@@ -155,7 +161,7 @@ _MOST_IN_VAIN: Final = 2 * MOST_DEATHS + 2
 and some to spare."""
 
 
-class Caution:
+class SuspectSamples:
     """What is known of one step that a worker has died of."""
 
     def __init__(self) -> None:
@@ -169,7 +175,7 @@ class Caution:
         """Whether workers go on dying of it, and no sample can be blamed."""
         return self._n_in_vain >= _MOST_IN_VAIN
 
-    def learn(self, claims: Claims, end: str) -> bool:
+    def learn(self, claims: InFlightRows, end: str) -> bool:
         """Note a death, how it ended; returns whether one more sample is left out now."""
         self._n_in_vain += 1
         if len(claims.places) != 1:

@@ -1,6 +1,6 @@
 """Tasks to workers, their answers to passes, blocks round and round: what goes on for every batch.
 
-One Traffic belongs to one staff, one pool of blocks and one layout: an engine that starts anew with
+One Dispatcher belongs to one staff, one pool of blocks and one layout: an engine that starts anew with
 others makes another. All of it is for whoever holds the engine's lock.
 """
 
@@ -14,27 +14,27 @@ from collections.abc import Callable, Iterator
 from shardio._base.statistics import now_ns
 from shardio._engine.dispatch.backends import Staff
 from shardio._engine.dispatch.crashes import (
-    Caution,
-    Claims,
+    InFlightRows,
+    SuspectSamples,
     claims_in,
     clear_claims,
     error_of_death,
     is_final,
 )
-from shardio._engine.dispatch.iterations import N_SLOTS, Delivered, Iteration, Passes
-from shardio._engine.dispatch.protocol import Answer, Ask, Loss, Status, Task
-from shardio._engine.filling.batch_spec import Recipe
+from shardio._engine.dispatch.iterations import N_SLOTS, Delivered, EpochIteration, IterationTable
+from shardio._engine.dispatch.protocol import RequestKind, Status, Task, TaskResult, WorkerLost
+from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.processes.blocks import BlockPool
-from shardio._workers.processes.stack_dumps import overdue
+from shardio._workers.processes.stack_dumps import timeout_error
 from shardio._workers.tasks.schedule import Schedule
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InsufficientMemory, InvalidArgument, TransformError, WorkerDied
 
 # Plain numbers: members of an enum are slow to look up and to compare.
-_FILL, _FILLED, _QUICK = int(Ask.FILL), int(Status.FILLED), int(Status.QUICK)
+_FILL, _FILLED, _QUICK = int(RequestKind.FILL), int(Status.FILLED), int(Status.QUICK)
 
 
-class Traffic:
+class Dispatcher:
     """Gives tasks out, routes answers, hands filled blocks over; owns nothing of what it is given.
 
     Args:
@@ -49,10 +49,10 @@ class Traffic:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: BatchSpec,
         dataset: Dataset,
         staff: Staff,
-        passes: Passes,
+        passes: IterationTable,
         pool: BlockPool,
         *,
         n_blocks: int,
@@ -64,7 +64,7 @@ class Traffic:
         self.settle: Callable[[], None] | None = None
         """Called before the memory of batches that were let go is used again."""
 
-    def next(self, iteration: Iteration, timeout_s: float | None) -> Delivered | None:
+    def next(self, iteration: EpochIteration, timeout_s: float | None) -> Delivered | None:
         """The next filled block of a pass, or None at its end; waits for it, so long at most.
 
         Raises:
@@ -129,10 +129,10 @@ class Traffic:
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._staff.is_starting:
             said = self._staff.ask_what_they_do()
-            raise overdue(what, self._recipe.path, timeout_s, said, self._tasks_of)
+            raise timeout_error(what, self._recipe.path, timeout_s, said, self._tasks_of)
         return now_s + timeout_s
 
-    def feed(self, iteration: Iteration) -> None:
+    def feed(self, iteration: EpochIteration) -> None:
         """Give tasks out, while there are workers with room for them and blocks.
 
         None, while all workers have enough to do.
@@ -151,7 +151,7 @@ class Traffic:
         finally:
             self._staff.post()
 
-    def _feed_ahead(self, iteration: Iteration) -> None:
+    def _feed_ahead(self, iteration: EpochIteration) -> None:
         """Have workers that run dry go on with the next epoch, in blocks that are idle."""
         ahead = self._passes.ahead or self._passes.begin_ahead(iteration)
         if ahead is None:
@@ -165,14 +165,14 @@ class Traffic:
                 schedule.free(found)
             self._give(ahead, *schedule.assign())
 
-    def _end(self, iteration: Iteration) -> None:
+    def _end(self, iteration: EpochIteration) -> None:
         """A pass is at its end; the block delivered last stays as it is until another begins."""
         if iteration.successor is not None and not iteration.is_cancelled:
             self.reap()
             self.feed(iteration)
         self._take_back(iteration)
 
-    def _find_block(self, iteration: Iteration) -> bool:
+    def _find_block(self, iteration: EpochIteration) -> bool:
         """Give a pass a block, be it a new one; False if there is none for it."""
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
@@ -185,7 +185,7 @@ class Traffic:
         schedule.free(found)
         return True
 
-    def _give(self, iteration: Iteration, worker: int, step: int, number: int) -> None:
+    def _give(self, iteration: EpochIteration, worker: int, step: int, number: int) -> None:
         block, slot, plan = self.pool[number], iteration.slot, iteration.plan
         block.use = use = (block.use + 1) & 0xFFFFFFFF
         if worker not in iteration.known_to:
@@ -204,7 +204,7 @@ class Traffic:
             n_to_come += self._passes.n_coming_back
         return len(self.pool) >= n_enough and n_to_come >= self._staff.n_workers
 
-    def _insist(self, iteration: Iteration) -> None:
+    def _insist(self, iteration: EpochIteration) -> None:
         """Find a block for a pass that has none: one beyond the budget if need be.
 
         Raises:
@@ -241,9 +241,9 @@ class Traffic:
         del answer  # its error's traceback may have this frame, and with it the blocks
         return is_answered
 
-    def _route(self, answer: Answer | Loss) -> None:
+    def _route(self, answer: TaskResult | WorkerLost) -> None:
         """Tell the pass that an answer belongs to."""
-        if isinstance(answer, Loss):
+        if isinstance(answer, WorkerLost):
             self._passes.n_restarts += 1
             for iteration in self._passes:
                 iteration.lap.n_restarts += 1
@@ -271,7 +271,7 @@ class Traffic:
         if iteration.is_cancelled:
             self._finish(iteration)
 
-    def _lose(self, iteration: Iteration, loss: Loss) -> None:
+    def _lose(self, iteration: EpochIteration, loss: WorkerLost) -> None:
         """Have the tasks of a dead worker done again, but one that kills whoever does it."""
         schedule = iteration.schedule
         tasks = schedule.tasks_of(loss.worker)
@@ -288,7 +288,7 @@ class Traffic:
             where += f", which {n_deaths} workers have died of" if n_deaths > 1 else ""
             error = error_of_death(loss.how, loss.signal, claims, where, self._dataset)
             if self._recipe.skips and isinstance(error, WorkerDied):
-                caution = iteration.cautions.setdefault(step, Caution())
+                caution = iteration.cautions.setdefault(step, SuspectSamples())
                 if caution.learn(claims, loss.end):
                     self._staff.forgive()
                 is_reported = caution.is_hopeless
@@ -310,8 +310,8 @@ class Traffic:
         return found or given
 
     def _at_work(
-        self, iteration: Iteration, tasks: dict[int, int]
-    ) -> Iterator[tuple[int, int, Claims]]:
+        self, iteration: EpochIteration, tasks: dict[int, int]
+    ) -> Iterator[tuple[int, int, InFlightRows]]:
         """Which of a worker's tasks it works on, if it does: step, block, and samples.
 
         What comes before it is done, though not answered yet.
@@ -330,7 +330,7 @@ class Traffic:
                 self._finish(iteration)
         self.pool.take_back_returned(self.settle)
 
-    def _finish(self, iteration: Iteration) -> None:
+    def _finish(self, iteration: EpochIteration) -> None:
         """Take back what a cancelled pass has; forget it when its last task is answered."""
         for block in iteration.schedule.surrender():
             self.pool.give_back(block)
@@ -338,7 +338,7 @@ class Traffic:
         if not iteration.schedule.n_in_flight:
             self._passes.forget(iteration)
 
-    def _take_back(self, iteration: Iteration) -> None:
+    def _take_back(self, iteration: EpochIteration) -> None:
         """The block delivered last, unless it was leased, may be filled again."""
         block = iteration.held
         if block is not None:
@@ -348,5 +348,5 @@ class Traffic:
             self.pool.give_back(block)
 
 
-def _named(iteration: Iteration, step: int) -> str:
+def _named(iteration: EpochIteration, step: int) -> str:
     return f"batch {step} of epoch {iteration.plan.epoch}"

@@ -1,6 +1,6 @@
 """Main's side: what a loader has for as long as it lives, and makes anew where it may be wrong.
 
-One Engine belongs to one loader and lives as long. Every pass over an epoch is an `Iteration`
+One Engine belongs to one loader and lives as long. Every pass over an epoch is an `EpochIteration`
 with a Schedule of its own; several may go on at the same time over the same workers and blocks.
 What goes on for every batch is in `traffic.py`.
 """
@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.statistics import LoadingStats
-from shardio._engine.dispatch.backends import Local, Staff, StartMethod, Workers
-from shardio._engine.dispatch.counters import Filling
-from shardio._engine.dispatch.dispatcher import Traffic
-from shardio._engine.dispatch.iterations import Delivered, Iteration, Passes
+from shardio._engine.dispatch.backends import InlineWorker, Staff, StartMethod, WorkerBackend
+from shardio._engine.dispatch.counters import FillRecord
+from shardio._engine.dispatch.dispatcher import Dispatcher
+from shardio._engine.dispatch.iterations import Delivered, EpochIteration, IterationTable
 from shardio._engine.dispatch.protocol import kept_file
-from shardio._engine.dispatch.schema_probe import Inquiry
-from shardio._engine.filling.batch_spec import Plan, Recipe, Schemas, shared_tables
+from shardio._engine.dispatch.schema_probe import SchemaProbe
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, shared_tables
 from shardio._engine.filling.sizing import block_bytes, n_blocks_wanted
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.limits import require
@@ -34,8 +34,8 @@ from shardio._workers.processes.linux import (
     interrupts_held,
     this_process,
 )
-from shardio._workers.processes.shared_memory import SharedArray, marks_file
-from shardio._workers.processes.stack_dumps import overdue, stack_files
+from shardio._workers.processes.shared_memory import SharedArray, create_bitmap_file
+from shardio._workers.processes.stack_dumps import stack_files, timeout_error
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
@@ -72,7 +72,7 @@ class Engine:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: BatchSpec,
         *,
         n_workers: int,
         prefetch: int | None,
@@ -90,8 +90,8 @@ class Engine:
         self._staff = self._new_staff()
         self._prefetch = prefetch
         self._lock = threading.RLock()
-        self._passes = Passes()
-        self._traffic: Traffic | None = None
+        self._passes = IterationTable()
+        self._traffic: Dispatcher | None = None
         self._layout: BlockLayout | None = None
         self._schemas: Schemas
         self._fds: list[int] = []
@@ -104,14 +104,14 @@ class Engine:
     @files_explained()
     def _new_staff(self) -> Staff:
         if not self._n_workers:
-            return Local(self._recipe)
-        return Workers(self._recipe, self._n_workers, self._start_method)
+            return InlineWorker(self._recipe)
+        return WorkerBackend(self._recipe, self._n_workers, self._start_method)
 
     @files_explained()
     def open(self, dataset: Dataset) -> None:
         """Share the dataset's marks with the workers; from now on the engine owns the dataset."""
         self.dataset = dataset
-        marks_fd = marks_file(dataset.files.n_marks)
+        marks_fd = create_bitmap_file(dataset.files.n_marks)
         self._fds = [marks_fd]
         self._fds.append(self._passes.share())
         self._fds.append(self._passes.share_tallies(self._staff.n_workers, self._n_records))
@@ -120,7 +120,7 @@ class Engine:
         dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
         self._tables = shared_tables(dataset)
         self._staff.introduce(dataset, self._fds, self._tables)
-        self._inquiry = Inquiry(self._recipe, dataset, self._staff)
+        self._inquiry = SchemaProbe(self._recipe, dataset, self._staff)
         schemas = self._inquiry.ask()  # now; the answer is awaited when it is needed
         if schemas is not None:
             self._lay_out(schemas)
@@ -141,7 +141,7 @@ class Engine:
             if schemas is None:
                 what = "the first sample, from which batches are laid out,"
                 said = self._staff.ask_what_they_do()
-                raise overdue(what, path, timeout_s, said, self._inquiry.tasks_of)
+                raise timeout_error(what, path, timeout_s, said, self._inquiry.tasks_of)
             return self._lay_out(schemas)
 
     def _lay_out(self, schemas: Schemas) -> BlockLayout:
@@ -159,7 +159,7 @@ class Engine:
     def _begin_traffic(self, layout: BlockLayout, schemas: Schemas, block_bytes: int) -> None:
         """Have blocks, and workers that know how batches lie in them."""
         self._staff.use_layout(layout, schemas, self._memory_bytes)
-        self._traffic = Traffic(
+        self._traffic = Dispatcher(
             self._recipe,
             self.dataset,
             self._staff,
@@ -177,7 +177,7 @@ class Engine:
             self._traffic.settle = settle
 
     @files_explained()
-    def iterate(self, plan: Plan, successor: Plan | None = None) -> Iteration:
+    def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
         """Start a pass, or take over the one that was begun ahead, if that goes over `plan`.
 
         `successor` is what the next one goes over, if that may be begun ahead.
@@ -199,7 +199,7 @@ class Engine:
                 raise
             return iteration
 
-    def next(self, iteration: Iteration) -> Delivered | None:
+    def next(self, iteration: EpochIteration) -> Delivered | None:
         """The next filled block of a pass, or None at its end; waits for it.
 
         Raises:
@@ -257,13 +257,13 @@ class Engine:
         self._passes.start_anew()
         self._staff = self._new_staff()
         self._staff.introduce(self.dataset, self._fds, self._tables)
-        self._inquiry = Inquiry(self._recipe, self.dataset, self._staff)
+        self._inquiry = SchemaProbe(self._recipe, self.dataset, self._staff)
         if self._traffic is not None and self._layout is not None:
             self.pool.close()
             self._begin_traffic(self._layout, self._schemas, self.pool.block_bytes)
         self._passes.is_torn = False
 
-    def cancel(self, iteration: Iteration) -> None:
+    def cancel(self, iteration: EpochIteration) -> None:
         """End a pass early; its blocks come back as its tasks are answered.
 
         May be called by a finalizer: in any thread, in the middle of anything.
@@ -271,7 +271,7 @@ class Engine:
         is_ours = this_process.pid == self._owner_pid
         self._passes.cancel(iteration, is_known=is_ours and not self._is_closed)
 
-    def lease(self, iteration: Iteration) -> npt.NDArray[np.uint8] | None:
+    def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
         """The block delivered last, for as long as anything refers to it.
 
         None if this pass, or the next one, could not go on without it: copy what is in it.
@@ -282,7 +282,7 @@ class Engine:
         iteration.held = None  # first: Ctrl-C may cost a block, never give one to two owners
         return self.pool.lease(block)
 
-    def _can_spare(self, iteration: Iteration) -> bool:
+    def _can_spare(self, iteration: EpochIteration) -> bool:
         with self._lock:
             traffic = self.traffic
             traffic.reap()
@@ -291,7 +291,7 @@ class Engine:
             traffic.feed(iteration)
             return iteration.schedule.n_circulating + self._passes.n_coming_back > 0
 
-    def stats(self, iteration: Iteration | None) -> tuple[LoadingStats, LoadingStats]:
+    def stats(self, iteration: EpochIteration | None) -> tuple[LoadingStats, LoadingStats]:
         """What a pass, the latest, has taken so far, and what all of them have; also once closed.
 
         Nothing is waited for: it may be asked from a thread beside the one that iterates.
@@ -299,7 +299,7 @@ class Engine:
         latest = LoadingStats() if iteration is None else self._passes.stats_of(iteration)
         return latest, self._passes.total()
 
-    def fillings(self, iteration: Iteration) -> list[list[Filling]]:
+    def fillings(self, iteration: EpochIteration) -> list[list[FillRecord]]:
         """When each worker filled which batches of a pass, as far as that is kept."""
         return self._passes.fillings(iteration)
 
@@ -311,7 +311,7 @@ class Engine:
         return self._traffic.pool
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> Dispatcher:
         """What goes on, once batches are laid out."""
         if self._traffic is None:
             raise ClosedError("the loader is closed")

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.statistics import LoadingStats
-from shardio._engine.dispatch.counters import Filling, Lap, Tallies
-from shardio._engine.dispatch.crashes import Caution
-from shardio._engine.filling.batch_spec import Plan
+from shardio._engine.dispatch.counters import CounterTable, FillRecord, IterationTimer
+from shardio._engine.dispatch.crashes import SuspectSamples
+from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.batch import Skipped
@@ -32,18 +32,18 @@ Delivered = tuple[int, int, int, int]
 
 
 @dataclass(slots=True, eq=False)
-class Iteration:
+class EpochIteration:
     """A pass under way: `slot` tells it apart from others, also in the workers."""
 
     slot: int
-    plan: Plan
+    plan: EpochPlan
     schedule: Schedule
     layout: BlockLayout
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Rows, and bytes of varying values, of the steps that are ready."""
     deaths: dict[int, int] = field(default_factory=dict)
     """How many workers died while they worked on a step that is still to be done."""
-    cautions: dict[int, Caution] = field(default_factory=dict)
+    cautions: dict[int, SuspectSamples] = field(default_factory=dict)
     """What is known of steps that workers have died of, where their samples may be skipped."""
     skips: dict[int, tuple[Skipped, ...]] = field(default_factory=dict)
     """The samples that were skipped in steps that are ready, where there are any."""
@@ -51,7 +51,7 @@ class Iteration:
     """How many samples of the batches that the loop has got were skipped."""
     known_to: set[int] = field(default_factory=set)
     """The workers that have the plan."""
-    lap: Lap = field(default_factory=Lap)
+    lap: IterationTimer = field(default_factory=IterationTimer)
     n_handed_over: int = 0
     """How many steps the loop has got."""
     is_exhausted: bool = False
@@ -63,7 +63,7 @@ class Iteration:
     """Whether somebody iterates, who will cancel it."""
     is_ahead: bool = False
     """Whether it was begun before anybody asked for it, and nobody has until now."""
-    successor: Plan | None = None
+    successor: EpochPlan | None = None
     """What the next pass goes over, if it may be begun when nothing is left to give out of this."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
@@ -87,25 +87,25 @@ N_SLOTS: Final = 4096
 """How many passes of one loader can be under way at the same time."""
 
 
-class Passes:
+class IterationTable:
     """Keeps every pass, by its slot, until the last of its tasks is answered.
 
     All but `cancel` is for whoever holds the engine's lock.
     """
 
     def __init__(self) -> None:
-        self._by_slot: dict[int, Iteration] = {}
+        self._by_slot: dict[int, EpochIteration] = {}
         self._free_slots = list(range(N_SLOTS))
         self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
-        self.ended: deque[Iteration] = deque()
+        self.ended: deque[EpochIteration] = deque()
         """Passes that `cancel` was called for, until `take_ended` gives them out."""
-        self.ahead: Iteration | None = None
+        self.ahead: EpochIteration | None = None
         """The pass that was begun ahead, until somebody iterates it, or it is not wanted."""
-        self._latest: Iteration | None = None
+        self._latest: EpochIteration | None = None
         """The pass that was begun, or taken over, last; while it is under way."""
-        self._foreseen: Plan | None = None
+        self._foreseen: EpochPlan | None = None
         """What the next pass should go over."""
-        self._tallies: Tallies
+        self._tallies: CounterTable
         self._n_records = 0
         self._forgotten = LoadingStats()
         self.n_restarts = 0
@@ -125,7 +125,7 @@ class Passes:
 
     def share_tallies(self, n_workers: int, n_records: int) -> int:
         """Have whoever fills keep count; the caller owns the descriptor of the table."""
-        self._tallies, self._n_records = Tallies(N_SLOTS, n_workers, n_records), n_records
+        self._tallies, self._n_records = CounterTable(N_SLOTS, n_workers, n_records), n_records
         return self._tallies.fd
 
     def unshare(self) -> None:
@@ -137,10 +137,10 @@ class Passes:
     def __len__(self) -> int:
         return len(self._by_slot)
 
-    def __iter__(self) -> Iterator[Iteration]:
+    def __iter__(self) -> Iterator[EpochIteration]:
         return iter(list(self._by_slot.values()))
 
-    def __getitem__(self, slot: int) -> Iteration:
+    def __getitem__(self, slot: int) -> EpochIteration:
         return self._by_slot[slot]
 
     @property
@@ -159,11 +159,11 @@ class Passes:
         each_cancelled = (each for each in self._by_slot.values() if each.is_cancelled)
         return sum(each.schedule.n_in_flight for each in each_cancelled)
 
-    def begin(self, plan: Plan, schedule: Schedule, layout: BlockLayout) -> Iteration:
+    def begin(self, plan: EpochPlan, schedule: Schedule, layout: BlockLayout) -> EpochIteration:
         """Begin a pass; there must be room for it."""
         slot = self._free_slots.pop()
         self._words[slot] = 0
-        iteration = self._by_slot[slot] = Iteration(slot, plan, schedule, layout)
+        iteration = self._by_slot[slot] = EpochIteration(slot, plan, schedule, layout)
         iteration.n_handed_over = plan.partition.first_step
         iteration.lap.moments = deque(maxlen=self._n_records)
         self._tallies.begin(slot, iteration.lap.began_ns)
@@ -174,7 +174,7 @@ class Passes:
         """Whether the next pass has blocks already."""
         return self.ahead is not None and self.ahead.schedule.n_circulating > 0
 
-    def begin_ahead(self, before: Iteration) -> Iteration | None:
+    def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
         """Begin the pass that is to follow another, though nobody iterates it yet.
 
         None if there must be none now: it is for the blocks and the time that nobody else needs.
@@ -188,7 +188,7 @@ class Passes:
         iteration.is_ahead = True
         return iteration
 
-    def take_over(self, plan: Plan) -> Iteration | None:
+    def take_over(self, plan: EpochPlan) -> EpochIteration | None:
         """The pass that was begun ahead, if it goes over `plan`; else it is cancelled.
 
         Its clock begins now.
@@ -205,7 +205,7 @@ class Passes:
         iteration.schedule.stand_behind([0] * self._tallies.n_workers)
         return iteration
 
-    def follow(self, iteration: Iteration, successor: Plan | None) -> None:
+    def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
         """Note what should follow a pass, the latest: of no other one anything follows now.
 
         If this is not what was to follow the last, neither may that follow: nothing is begun ahead.
@@ -216,7 +216,7 @@ class Passes:
         self._latest, self._foreseen = iteration, successor
         iteration.successor = successor if is_foreseen else None
 
-    def cancel(self, iteration: Iteration, *, is_known: bool) -> None:
+    def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
         """Note that a pass has ended early, also where workers that have its tasks see it.
 
         May be called by a finalizer: in any thread, in the middle of anything. `is_known` is False
@@ -227,7 +227,7 @@ class Passes:
         iteration.lap.end()
         self.ended.append(iteration)
 
-    def take_ended(self) -> Iterator[Iteration]:
+    def take_ended(self) -> Iterator[EpochIteration]:
         """Give out, once each, the passes that were cancelled since the last call."""
         while self.ended:
             iteration = self.ended.popleft()
@@ -236,12 +236,12 @@ class Passes:
                 self._words[iteration.slot] = 1
                 yield iteration
 
-    def forget(self, iteration: Iteration) -> None:
+    def forget(self, iteration: EpochIteration) -> None:
         """All tasks of a pass are answered: its slot is free for another."""
         self._drop(iteration)
         self._free_slots.append(iteration.slot)
 
-    def _drop(self, iteration: Iteration) -> None:
+    def _drop(self, iteration: EpochIteration) -> None:
         if not iteration.is_ahead:
             self._forgotten += self.stats_of(iteration)
         del self._by_slot[iteration.slot]
@@ -263,7 +263,7 @@ class Passes:
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
         self._words[:] = 0
 
-    def stats_of(self, iteration: Iteration) -> LoadingStats:
+    def stats_of(self, iteration: EpochIteration) -> LoadingStats:
         """What a pass has taken so far; good until another begins in its slot."""
         plan, lap = iteration.plan, iteration.lap
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
@@ -277,7 +277,7 @@ class Passes:
         found = sum(counted, self._forgotten)
         return replace(found, n_restarts=self.n_restarts)
 
-    def fillings(self, iteration: Iteration) -> list[list[Filling]]:
+    def fillings(self, iteration: EpochIteration) -> list[list[FillRecord]]:
         """When each worker filled which batches of a pass, as far as that is kept."""
         lap = iteration.lap
         return self._tallies.fillings(lap.began_ns - lap.head_start_ns)

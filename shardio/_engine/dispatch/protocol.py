@@ -1,6 +1,6 @@
 """What crosses a process boundary: descriptors of 32 bytes. Pixels never do.
 
-Main sends a `Task` (fill this block with that batch); the worker answers with a `Done`. A message
+Main sends a `Task` (fill this block with that batch); the worker answers with a `TaskReply`. A message
 may have several of either, one behind the other: tasks that are given out at the same time, and
 answers of which the first is QUICK. Behind a Done that reports a failure or skipped samples, or the
 schemas that were asked for, follow their bytes, in the same message (or in a file, see
@@ -40,7 +40,7 @@ is cancelled, what filling takes, answers that are held back, where stacks are w
 asks for them; and from TABLES on those of `showing`, if any."""
 
 
-class Ask(IntEnum):
+class RequestKind(IntEnum):
     """What a message of main asks for."""
 
     FILL = 1
@@ -83,7 +83,7 @@ pack_task = _TASK.pack
 """The message of a task, from its words."""
 
 
-class Done(NamedTuple):
+class TaskReply(NamedTuple):
     """The answer to a task: n_rows rows and heap_bytes of varying values are in the block."""
 
     status: int
@@ -110,9 +110,9 @@ unpack_dones = _DONE.iter_unpack
 """The words of each answer of a message that has nothing else."""
 
 
-def unpack_done(message: bytes) -> Done:
+def unpack_done(message: bytes) -> TaskReply:
     """Read an answer from the first bytes of a message."""
-    return tuple.__new__(Done, _DONE.unpack_from(message))
+    return tuple.__new__(TaskReply, _DONE.unpack_from(message))
 
 
 def pack_skips(skips: tuple[Skipped, ...]) -> bytes:
@@ -126,20 +126,20 @@ def unpack_skips(packed: bytes) -> tuple[Skipped, ...]:
     return found
 
 
-class Answer(NamedTuple):
+class TaskResult(NamedTuple):
     """What a worker answers to a task: done, and what goes with it.
 
     That is an error, schemas, or the samples that were skipped.
     """
 
     worker: int
-    done: Done
+    done: TaskReply
     error: BaseException | None = None
     schemas: Schemas | None = None
     skips: tuple[Skipped, ...] = ()
 
 
-class Loss(NamedTuple):
+class WorkerLost(NamedTuple):
     """A worker has died; another has taken its place, and knows nothing of its tasks.
 
     `how` is a sentence about it; `end` is how it ended, the same for whichever worker.
@@ -166,7 +166,7 @@ def kept_file(n_workers: int) -> int:
     return fd
 
 
-class Kept:
+class ReplyBuffer:
     """The answers that one worker holds back.
 
     Args:

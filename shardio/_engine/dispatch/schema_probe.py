@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 
-from shardio._engine.dispatch.backends import Local, Workers
+from shardio._engine.dispatch.backends import InlineWorker, WorkerBackend
 from shardio._engine.dispatch.crashes import claim_of_first, error_of_death, is_final
-from shardio._engine.dispatch.protocol import Answer, Ask, Loss, Task
-from shardio._engine.filling.batch_spec import Recipe, Schemas
+from shardio._engine.dispatch.protocol import RequestKind, Task, TaskResult, WorkerLost
+from shardio._engine.filling.batch_spec import BatchSpec, Schemas
 from shardio._engine.filling.row_by_row import may_skip
 from shardio.dataset.dataset import Dataset
 from shardio.errors import WorkerDied
@@ -22,10 +22,12 @@ _ASKED = 0
 """The worker that is asked."""
 
 
-class Inquiry:
+class SchemaProbe:
     """Asks for the schemas of batches, until it is answered. Borrows all it is given."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, staff: Workers | Local) -> None:
+    def __init__(
+        self, recipe: BatchSpec, dataset: Dataset, staff: WorkerBackend | InlineWorker
+    ) -> None:
         self._recipe, self._dataset, self._staff = recipe, dataset, staff
         self._is_asked = False
         self._n_deaths = 0
@@ -44,7 +46,7 @@ class Inquiry:
             return Schemas(recipe.delivered(self._dataset))
         if not self._is_asked:
             self._is_asked = True
-            self._staff.give(_ASKED, Task(Ask.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)
+            self._staff.give(_ASKED, Task(RequestKind.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)
             self._staff.post()
         return None
 
@@ -78,11 +80,11 @@ class Inquiry:
         is_busy = self._is_asked and worker == _ASKED
         return [claim_of_first(self._recipe, self._dataset, self._sample).text] if is_busy else []
 
-    def _take(self, answer: Answer | Loss) -> Schemas | None:
-        if isinstance(answer, Loss) and not (self._is_asked and answer.worker == _ASKED):
+    def _take(self, answer: TaskResult | WorkerLost) -> Schemas | None:
+        if isinstance(answer, WorkerLost) and not (self._is_asked and answer.worker == _ASKED):
             return None  # it died idle, perhaps just after its answer
         self._is_asked = False
-        if isinstance(answer, Loss):
+        if isinstance(answer, WorkerLost):
             return self._ask_again(answer)
         if answer.error is None:
             return answer.schemas
@@ -98,7 +100,7 @@ class Inquiry:
         self._number = (self._number + 1) % len(self._candidates)
         return self._number > 0
 
-    def _ask_again(self, loss: Loss) -> Schemas | None:
+    def _ask_again(self, loss: WorkerLost) -> Schemas | None:
         """Ask another worker, unless the first sample has killed enough of them."""
         self._n_deaths += 1
         claim = claim_of_first(self._recipe, self._dataset, self._sample)

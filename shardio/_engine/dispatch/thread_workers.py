@@ -26,9 +26,9 @@ from types import FrameType
 from typing import Any, Final
 
 from shardio._base.classes import Closing
-from shardio._engine.dispatch.protocol import STACKS, Kept
-from shardio._engine.dispatch.worker import Worker
-from shardio._engine.filling.batch_spec import Recipe
+from shardio._engine.dispatch.protocol import STACKS, ReplyBuffer
+from shardio._engine.dispatch.worker import BatchWorker
+from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._engine.filling.filler import Filler
 from shardio._engine.filling.transform import call_keyed
 from shardio._workers.processes.blocks import BlockMap
@@ -39,16 +39,16 @@ from shardio._workers.processes.global_generators import (
 )
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.pool_events import Event, Failed, Message
-from shardio._workers.processes.pool_state import Died
+from shardio._workers.processes.pool_state import WorkerExit
 from shardio._workers.processes.stack_dumps import shortened
 from shardio._workers.processes.zygote import GRACE_S
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ClosedError
 
-__all__ = ["Threads"]
+__all__ = ["ThreadWorkers"]
 
 
-class Turns:
+class GeneratorLock:
     """Gives the global generators to one thread at a time; the program's own states come back.
 
     A thread that is given up loses its turn: it may never come back from the user's code.
@@ -127,7 +127,7 @@ class Turns:
             restore_generators(states)
 
 
-TURNS: Final = Turns()
+TURNS: Final = GeneratorLock()
 """Those of this process."""
 
 os.register_at_fork(after_in_child=TURNS.__init__)  # type: ignore[misc]  # nobody's turn there
@@ -136,7 +136,7 @@ os.register_at_fork(after_in_child=TURNS.__init__)  # type: ignore[misc]  # nobo
 _Letter = tuple[bytes, tuple[int, ...]]
 
 
-class _Common:
+class _SharedState:
     """What the threads of one crew share, until the last of them and the crew are through."""
 
     def __init__(self) -> None:
@@ -188,14 +188,14 @@ class _Common:
                 self._maps.clear()  # each has a descriptor of its own
 
 
-class _ThreadWorker(Worker):
+class _ThreadWorker(BatchWorker):
     """What a worker is in a thread of main."""
 
-    def __init__(self, index: int, recipe: Recipe, common: _Common) -> None:
+    def __init__(self, index: int, recipe: BatchSpec, common: _SharedState) -> None:
         self._common = common
         super().__init__(recipe, lambda answer: common.answers.put(Message(index, answer)))
 
-    def _new_filler(self, recipe: Recipe, dataset: Dataset) -> Filler:
+    def _new_filler(self, recipe: BatchSpec, dataset: Dataset) -> Filler:
         return Filler(
             recipe,
             dataset,
@@ -214,25 +214,25 @@ class _ThreadWorker(Worker):
             for fd in fds[: STACKS + 1]:  # mapped by now, and this process goes on
                 os.close(fd)
 
-    def _hold_back(self, fd: int, number: int) -> Kept:
+    def _hold_back(self, fd: int, number: int) -> ReplyBuffer:
         # Not where main looks: a thread that was given up is not gone, and another has its number.
-        return Kept(mmap.mmap(-1, mmap.PAGESIZE), 0)
+        return ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
     def _listen_for_questions(self, fd: int) -> None:
         """Nothing: main sees the stacks of its own threads."""
 
 
-class Threads(Closing):
-    """Owns `n_workers` threads that fill blocks by `recipe`; a Crew in what it is asked.
+class ThreadWorkers(Closing):
+    """Owns `n_workers` threads that fill blocks by `recipe`; a WorkerPool in what it is asked.
 
     A thread cannot be ended from outside: `close` lets each finish the sample that it is at, for
     GRACE_S; one that is not through by then ends as soon as it is, and nobody hears of it.
     """
 
-    def __init__(self, n_workers: int, recipe: Recipe) -> None:
+    def __init__(self, n_workers: int, recipe: BatchSpec) -> None:
         self._recipe = recipe
         self._owner_pid = this_process.pid
-        self._common = _Common()
+        self._common = _SharedState()
         self._inboxes: list[queue.SimpleQueue[_Letter | None]] = []
         self._threads: list[threading.Thread] = []
         try:
@@ -332,7 +332,7 @@ def _closed() -> ClosedError:
 
 
 def _serve(
-    index: int, recipe: Recipe, inbox: queue.SimpleQueue[_Letter | None], common: _Common
+    index: int, recipe: BatchSpec, inbox: queue.SimpleQueue[_Letter | None], common: _SharedState
 ) -> None:
     """Be a worker: answer main's messages until it closes the crew."""
     try:
@@ -345,7 +345,7 @@ def _serve(
     except BaseException as error:  # noqa: BLE001  # main gets it as text
         text = "".join(traceback.format_exception(error))
         common.answers.put(Failed(index, text))
-        common.answers.put(Died(index, None, None, 1))
+        common.answers.put(WorkerExit(index, None, None, 1))
     finally:
         while not inbox.empty():
             for fd in (inbox.get() or (b"", ()))[1]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardio._base.classes import Closing
 from shardio._base.statistics import now_ns
-from shardio._engine.dispatch.counters import Tally
+from shardio._engine.dispatch.counters import IterationCounters
 from shardio._engine.dispatch.protocol import (
     CANCELLED,
     KEPT,
@@ -22,8 +22,8 @@ from shardio._engine.dispatch.protocol import (
     STACKS,
     TABLES,
     TALLIES,
-    Ask,
-    Kept,
+    ReplyBuffer,
+    RequestKind,
     Status,
     Task,
     pack_done,
@@ -31,16 +31,16 @@ from shardio._engine.dispatch.protocol import (
     unpack_task,
     unpack_tasks,
 )
-from shardio._engine.filling.batch_spec import Plan, Recipe, Schemas, show_as_told
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, show_as_told
 from shardio._engine.filling.filler import Filler
-from shardio._engine.filling.row_by_row import CarefulFiller, LeftOut
+from shardio._engine.filling.row_by_row import LeftOut, RowByRowFiller
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.channel import (
     DESCRIPTOR_BYTES,
     MAX_MESSAGE_BYTES,
     Channel,
-    packed,
-    unpacked,
+    pack_message,
+    unpack_message,
 )
 from shardio._workers.processes.linux import keep_freed_memory, yield_to_main
 from shardio._workers.processes.serialization import pack_error
@@ -52,28 +52,32 @@ from shardio.dataset.mixture import Mixture
 from shardio.errors import DatasetCorrupt
 
 # Plain numbers: members of an enum are slow to look up and to compare.
-_LAST_OF_WORK, _FILLED, _CANCELLED = int(Ask.SCHEMA), int(Status.FILLED), int(Status.CANCELLED)
+_LAST_OF_WORK, _FILLED, _CANCELLED = (
+    int(RequestKind.SCHEMA),
+    int(Status.FILLED),
+    int(Status.CANCELLED),
+)
 _FAILED, _SCHEMA, _QUICK = int(Status.FAILED), int(Status.SCHEMA), int(Status.QUICK)
 
 
-def work(recipe: Recipe, channel: Channel) -> None:
+def work(recipe: BatchSpec, channel: Channel) -> None:
     """Answer main's tasks until it closes the channel."""
 
     def send(answer: bytes) -> None:
         if len(answer) <= MAX_MESSAGE_BYTES:
             channel.send(answer)
         else:
-            with packed(answer) as parcel:
+            with pack_message(answer) as parcel:
                 channel.send(*parcel)
 
     yield_to_main()
     keep_freed_memory()
-    worker = Worker(recipe, send)
+    worker = BatchWorker(recipe, send)
     while (received := channel.recv_fds()) is not None:
         worker.take(*received)
 
 
-def _open(recipe: Recipe) -> Dataset:
+def _open(recipe: BatchSpec) -> Dataset:
     """The dataset that main has opened, or the mixture of several, in the same state."""
     if recipe.mixed is not None:
         return Mixture.reopen(recipe.mixed, recipe.verify, recipe.access)
@@ -87,7 +91,7 @@ def _open(recipe: Recipe) -> Dataset:
     )
 
 
-class Worker(Closing):
+class BatchWorker(Closing):
     """What one worker holds: dataset, layout and the blocks it has met.
 
     Args:
@@ -95,21 +99,21 @@ class Worker(Closing):
         send: takes the messages for main.
     """
 
-    def __init__(self, recipe: Recipe, send: Callable[[bytes], None]) -> None:
+    def __init__(self, recipe: BatchSpec, send: Callable[[bytes], None]) -> None:
         self._recipe, self._send = recipe, send
         # The state that main has opened, whatever was published since.
         self._dataset = _open(recipe)
         self._filler = self._new_filler(recipe, self._dataset)
-        self._careful = CarefulFiller(self._filler, recipe.seed) if recipe.skips else None
+        self._careful = RowByRowFiller(self._filler, recipe.seed) if recipe.skips else None
         self._left_out: LeftOut | None = None
         """What the next task must not try; None: that task is one like others."""
         self._cancelled = np.zeros(0, np.uint8)
         self._blocks: dict[int, BlockMap] = {}
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, EpochPlan] = {}
         self._layout: BlockLayout | None = None
         self._most_bytes: int | None = None
-        self._tally: Tally
-        self._kept: Kept
+        self._tally: IterationCounters
+        self._kept: ReplyBuffer
         self._unfit: Exception | None = None
         """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
 
@@ -118,14 +122,14 @@ class Worker(Closing):
         self._filler.close()
         self._dataset.close()
 
-    def _new_filler(self, recipe: Recipe, dataset: Dataset) -> Filler:
+    def _new_filler(self, recipe: BatchSpec, dataset: Dataset) -> Filler:
         return Filler(recipe, dataset)
 
     def _map(self, fd: int) -> BlockMap:
         return BlockMap(fd, self._most_bytes)
 
-    def _hold_back(self, fd: int, number: int) -> Kept:
-        return Kept(mmap.mmap(fd, 0), number)
+    def _hold_back(self, fd: int, number: int) -> ReplyBuffer:
+        return ReplyBuffer(mmap.mmap(fd, 0), number)
 
     def _listen_for_questions(self, fd: int) -> None:
         answer_with_stacks(fd)
@@ -136,17 +140,17 @@ class Worker(Closing):
             self._do_all(message)
             return
         task = unpack_task(message)
-        if task.ask == Ask.BLOCK:
+        if task.ask == RequestKind.BLOCK:
             self._blocks[task.block] = self._map(fds[0])
-        elif task.ask == Ask.PLAN:
-            self._plans[task.slot] = Plan.unpack(message[DESCRIPTOR_BYTES:], fds)
-        elif task.ask == Ask.CAUTION:
-            self._left_out = pickle.loads(unpacked(message, fds)[DESCRIPTOR_BYTES:])
-        elif task.ask == Ask.LAYOUT:
+        elif task.ask == RequestKind.PLAN:
+            self._plans[task.slot] = EpochPlan.unpack(message[DESCRIPTOR_BYTES:], fds)
+        elif task.ask == RequestKind.CAUTION:
+            self._left_out = pickle.loads(unpack_message(message, fds)[DESCRIPTOR_BYTES:])
+        elif task.ask == RequestKind.LAYOUT:
             self._most_bytes = task.step
             schemas = Schemas.unpack(message[DESCRIPTOR_BYTES:])
             self._layout = self._recipe.lay_out(schemas)
-        elif task.ask == Ask.HELLO:
+        elif task.ask == RequestKind.HELLO:
             try:
                 self._filler.share_steps(task.n_rows)
                 self._meet(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
@@ -183,7 +187,10 @@ class Worker(Closing):
         """Take over what main shares, once all shards have been opened."""
         self._listen_for_questions(fds[STACKS])
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
-        self._tally, self._kept = Tally(fds[TALLIES], number), self._hold_back(fds[KEPT], number)
+        self._tally, self._kept = (
+            IterationCounters(fds[TALLIES], number),
+            self._hold_back(fds[KEPT], number),
+        )
         self._compare(lineage)
         self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
         show_as_told(self._dataset, self._recipe, fds[TABLES:])

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio._base.statistics import DECODE, PHASE_TIMES, now_ns
-from shardio._engine.filling.batch_index import Stretch
-from shardio._engine.filling.visual import VideoClips
+from shardio._engine.filling.batch_index import IndexChunk
+from shardio._engine.filling.visual import ClipReader
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
@@ -29,7 +29,7 @@ _MOST_STREAMS: Final = 256
 """Each has a decoder of its own: 50 to 300 KB."""
 
 
-class Sounds(Closing):
+class AudioReader(Closing):
     """Decodes the sound in some fields of a dataset, which it borrows.
 
     It owns decoders until `close`, and is closed before the dataset.
@@ -40,7 +40,7 @@ class Sounds(Closing):
         clips: of the videos that it is beside, if samples are clips; borrowed.
     """
 
-    def __init__(self, dataset: Dataset, hearing: AudioSpec, clips: VideoClips | None) -> None:
+    def __init__(self, dataset: Dataset, hearing: AudioSpec, clips: ClipReader | None) -> None:
         self._dataset, self._clips = dataset, clips
         self._dtype = np.dtype(hearing.sound.dtype)
         self._is_drawn = hearing.sound.where == "random"
@@ -51,7 +51,7 @@ class Sounds(Closing):
         self._decoder = AudioDecoder(max_streams=_MOST_STREAMS)
         self._streams: OrderedDict[tuple[str, int, int], EncodedStream | None] = OrderedDict()
 
-    def starts(self, stretch: Stretch, part: slice) -> list[int]:
+    def starts(self, stretch: IndexChunk, part: slice) -> list[int]:
         """What says of each sample where its sound begins: its clip, or a number that is drawn."""
         found = [0] * (part.stop - part.start)
         if self._clips is not None:

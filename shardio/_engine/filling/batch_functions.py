@@ -13,27 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
-from shardio._engine.filling.batch_index import Stretch
-from shardio._engine.filling.batch_spec import Recipe, Schemas
+from shardio._engine.filling.batch_index import IndexChunk
+from shardio._engine.filling.batch_spec import BatchSpec, Schemas
 from shardio._engine.filling.collate import (
     Places,
     Scratch,
-    StoredJoins,
+    StoredCollation,
     Values,
     copy_rows,
     join,
     put_value,
     reserve,
 )
-from shardio._engine.filling.field_reader import StoredValues
-from shardio._engine.filling.transform import (
-    Call,
-    TransformedValues,
-    call_keyed,
-    named,
-    plain,
-    told,
-)
+from shardio._engine.filling.field_reader import FieldReader
+from shardio._engine.filling.transform import Call, TransformRunner, call_keyed, named, plain, told
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.batch import Batch
 from shardio.batch.layout import (
@@ -60,14 +53,14 @@ OneByOne = Callable[[BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
 used."""
 
 
-class Share(NamedTuple):
+class RowRange(NamedTuple):
     """What one batch is made of.
 
     `stretch` and `part` say where its samples lie; the position of the first is `start`. It has
     n_rows, those that fill it up included. `states` are the samples' in the origin table.
     """
 
-    stretch: Stretch
+    stretch: IndexChunk
     part: slice
     epoch: int
     start: int
@@ -80,22 +73,22 @@ class Share(NamedTuple):
         return len(self.states)
 
 
-class Batches:
+class BatchBuilder:
     """Makes batches step by step; borrows the dataset, and owns its scratches."""
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: BatchSpec,
         dataset: Dataset,
         source: Schema,
-        stored: StoredValues,
-        transformed: TransformedValues,
+        stored: FieldReader,
+        transformed: TransformRunner,
         passes: tuple[type[BaseException], ...] = (),
         call: Call = call_keyed,
     ) -> None:
         self._recipe, self._dataset, self._call = recipe, dataset, call
         self._stored, self._transformed, self._passes = stored, transformed, passes
-        self._joins = StoredJoins(dataset, source)
+        self._joins = StoredCollation(dataset, source)
         self._generators = SampleGenerators(recipe.seed, OF_BATCHES)
         self._collation_keys = SampleGenerators(recipe.seed, OF_COLLATION)
         self._scratches: list[Scratch] = []
@@ -108,7 +101,7 @@ class Batches:
         self,
         layout: BlockLayout,
         memory: BlockMap,
-        share: Share,
+        share: RowRange,
         one_by_one: OneByOne | None = None,
     ) -> int:
         """Fill a block or a scratch with a batch; returns how much of the heap is used.
@@ -139,7 +132,7 @@ class Batches:
         return self._scratches[-1]
 
     def _fill_rows(
-        self, layout: BlockLayout, memory: BlockMap, share: Share, one_by_one: OneByOne | None
+        self, layout: BlockLayout, memory: BlockMap, share: RowRange, one_by_one: OneByOne | None
     ) -> int:
         """Fill the rows themselves, and join what is stored."""
         stretch, part, epoch, start, n_rows, states = share
@@ -164,7 +157,7 @@ class Batches:
         return used
 
     def _fill_and_join(
-        self, layout: BlockLayout, memory: BlockMap, share: Share, one_by_one: OneByOne
+        self, layout: BlockLayout, memory: BlockMap, share: RowRange, one_by_one: OneByOne
     ) -> int:
         """Fill the rows one by one into a scratch, and join what is there."""
         plain = layout_for_samples(layout.samples, layout.n_rows)
@@ -176,7 +169,7 @@ class Batches:
         return self._join(layout, memory, rows, share, used)
 
     def _join(
-        self, layout: BlockLayout, memory: BlockMap, rows: Batch, share: Share, used: int
+        self, layout: BlockLayout, memory: BlockMap, rows: Batch, share: RowRange, used: int
     ) -> int:
         """Join what a transform has made of each sample."""
         try:
@@ -188,7 +181,7 @@ class Batches:
             raise kind(f"{error}\n  at {self._named(share)}") from None
         return used
 
-    def _make(self, layout: BlockLayout, memory: BlockMap, share: Share) -> Any:
+    def _make(self, layout: BlockLayout, memory: BlockMap, share: RowRange) -> Any:
         """What the user's functions make of a batch that is there.
 
         Raises:
@@ -214,7 +207,7 @@ class Batches:
         return made
 
     def _run(
-        self, what: str, function: Any, arguments: tuple[Any, ...], key: int, share: Share
+        self, what: str, function: Any, arguments: tuple[Any, ...], key: int, share: RowRange
     ) -> Any:
         start_ns = now_ns()
         try:
@@ -230,7 +223,7 @@ class Batches:
         except SchemaError as error:
             raise TransformError(f"{error}\n  at {self._named(share)}") from None
 
-    def first(self, samples: Schema, share: Share) -> Schemas:
+    def first(self, samples: Schema, share: RowRange) -> Schemas:
         """What the user makes of the first batch, of such samples.
 
         Raises:
@@ -249,7 +242,7 @@ class Batches:
         self._scratches.clear()  # of layouts that nobody has
         return Schemas(samples, schema, whole, heap_bytes)
 
-    def _write(self, layout: BlockLayout, memory: BlockMap, made: Any, share: Share) -> int:
+    def _write(self, layout: BlockLayout, memory: BlockMap, made: Any, share: RowRange) -> int:
         """Copy what the user made of a batch into a block; returns how much of the heap is used.
 
         Raises:
@@ -273,7 +266,7 @@ class Batches:
             raise TransformError(f"{error}\n  at {self._named(share)}") from None
         return used
 
-    def _places(self, share: Share) -> Places:
+    def _places(self, share: RowRange) -> Places:
         def place(i: int) -> str:
             k = share.part.start + i % share.n_read
             row, shard = int(share.stretch.rows[k]), int(share.stretch.shards[k])
@@ -281,7 +274,7 @@ class Batches:
 
         return place
 
-    def _named(self, share: Share) -> str:
+    def _named(self, share: RowRange) -> str:
         """Which batch it is, in words."""
         places = [self._places(share)(i) for i in range(min(share.n_read, _NAMED_SAMPLES))]
         more = ", …" if share.n_read > _NAMED_SAMPLES else ""

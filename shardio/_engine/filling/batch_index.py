@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.classes import cached_property
-from shardio._engine.filling.batch_spec import Plan
+from shardio._engine.filling.batch_spec import EpochPlan
 from shardio.batch.layout import CLAIMED, NO_FIELD, pack_state
 from shardio.dataset.dataset import Dataset
 from shardio.order.block_shuffle import GroupedOrder, WindowedOrder
@@ -35,7 +35,7 @@ class Keys(NamedTuple):
     positions: Rows
 
 
-class Stretch:
+class IndexChunk:
     """The samples of some steps of a pass; arrays are not to be written to.
 
     `first` is the first of the steps, `last` comes behind all of them; `numbers` are the numbers of
@@ -100,7 +100,7 @@ class Ordering(Protocol):
         """The sample at each of `positions`, in any order; int64, not to be written to."""
 
 
-class Listed:
+class TableOrder:
     """An order that is kept in a table, which it borrows."""
 
     def __init__(self, table: Rows) -> None:
@@ -112,7 +112,7 @@ class Listed:
 
 
 def order_of(
-    plan: Plan,
+    plan: EpochPlan,
     *,
     shuffle: bool,
     seed: int,
@@ -130,7 +130,7 @@ def order_of(
             raise AssertionError("a plan with windows of shards needs to know where they end")
         return ShardOrder(shard_ends, n, plan.window.n_shards, seed=seed, epoch=epoch)
     if plan.listed is not None:
-        return Listed(plan.listed.array)
+        return TableOrder(plan.listed.array)
     if plan.sums is not None:
         return WeightedOrder(plan.sums.array, seed=seed, epoch=epoch)
     if plan.blend is not None:
@@ -152,7 +152,7 @@ def order_of(
     return Order(n, shuffle=shuffle, seed=seed, epoch=epoch)
 
 
-class Itinerary:
+class IndexPlanner:
     """The way of a loader's passes through a dataset; keeps the latest stretches.
 
     Where `n_workers` share the steps of a pass, each does one of so many, in the main (`Schedule`
@@ -163,11 +163,11 @@ class Itinerary:
         self._dataset, self._shuffle, self._seed = dataset, shuffle, seed
         self.n_workers = 1
         """How many share the steps of a pass."""
-        self._plan: Plan | None = None
+        self._plan: EpochPlan | None = None
         self._order: Ordering
-        self._stretches: dict[int, Stretch] = {}
+        self._stretches: dict[int, IndexChunk] = {}
 
-    def stretch(self, plan: Plan, step: int) -> tuple[Stretch, slice]:
+    def stretch(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:
         """A stretch with the samples of a step, and which of its samples they are."""
         partition, n_workers = plan.partition, self.n_workers
         if plan is not self._plan:
@@ -181,23 +181,23 @@ class Itinerary:
         start = (step - found.first) // n_workers * n_whole
         return found, slice(start, min(start + n_whole, found.n))  # only the last has fewer
 
-    def at(self, plan: Plan, positions: Rows) -> Stretch:
+    def at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
         """A stretch of its own with the samples at some positions of a pass."""
         order = self._order if plan is self._plan else self._order_of(plan)
         keys = Keys(self._seed, plan.epoch, positions)
-        return Stretch(self._dataset, 0, 1, order.at(positions), keys, plan.tokens)
+        return IndexChunk(self._dataset, 0, 1, order.at(positions), keys, plan.tokens)
 
-    def first(self, number: int) -> Stretch:
+    def first(self, number: int) -> IndexChunk:
         """A stretch with one sample of the view, as it comes first in a first epoch."""
         numbers = np.array([number])
-        return Stretch(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
+        return IndexChunk(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
 
     @cached_property
     def _clip_grouping(self) -> ClipGrouping | None:
         # Late: a worker's dataset is told what it shows after it was opened.
         return self._dataset.rows.clip_grouping
 
-    def _order_of(self, plan: Plan) -> Ordering:
+    def _order_of(self, plan: EpochPlan) -> Ordering:
         is_in_shards = isinstance(plan.window, ShardWindow)
         return order_of(
             plan,
@@ -207,7 +207,7 @@ class Itinerary:
             shard_ends=self._dataset.rows.shard_ends if is_in_shards else None,
         )
 
-    def _look(self, plan: Plan, step: int) -> Stretch:
+    def _look(self, plan: EpochPlan, step: int) -> IndexChunk:
         partition, every = plan.partition, self.n_workers
         n_steps = max(1, CHUNK // partition.batch_size) * every
         begin, own = step - step % n_steps, step % every
@@ -216,4 +216,4 @@ class Itinerary:
         last = min(partition.last_step, begin + n_steps)
         positions = partition.positions(first, last, every)
         keys = Keys(self._seed, plan.epoch, positions)
-        return Stretch(self._dataset, first, last, self._order.at(positions), keys, plan.tokens)
+        return IndexChunk(self._dataset, first, last, self._order.at(positions), keys, plan.tokens)

@@ -36,7 +36,7 @@ Dct = Literal["accurate", "fast"]
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class BatchSpec:
     """Everything that decides what is in a batch; travels to the workers once.
 
     `transform` is the user's; `takes_rng` says whether it wants a generator too. `n_samples` are
@@ -156,7 +156,7 @@ class Schemas(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EpochPlan:
     """What one pass goes over; travels to a worker before the first task of the pass.
 
     How its samples are chosen: `listed`, by a table of all; `sums`, by weighted draws; `window`,
@@ -230,7 +230,7 @@ def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
     return tuple(tables)
 
 
-def show_as_told(dataset: Dataset, recipe: Recipe, fds: Sequence[int]) -> None:
+def show_as_told(dataset: Dataset, recipe: BatchSpec, fds: Sequence[int]) -> None:
     """Have a worker's dataset show what main's does; takes over the descriptors of its tables."""
     left = list(fds)
     if recipe.packing is not None:

@@ -267,7 +267,7 @@ def _concatenate(
     return used
 
 
-class StoredJoins:
+class StoredCollation:
     """Joins what is stored; borrows the dataset."""
 
     def __init__(self, dataset: Dataset, source: Schema) -> None:

@@ -87,7 +87,7 @@ GAP_BYTES: Final = 4 << 20
 less never reach into another file."""
 
 
-class Files:
+class ShardFileNumbers:
     """All files of a dataset that some fields lie in, each once, laid one behind another.
 
     `groups` are the fields that share files, one file of each shard, with the numbers of these;
@@ -171,7 +171,7 @@ class _Lane(NamedTuple):
         return Ranges(starts, starts + self.n_bytes)
 
 
-class _Column:
+class _ColumnExtents:
     """A column, with what has to be hashed of it."""
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
@@ -214,10 +214,12 @@ class _Column:
         return np.array(fresh, np.bool_)
 
 
-class _Records:
+class _RecordExtents:
     """The records of some fields that lie in the same files."""
 
-    def __init__(self, dataset: Dataset, names: Sequence[str], files: Files, numbers: Rows) -> None:
+    def __init__(
+        self, dataset: Dataset, names: Sequence[str], files: ShardFileNumbers, numbers: Rows
+    ) -> None:
         self._dataset, self._names = dataset, names
         self._files, self._numbers = files, numbers
         starts, self._ends = files.starts[numbers], files.starts[numbers + 1]
@@ -317,19 +319,19 @@ class Extents:
         *,
         has_streams: bool = False,
     ) -> None:
-        self.files = Files(dataset, fields)
+        self.files = ShardFileNumbers(dataset, fields)
         self._dataset = dataset
-        self._columns: list[_Column] = []
-        self._records: list[_Records] = []
+        self._columns: list[_ColumnExtents] = []
+        self._records: list[_RecordExtents] = []
         for names, numbers in self.files.groups:
             starts = self.files.starts[numbers]
             columns = [name for name in names if name in dataset.schema.columns]
-            self._columns += [_Column(dataset, name, starts, verify) for name in columns]
+            self._columns += [_ColumnExtents(dataset, name, starts, verify) for name in columns]
             stored = dataset.schema.records
             streams = {n for n, f in stored.items() if isinstance(f, STREAMED)}
             records = [n for n in names if n in stored and (has_streams or n not in streams)]
             if records:
-                self._records.append(_Records(dataset, records, self.files, numbers))
+                self._records.append(_RecordExtents(dataset, records, self.files, numbers))
 
     def fixed(self, rows: Rows, shards: Rows) -> Ranges:
         """What is read of rows of the dataset but records: columns, hashes, tables of records."""
@@ -365,7 +367,7 @@ class ClipExtents:
         files: of fields that the videos are among.
     """
 
-    def __init__(self, dataset: Dataset, cut: ClipSpec, files: Files) -> None:
+    def __init__(self, dataset: Dataset, cut: ClipSpec, files: ShardFileNumbers) -> None:
         self._dataset, self._cut, self._files = dataset, cut, files
         (self._numbers,) = (numbers for names, numbers in files.groups if cut.name in names)
 

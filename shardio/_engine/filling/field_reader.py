@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.filling.audio import Sounds
-from shardio._engine.filling.batch_index import Stretch
+from shardio._engine.filling.audio import AudioReader
+from shardio._engine.filling.batch_index import IndexChunk
 from shardio._engine.filling.collate import put_value
-from shardio._engine.filling.token_windows import PackedTokens
-from shardio._engine.filling.visual import Pictures, VideoClips
+from shardio._engine.filling.token_windows import TokenReader
+from shardio._engine.filling.visual import ClipReader, ImageReader
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.layout import (
     CLAIMED,
@@ -39,12 +39,12 @@ Present = npt.NDArray[np.bool_]
 Samples = npt.NDArray[Any]
 
 
-class _Batch(NamedTuple):
+class _BatchRows(NamedTuple):
     """A block, and the samples that come into its first rows."""
 
     layout: BlockLayout
     memory: BlockMap
-    stretch: Stretch
+    stretch: IndexChunk
     part: slice
     """Of the stretch."""
     rows: Rows
@@ -53,17 +53,17 @@ class _Batch(NamedTuple):
     """and the shard of each."""
 
 
-class StoredValues:
+class FieldReader:
     """Copies fields of a dataset, which it borrows, into blocks."""
 
     def __init__(
         self,
         dataset: Dataset,
         source: Schema,
-        pictures: Pictures,
-        clips: VideoClips | None = None,
-        sounds: Sounds | None = None,
-        packed: PackedTokens | None = None,
+        pictures: ImageReader,
+        clips: ClipReader | None = None,
+        sounds: AudioReader | None = None,
+        packed: TokenReader | None = None,
     ) -> None:
         self._dataset, self._source, self._pictures = dataset, source, pictures
         self._clips, self._sounds, self._packed = clips, sounds, packed
@@ -79,7 +79,7 @@ class StoredValues:
         layout: BlockLayout,
         memory: BlockMap,
         views: BlockViews,
-        stretch: Stretch,
+        stretch: IndexChunk,
         part: slice,
         states: npt.NDArray[np.int32],
     ) -> int:
@@ -94,7 +94,7 @@ class StoredValues:
             ShardCorrupt, InsufficientMemory: naming the sample.
         """
         rows = stretch.rows[part]
-        batch = _Batch(layout, memory, stretch, part, rows, stretch.shards[part])
+        batch = _BatchRows(layout, memory, stretch, part, rows, stretch.shards[part])
         if self._packed is not None:
             states[:] = self._claims[self._packed.name]
             outs = {s.name: layout.fixed_rows(memory.bytes, s, len(rows)) for s in layout.fixed}
@@ -116,13 +116,13 @@ class StoredValues:
             used = self._fill_varying(batch, varying, used)
         return used
 
-    def _by_shard(self, batch: _Batch) -> Iterator[tuple[int, Rows, Rows]]:
+    def _by_shard(self, batch: _BatchRows) -> Iterator[tuple[int, Rows, Rows]]:
         """Each shard of a batch, where in the batch its samples come, and which of its own."""
         for shard in distinct(batch.shards).tolist():
             places = np.flatnonzero(batch.shards == shard)
             yield shard, places, batch.rows[places] - self._dataset.starts[shard]
 
-    def _fill_presence(self, batch: _Batch, presence: PresenceSlot) -> Present:
+    def _fill_presence(self, batch: _BatchRows, presence: PresenceSlot) -> Present:
         """Which of the samples have an optional field; returns the same."""
         out = batch.layout.present(batch.memory.bytes, presence)
         for shard, places, local in self._by_shard(batch):
@@ -131,7 +131,7 @@ class StoredValues:
         return out
 
     def _fill_fixed(
-        self, batch: _Batch, slot: FixedSlot, out: Bytes, present: Present | None
+        self, batch: _BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
         """Values of one size, from wherever they come."""
         name, rows, shards = slot.name, batch.rows, batch.shards
@@ -153,7 +153,7 @@ class StoredValues:
         else:
             self._decode_fixed(batch, name, out)
 
-    def _fill_varying(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
+    def _fill_varying(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
         """Values of several sizes into the heap; returns how much of it is used then."""
         if slot.name in self._pictures.names:
             return self._fill_pictures(batch, slot, used)
@@ -161,7 +161,7 @@ class StoredValues:
             return self._fill_sounds(batch, slot, used)
         return self._fill_records(batch, slot, used)
 
-    def _decode_fixed(self, batch: _Batch, name: str, out: Bytes) -> None:
+    def _decode_fixed(self, batch: _BatchRows, name: str, out: Bytes) -> None:
         """Compressed arrays of fixed shape: record by record into their rows."""
         for shard, places, local in self._by_shard(batch):
             reader = self._dataset.files.reader(shard, name)
@@ -171,7 +171,7 @@ class StoredValues:
             for i, (place, record) in enumerate(zip(places.tolist(), records, strict=True)):
                 out[place] = 0 if i in absent else np.frombuffer(record, np.uint8)
 
-    def _decode_pictures(self, batch: _Batch, name: str, outs: list[Bytes]) -> None:
+    def _decode_pictures(self, batch: _BatchRows, name: str, outs: list[Bytes]) -> None:
         """Pictures, each straight into the memory that it gets."""
         for shard, places, local in self._by_shard(batch):
             records = self._dataset.files.reader(shard, name).records
@@ -186,7 +186,7 @@ class StoredValues:
                 else:
                     self._pictures.decode(data, name, shard, row, outs[place])
 
-    def _fill_pictures(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
+    def _fill_pictures(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
         """Pictures of several sizes into the heap; returns how much of it is used then."""
         layout, memory, n = batch.layout, batch.memory, len(batch.rows)
         sizes = np.zeros((n, 3), np.int64)
@@ -208,7 +208,7 @@ class StoredValues:
         self._decode_pictures(batch, slot.name, outs)
         return total
 
-    def _sound(self, batch: _Batch, name: str) -> list[Samples | None]:
+    def _sound(self, batch: _BatchRows, name: str) -> list[Samples | None]:
         """Decode the sound of a batch, and write where in it there is some."""
         if self._sounds is None:
             raise AssertionError("a recipe without sound has no field of it")
@@ -219,19 +219,19 @@ class StoredValues:
         spans[:] = [(0, 0) if each is None else each[1] for each in found]
         return [None if each is None else each[0] for each in found]
 
-    def _fill_sound(self, batch: _Batch, slot: FixedSlot) -> None:
+    def _fill_sound(self, batch: _BatchRows, slot: FixedSlot) -> None:
         """Sound of one length."""
         out = batch.layout.fixed_rows(batch.memory.bytes, slot, len(batch.rows))
         for i, samples in enumerate(self._sound(batch, slot.name)):
             out[i] = 0 if samples is None else samples
 
-    def _fill_sounds(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
+    def _fill_sounds(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
         """Sound of several lengths into the heap; returns how much of it is used then."""
         for i, samples in enumerate(self._sound(batch, slot.name)):
             used = put_value(batch.layout, batch.memory, slot, i, samples, used)
         return used
 
-    def _fill_records(self, batch: _Batch, slot: VaryingSlot, used: int) -> int:
+    def _fill_records(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
         """Records of varying size into the heap; returns how much of it is used then."""
         layout, memory = batch.layout, batch.memory
         by_shard: list[tuple[int, Rows, Rows, Entries]] = []

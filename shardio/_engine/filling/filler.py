@@ -14,16 +14,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.filling.audio import Sounds
-from shardio._engine.filling.batch_functions import Batches, Share
-from shardio._engine.filling.batch_index import Itinerary, Stretch
-from shardio._engine.filling.batch_spec import Plan, Recipe, Schemas
-from shardio._engine.filling.field_reader import StoredValues
-from shardio._engine.filling.readahead import Advice
+from shardio._engine.filling.audio import AudioReader
+from shardio._engine.filling.batch_functions import BatchBuilder, RowRange
+from shardio._engine.filling.batch_index import IndexChunk, IndexPlanner
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas
+from shardio._engine.filling.field_reader import FieldReader
+from shardio._engine.filling.readahead import ReadAhead
 from shardio._engine.filling.sizing import heap_bytes_by
-from shardio._engine.filling.token_windows import PackedTokens
-from shardio._engine.filling.transform import Call, TransformedValues, call_keyed
-from shardio._engine.filling.visual import Pictures, VideoClips
+from shardio._engine.filling.token_windows import TokenReader
+from shardio._engine.filling.transform import Call, TransformRunner, call_keyed
+from shardio._engine.filling.visual import ClipReader, ImageReader
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.layout import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.batch.schema_inference import infer_schema
@@ -54,7 +54,7 @@ class Filler:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: BatchSpec,
         dataset: Dataset,
         passes: tuple[type[BaseException], ...] = (),
         beware: Callable[[Rows], None] | None = None,
@@ -62,24 +62,24 @@ class Filler:
     ) -> None:
         self._recipe, self._dataset, self._beware = recipe, dataset, beware
         self._source = Schema({name: dataset.schema[name] for name in recipe.fields})
-        self._advice = Advice(recipe, dataset)
-        self._itinerary = Itinerary(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
+        self._advice = ReadAhead(recipe, dataset)
+        self._itinerary = IndexPlanner(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
         self._heap_bytes = 0
-        pictures = Pictures(dataset, recipe.pictures, recipe.dct)
+        pictures = ImageReader(dataset, recipe.pictures, recipe.dct)
         self._clips = None
         if recipe.cut is not None:
             is_heard = recipe.hearing is not None
-            self._clips = VideoClips(dataset, recipe.cut, needs_times=is_heard)
+            self._clips = ClipReader(dataset, recipe.cut, needs_times=is_heard)
         self._sounds = None
         if recipe.hearing is not None:
-            self._sounds = Sounds(dataset, recipe.hearing, self._clips)
+            self._sounds = AudioReader(dataset, recipe.hearing, self._clips)
         self._packed = None
         if recipe.packing is not None:
-            self._packed = PackedTokens(dataset, recipe.packing.pack, recipe.verify)
+            self._packed = TokenReader(dataset, recipe.packing.pack, recipe.verify)
         media = pictures, self._clips, self._sounds, self._packed
-        self._stored = StoredValues(dataset, self._source, *media)
-        self._transformed = TransformedValues(recipe, dataset, *media, passes, call)
-        self._batches = Batches(
+        self._stored = FieldReader(dataset, self._source, *media)
+        self._transformed = TransformRunner(recipe, dataset, *media, passes, call)
+        self._batches = BatchBuilder(
             recipe,
             dataset,
             self._source,
@@ -149,19 +149,19 @@ class Filler:
         if recipe.skips:
             stretch, part = self._itinerary.first(number), slice(0, 1)
         else:
-            plan = Plan(0, RankPartition(recipe.n_samples, 0, n_rows, tail="pad"))
+            plan = EpochPlan(0, RankPartition(recipe.n_samples, 0, n_rows, tail="pad"))
             stretch, part = self._itinerary.stretch(plan, 0)
         start = number if recipe.skips else 0
         states = np.empty(part.stop - part.start, np.int32)
         if self._beware is not None:
             self._beware(stretch.shards_within(part))
-        return self._batches.first(samples, Share(stretch, part, 0, start, n_rows, states))
+        return self._batches.first(samples, RowRange(stretch, part, 0, start, n_rows, states))
 
     def fill(
         self,
         layout: BlockLayout,
         memory: BlockMap,
-        plan: Plan,
+        plan: EpochPlan,
         step: int,
         row_by_row: RowByRow | None = None,
     ) -> tuple[int, int]:
@@ -192,7 +192,7 @@ class Filler:
                 self._beware(stretch.shards_within(part))
             n_rows = layout.n_rows if plan.partition.tail == "pad" else n_read
             start = plan.partition.read(step)[0]
-            share = Share(stretch, part, plan.epoch, start, n_rows, states)
+            share = RowRange(stretch, part, plan.epoch, start, n_rows, states)
             heap = self._batches.fill(layout, memory, share, one_by_one)
         elif one_by_one is not None:
             heap = one_by_one(layout, memory, states)
@@ -213,7 +213,7 @@ class Filler:
         self,
         layout: BlockLayout,
         memory: BlockMap,
-        stretch: Stretch,
+        stretch: IndexChunk,
         part: slice,
         states: npt.NDArray[np.int32],
         epoch: int,
@@ -241,6 +241,6 @@ class Filler:
             views = memory.views = layout.views(memory.bytes)
         return self._stored.fill(layout, memory, views, stretch, part, states)
 
-    def sample_at(self, plan: Plan, position: int) -> Stretch:
+    def sample_at(self, plan: EpochPlan, position: int) -> IndexChunk:
         """Where the sample at any position of a pass lies."""
         return self._itinerary.at(plan, np.array([position]))

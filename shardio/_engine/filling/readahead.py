@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from shardio._engine.filling.batch_index import Stretch
-from shardio._engine.filling.batch_spec import Plan, Recipe
+from shardio._engine.filling.batch_index import IndexChunk
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._engine.filling.extents import ClipExtents, Extents, Ranges, blocks_of, merged
 from shardio._workers.processes.limits import available_bytes
 from shardio.dataset.dataset import Dataset
@@ -44,7 +44,7 @@ _MOST_ASKED: Final = 1 << 16
 """Blocks that are remembered as asked for."""
 
 
-class Cadence:
+class ProbePolicy:
     """Which batches are probed, and which are asked for; told what probes have found.
 
     `wait` is how many batches pass before the next that is probed, `is_cold` whether batches are
@@ -87,18 +87,18 @@ class Cadence:
         self.wait = 1 << 62
 
 
-class Advice:
+class ReadAhead:
     """Asks for what whoever fills batches by one recipe is about to read. Borrows the dataset."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
+    def __init__(self, recipe: BatchSpec, dataset: Dataset) -> None:
         self._recipe, self._dataset = recipe, dataset
         self._extents: Extents | None = None
         self._clips: ClipExtents | None = None
         self._keeps_order = not recipe.shuffle
         self._bundle = 1 if recipe.cut is None else recipe.cut.clip.per_video or 1
         """How many positions one of a window stands for."""
-        self._cadence = Cadence()
-        self._window: tuple[Plan, int] | None = None
+        self._cadence = ProbePolicy()
+        self._window: tuple[EpochPlan, int] | None = None
         """The plan of the latest batch, and the number of its window, if it has windows."""
         self._asked: set[int] = set()
         """The blocks, of `_grain` bytes, that need not be asked for again."""
@@ -107,7 +107,7 @@ class Advice:
         self._fits: bool | None = None
         self._is_scattered = False
 
-    def before(self, plan: Plan, step: int, stretch: Stretch, part: slice) -> None:
+    def before(self, plan: EpochPlan, step: int, stretch: IndexChunk, part: slice) -> None:
         """Ask for what a step of a plan reads, if something of it is missing.
 
         Never an error: what is wrong with a file, reading it will say.
@@ -131,7 +131,7 @@ class Advice:
         with contextlib.suppress(OSError, ShardioError):
             self._look(plan, stretch, part, n_probed)
 
-    def _look(self, plan: Plan, stretch: Stretch, part: slice, n_probed: int) -> None:
+    def _look(self, plan: EpochPlan, stretch: IndexChunk, part: slice, n_probed: int) -> None:
         if self._extents is None:
             recipe = self._recipe
             self._extents = Extents(self._dataset, recipe.fields, recipe.verify)
@@ -191,7 +191,7 @@ class Advice:
                 self._n_old = 0
             self._cadence.miss()
 
-    def _grain(self, plan: Plan, extents: Extents) -> int:
+    def _grain(self, plan: EpochPlan, extents: Extents) -> int:
         """How much of what lies around a row is asked for with it."""
         if self._fits is None:
             self._fits = extents.files.n_bytes <= available_bytes() // 2

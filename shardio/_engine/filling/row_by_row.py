@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.filling.batch_index import Stretch
-from shardio._engine.filling.batch_spec import Plan
+from shardio._engine.filling.batch_index import IndexChunk
+from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._engine.filling.collate import Scratch
 from shardio._engine.filling.filler import Filler
 from shardio._workers.processes.blocks import BlockMap
@@ -63,7 +63,7 @@ def shortened(text: str) -> str:
     return f"{text[:half]}\n[…]\n{text[-half:]}"
 
 
-class CarefulFiller:
+class RowByRowFiller:
     """Fills blocks by way of `filler`, whose failures it puts down to single rows.
 
     Args:
@@ -78,7 +78,7 @@ class CarefulFiller:
         self,
         layout: BlockLayout,
         memory: BlockMap,
-        plan: Plan,
+        plan: EpochPlan,
         step: int,
         left_out: LeftOut | None = None,
     ) -> tuple[int, int, tuple[Skipped, ...]]:
@@ -103,7 +103,7 @@ class CarefulFiller:
         return self._fill_rows(layout, memory, plan, step, left_out or {})
 
     def _fill_rows(
-        self, layout: BlockLayout, memory: BlockMap, plan: Plan, step: int, left_out: LeftOut
+        self, layout: BlockLayout, memory: BlockMap, plan: EpochPlan, step: int, left_out: LeftOut
     ) -> tuple[int, int, tuple[Skipped, ...]]:
         scratch = Scratch(layout_for_samples(layout.samples, 1))
         rows = _Rows(self._filler, self._seed, plan, step, scratch, left_out)
@@ -123,7 +123,7 @@ class _Rows:
         self,
         filler: Filler,
         seed: int,
-        plan: Plan,
+        plan: EpochPlan,
         step: int,
         scratch: Scratch,
         left_out: LeftOut,
@@ -206,7 +206,7 @@ class _Rows:
                 yield found
 
     def _try(
-        self, stretch: Stretch, position: int, state: npt.NDArray[np.int32]
+        self, stretch: IndexChunk, position: int, state: npt.NDArray[np.int32]
     ) -> Exception | None:
         """Fill the scratch with a sample, which is claimed; returns the error that is its own."""
         scratch, part, epoch = self._scratch, slice(0, 1), self._plan.epoch

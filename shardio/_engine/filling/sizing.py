@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.filling.batch_spec import Recipe
+from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.tasks.schedule import QUICK_DEPTH
 from shardio.batch.collation import JoinedField
 from shardio.batch.layout import ALIGNMENT, BlockLayout, is_fixed
@@ -31,7 +31,7 @@ _SAMPLE_BYTES: Final = 4
 
 def block_bytes(
     layout: BlockLayout,
-    recipe: Recipe,
+    recipe: BatchSpec,
     dataset: Dataset,
     memory_bytes: int,
     heap_bytes: int = 0,
@@ -87,7 +87,7 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     return n_workers + _PREFETCH + 1 + n_extra
 
 
-def _expected_heap(layout: BlockLayout, recipe: Recipe, dataset: Dataset) -> int:
+def _expected_heap(layout: BlockLayout, recipe: BatchSpec, dataset: Dataset) -> int:
     names = [slot.name for slot in layout.varying if slot.name in recipe.fields]
     names += [slot.join.name for slot in layout.joins]
     n = min(_SAMPLED, recipe.n_samples)

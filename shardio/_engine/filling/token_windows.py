@@ -61,7 +61,7 @@ class _Pieces(NamedTuple):
         return [record[i:j] for record, i, j in zip(*places, strict=True)]
 
 
-class PackedTokens:
+class TokenReader:
     """Fills windows of tokens of a dataset that shows them, which it borrows.
 
     `verify` is as the dataset has it.
@@ -102,7 +102,7 @@ class PackedTokens:
             outs: every field that a window has, C-contiguous, (windows, length).
             numbers: windows; not changed as long as this object is there.
             chosen: which of them are written. Those behind may be worked out already.
-            n_tokens: as in `Packed.parts`; always the same for the same `numbers`.
+            n_tokens: as in `PackedValue.parts`; always the same for the same `numbers`.
 
         Raises:
             ShardCorrupt: naming the sample.

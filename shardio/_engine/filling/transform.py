@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from shardio._base.classes import cached_property
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
-from shardio._engine.filling.audio import Sounds
-from shardio._engine.filling.batch_index import Stretch
-from shardio._engine.filling.batch_spec import Recipe
+from shardio._engine.filling.audio import AudioReader
+from shardio._engine.filling.batch_index import IndexChunk
+from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._engine.filling.collate import put_value
-from shardio._engine.filling.token_windows import PackedTokens
-from shardio._engine.filling.visual import Pictures, VideoClips
+from shardio._engine.filling.token_windows import TokenReader
+from shardio._engine.filling.visual import ClipReader, ImageReader
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.global_generators import seed_generators
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
@@ -70,7 +70,7 @@ def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...
     return function(*arguments)
 
 
-class TransformedValues:
+class TransformRunner:
     """Runs the user's transform on samples of a dataset, which it borrows.
 
     `passes` is what user code may raise without its being counted as the transform's failure;
@@ -79,12 +79,12 @@ class TransformedValues:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: BatchSpec,
         dataset: Dataset,
-        pictures: Pictures,
-        clips: VideoClips | None = None,
-        sounds: Sounds | None = None,
-        packed: PackedTokens | None = None,
+        pictures: ImageReader,
+        clips: ClipReader | None = None,
+        sounds: AudioReader | None = None,
+        packed: TokenReader | None = None,
         passes: tuple[type[BaseException], ...] = (),
         call: Call = call_keyed,
     ) -> None:
@@ -111,7 +111,7 @@ class TransformedValues:
         self,
         layout: BlockLayout,
         memory: BlockMap,
-        stretch: Stretch,
+        stretch: IndexChunk,
         part: slice,
         states: npt.NDArray[np.int32],
         epoch: int,
@@ -160,7 +160,7 @@ class TransformedValues:
         place = named(self._dataset, int(rows[0]), int(self._dataset.locate(rows)[0]))
         return f"the first sample ({place})"
 
-    def sample(self, stretch: Stretch, k: int, *, epoch: int, position: int) -> Any:
+    def sample(self, stretch: IndexChunk, k: int, *, epoch: int, position: int) -> Any:
         """What the transform makes of sample k of a stretch, with every generator keyed for it."""
         dataset, generators = self._dataset, self._generators
         row, shard = int(stretch.rows[k]), int(stretch.shards[k])

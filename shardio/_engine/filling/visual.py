@@ -30,7 +30,7 @@ from shardio.views.video_index import FrameTimes, clip_frames
 Pixels = npt.NDArray[np.uint8]
 
 
-class Pictures:
+class ImageReader:
     """Decodes the pictures of a dataset, which it borrows.
 
     Args:
@@ -101,14 +101,14 @@ _MOST_PACKETS: Final = 1 << 19
 """Of all streams that are open; 18 MB of tables, 26 MB with the times of their frames."""
 
 
-class _Opened(NamedTuple):
+class _OpenVideo(NamedTuple):
     """A video that was read lately, and when its frames are shown if clips need to know."""
 
     stream: EncodedStream
     times: FrameTimes | None
 
 
-class VideoClips(Closing):
+class ClipReader(Closing):
     """Decodes clips of the videos in one field of a dataset, which it borrows.
 
     It owns decoders until `close`, and is closed before the dataset. `needs_times`: it will be
@@ -120,7 +120,7 @@ class VideoClips(Closing):
         self._needs_times = needs_times or cut.clip.goes_by_times or cut.clip.times
         self._decoder = ClipDecoder(max_streams=_MOST_STREAMS)
         self._n_packets = 0
-        self._streams: OrderedDict[tuple[int, int], _Opened] = OrderedDict()
+        self._streams: OrderedDict[tuple[int, int], _OpenVideo] = OrderedDict()
 
     def fill(self, out: Pixels, rows: Rows, shards: Rows, cuts: ClipDraws, part: slice) -> None:
         """Decode the clips of a batch, those of one video together.
@@ -216,13 +216,13 @@ class VideoClips(Closing):
         path = self._dataset.files.reader(shard, self.name).path
         return MediaError(f"{path}, field {self.name!r}, sample {row}: {error}")
 
-    def _open(self, shard: int, row: int) -> _Opened:
+    def _open(self, shard: int, row: int) -> _OpenVideo:
         """The stream of a video, one of the latest or read anew."""
         found = self._streams.get((shard, row))
         if found is None:
             records = self._dataset.files.reader(shard, self.name).records
             (stream,) = records.values(self.name, np.array([row]))
-            found = _Opened(stream, FrameTimes(stream) if self._needs_times else None)
+            found = _OpenVideo(stream, FrameTimes(stream) if self._needs_times else None)
             self._streams[shard, row] = found
             self._n_packets += len(stream.packets)
             self._forget()

@@ -148,7 +148,7 @@ DESCRIPTOR_BYTES: Final = 32
 
 
 @contextlib.contextmanager
-def packed(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
     """The message, and the descriptors to send with it: open until the `with` is left."""
     if len(parcel) <= MAX_MESSAGE_BYTES:
         yield parcel, ()
@@ -160,7 +160,7 @@ def packed(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
         os.close(fd)
 
 
-def unpacked(message: bytes, fds: Sequence[int]) -> bytes:
+def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
     """The parcel of a message that has arrived; closes its descriptors."""
     if not fds:
         return message
@@ -176,14 +176,14 @@ _GOES_ON: Final = b"+"
 _ENDS: Final = b"."
 
 
-def send_whole(channel: Channel, whole: bytes) -> None:
+def send_chunks(channel: Channel, whole: bytes) -> None:
     """Send any number of bytes, waiting while main is behind. Runs in a worker."""
     for start in range(0, max(1, len(whole)), _PIECE_BYTES):
         piece = whole[start : start + _PIECE_BYTES]
         channel.send((_ENDS if start + len(piece) == len(whole) else _GOES_ON) + piece)
 
 
-class Pieces:
+class MessageAssembler:
     """Puts together what each worker of a crew has sent."""
 
     def __init__(self) -> None:

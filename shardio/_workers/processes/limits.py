@@ -21,8 +21,8 @@ from typing import NamedTuple
 from shardio.errors import InsufficientMemory
 
 __all__ = [
-    "Level",
-    "Limit",
+    "CgroupLevel",
+    "MemoryLimit",
     "available_bytes",
     "default_budget",
     "levels",
@@ -40,14 +40,14 @@ __all__ = [
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
-class Level(NamedTuple):
+class CgroupLevel(NamedTuple):
     """One control group: `version` (1 or 2) of its interface, and its folder."""
 
     version: int
     folder: str
 
 
-def levels(controller: str, root: str = "/") -> list[Level]:
+def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
     """List the groups that may limit this process through `controller`, its own group first.
 
     A version 2 group is listed whether or not the controller is switched on in it: its files are
@@ -65,7 +65,7 @@ def levels(controller: str, root: str = "/") -> list[Level]:
             mounted_group, mount_point = (_unescape(text) for text in mount[3:5])
             top = os.path.join(root, mount_point.lstrip("/"))
             below = _below(places[version], mounted_group)
-            found += [Level(version, folder) for folder in _upwards(top, below)]
+            found += [CgroupLevel(version, folder) for folder in _upwards(top, below)]
             del places[version]  # a second mount of the same tree says nothing new
     return found
 
@@ -141,7 +141,7 @@ def quota_cpus(root: str = "/") -> int | None:
     return min(counts, default=None)
 
 
-def _quota_us(level: Level) -> tuple[int, int]:
+def _quota_us(level: CgroupLevel) -> tuple[int, int]:
     """Read a group's quota and the period that it is for, in microseconds; 0 for none."""
     if level.version == 2:
         quota, _, period = read_text(f"{level.folder}/cpu.max").partition(" ")
@@ -161,7 +161,7 @@ _FEWER_BLOCKS = (
 _STRICT = 2  # vm.overcommit_memory: the kernel promises no more than it has
 
 
-class Limit(NamedTuple):
+class MemoryLimit(NamedTuple):
     """Bytes that can still be had under one limit, which `name` names for a message."""
 
     n_bytes: int
@@ -195,7 +195,7 @@ def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
 
-def _require_within(tightest: Limit, n_bytes: int, what: str, hint: str) -> None:
+def _require_within(tightest: MemoryLimit, n_bytes: int, what: str, hint: str) -> None:
     if n_bytes > tightest.n_bytes:
         raise InsufficientMemory(
             f"{what} need {_in_mib(n_bytes)}, but only {_in_mib(tightest.n_bytes)} can be had "
@@ -203,7 +203,7 @@ def _require_within(tightest: Limit, n_bytes: int, what: str, hint: str) -> None
         )
 
 
-def limits(root: str = "/") -> list[Limit]:
+def limits(root: str = "/") -> list[MemoryLimit]:
     """List every limit that applies below `root`, except RLIMIT_AS, which is not in a file.
 
     Empty where the kernel does not tell, as on systems without /proc.
@@ -211,29 +211,29 @@ def limits(root: str = "/") -> list[Limit]:
     return [*page_cache_limits(root), *_commit_limits(root)]
 
 
-def page_cache_limits(root: str = "/") -> list[Limit]:
+def page_cache_limits(root: str = "/") -> list[MemoryLimit]:
     """Those of them that apply to pages of files as well."""
     found = []
     figures = _meminfo(root)
     if "MemAvailable" in figures:
-        found.append(Limit(figures["MemAvailable"], "MemAvailable of this machine"))
+        found.append(MemoryLimit(figures["MemAvailable"], "MemAvailable of this machine"))
     found += [limit for level in levels("memory", root) if (limit := _group_limit(level))]
     return found
 
 
-def _tightest() -> Limit:
+def _tightest() -> MemoryLimit:
     found = limits()
     soft_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft_bytes != resource.RLIM_INFINITY:
         mapped_pages = read_text("/proc/self/statm").partition(" ")[0] or "0"
         left_bytes = soft_bytes - int(mapped_pages) * _PAGE_BYTES
-        found.append(Limit(max(0, left_bytes), "RLIMIT_AS, see `ulimit -v`"))
+        found.append(MemoryLimit(max(0, left_bytes), "RLIMIT_AS, see `ulimit -v`"))
     return _least(found)
 
 
-def _least(found: list[Limit]) -> Limit:
+def _least(found: list[MemoryLimit]) -> MemoryLimit:
     if not found:  # macOS: no figure is better than the size of the machine
-        return Limit(os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES, "memory of this machine")
+        return MemoryLimit(os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES, "memory of this machine")
     return min(found)
 
 
@@ -241,17 +241,17 @@ def _meminfo(root: str) -> dict[str, int]:
     return _table(read_text(os.path.join(root, "proc/meminfo")), unit_bytes=1024)
 
 
-def _commit_limits(root: str) -> list[Limit]:
+def _commit_limits(root: str) -> list[MemoryLimit]:
     if read_number(os.path.join(root, "proc/sys/vm/overcommit_memory")) != _STRICT:
         return []
     figures = _meminfo(root)
     if not {"CommitLimit", "Committed_AS"} <= figures.keys():
         return []
     left_bytes = figures["CommitLimit"] - figures["Committed_AS"]
-    return [Limit(max(0, left_bytes), "CommitLimit, as vm.overcommit_memory is 2")]
+    return [MemoryLimit(max(0, left_bytes), "CommitLimit, as vm.overcommit_memory is 2")]
 
 
-def _group_limit(level: Level) -> Limit | None:
+def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
     """Say what one control group leaves: limit - usage + page cache; None if it sets no limit."""
     folder = level.folder
     if level.version == 2:
@@ -272,7 +272,7 @@ def _group_limit(level: Level) -> Limit | None:
     figures = _table(read_text(f"{folder}/memory.stat"), unit_bytes=1)
     cache_bytes = min(used_bytes, sum(figures.get(name, 0) for name in cache))
     left_bytes = max(0, limit_bytes - used_bytes + cache_bytes)
-    return Limit(left_bytes, f"the limit of the control group {folder}")
+    return MemoryLimit(left_bytes, f"the limit of the control group {folder}")
 
 
 def _table(text: str, *, unit_bytes: int) -> dict[str, int]:

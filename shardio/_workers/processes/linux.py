@@ -26,7 +26,7 @@ from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 from shardio.storage.fs import max_file_bytes
 
 __all__ = [
-    "Bell",
+    "WakeupEvent",
     "Finalizer",
     "check_files",
     "die_with_parent",
@@ -107,7 +107,7 @@ class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # it takes none wh
 
 
 def _send_again(handler: Handler, given: Given) -> None:
-    if isinstance(handler, _Held):  # of a caller who will raise it
+    if isinstance(handler, _HeldInterrupts):  # of a caller who will raise it
         handler(*given)
         return
     with contextlib.suppress(RuntimeError):  # the interpreter is ending
@@ -127,7 +127,7 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-class _Held:
+class _HeldInterrupts:
     """A handler of SIGINT for a while: takes note of what comes."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
     if not (is_main and callable(handler)):
         yield
         return
-    held = _Held()
+    held = _HeldInterrupts()
     signal.signal(signal.SIGINT, held)
     try:
         yield
@@ -332,7 +332,7 @@ def _lacking(call: str, found: str) -> UnsupportedEnvironment:
     )
 
 
-class Bell(Closing):
+class WakeupEvent(Closing):
     """An event of the kernel, which can be polled by its descriptor; owned until `close`.
 
     `ring` and `close` are for any thread.

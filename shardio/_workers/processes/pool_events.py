@@ -1,6 +1,6 @@
 """The one wait of a crew: over its channels, its session with the zygote, and the zygote itself.
 
-What arrives is kept in the crew's holdings until `Crew.wait` hands it over, and every step may be
+What arrives is kept in the crew's holdings until `WorkerPool.wait` hands it over, and every step may be
 done again over what is there: a KeyboardInterrupt at any moment loses nothing and doubles nothing.
 """
 
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from shardio._workers.processes.channel import LOST_FDS, Ancillary, unpack_fds
 from shardio._workers.processes.linux import has_ended
-from shardio._workers.processes.pool_state import RECEIVE_NOW, Died, Holdings, Worker
+from shardio._workers.processes.pool_state import RECEIVE_NOW, PoolState, WorkerExit, WorkerHandle
 from shardio._workers.processes.zygote import EXITED, REPLY, STARTED
 from shardio._workers.processes.zygote_client import release
 
@@ -37,7 +37,7 @@ class Message(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The crew's function raised in a worker, or could not be unpickled there; its Died follows.
+    """The crew's function raised in a worker, or could not be unpickled there; its WorkerExit follows.
 
     `text` is the traceback, also of SystemExit and KeyboardInterrupt.
     """
@@ -46,15 +46,15 @@ class Failed(NamedTuple):
     text: str
 
 
-Event = Message | Failed | Died
+Event = Message | Failed | WorkerExit
 
 
-class Watch:
+class PoolEventLoop:
     """Watches over a crew's holdings, which it does not own."""
 
-    def __init__(self, held: Holdings) -> None:
+    def __init__(self, held: PoolState) -> None:
         self._held = held
-        self._by_fd: dict[int, Worker] = {}
+        self._by_fd: dict[int, WorkerHandle] = {}
 
     def add_zygote(self) -> None:
         """Watch the holdings' zygote and session."""
@@ -63,7 +63,7 @@ class Watch:
             held.epoll.register(held.session, _READABLE)
             held.epoll.register(held.zygote.pidfd, _READABLE)
 
-    def add(self, worker: Worker) -> None:
+    def add(self, worker: WorkerHandle) -> None:
         """Watch the channel of a worker."""
         self._by_fd[worker.end.fileno()] = worker
         self._held.epoll.register(worker.end, _READABLE)
@@ -124,7 +124,7 @@ class Watch:
             self._lose_zygote()
         return False
 
-    def queue(self, worker: Worker, message: bytes, fds: Sequence[int]) -> None:
+    def queue(self, worker: WorkerHandle, message: bytes, fds: Sequence[int]) -> None:
         """Keep a message that the socket did not take, with copies of its fds, to send it later."""
         if not worker.outgoing:
             self._held.epoll.modify(worker.end, _READABLE | _WRITABLE)
@@ -133,7 +133,7 @@ class Watch:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, copies)] if copies else []
         worker.outgoing.append(([message], rights))
 
-    def _flush(self, worker: Worker) -> None:
+    def _flush(self, worker: WorkerHandle) -> None:
         """Send what was queued, as far as the socket takes it."""
         try:
             # Each result is in the list when the next is sent: Ctrl-C sends nothing twice.
@@ -149,7 +149,7 @@ class Watch:
         for fd in done_fds:
             os.close(fd)
 
-    def _receive(self, worker: Worker) -> None:
+    def _receive(self, worker: WorkerHandle) -> None:
         # From the kernel to the list within one call: no signal handler can run in between.
         try:
             self._held.intake.extend(islice(worker.arrivals, 1))
@@ -195,13 +195,13 @@ class Watch:
                     (worker.pidfd,) = unpack_fds(ancillary, flags)
                     worker.pid = pid
                 elif kind == EXITED and how == os.CLD_EXITED:
-                    self._bury(worker, Died(place, pid, None, status))
+                    self._bury(worker, WorkerExit(place, pid, None, status))
                 elif kind == EXITED:
-                    self._bury(worker, Died(place, pid, status, None))
+                    self._bury(worker, WorkerExit(place, pid, status, None))
                 else:
                     why = os.strerror(status)
                     worker.failure = f"the operating system refused to start a process: {why}"
-                    self._bury(worker, Died(place, None, None, None))
+                    self._bury(worker, WorkerExit(place, None, None, None))
             held.letters.popleft()
 
     def _lose_zygote(self) -> None:
@@ -223,13 +223,13 @@ class Watch:
         for worker in held.workers:
             if worker.ended is None:
                 _await_end(worker)
-                self._bury(worker, Died(worker.index, worker.pid, int(signal.SIGKILL), None))
+                self._bury(worker, WorkerExit(worker.index, worker.pid, int(signal.SIGKILL), None))
         self._ignore(held.session)
         self._ignore(zygote.pidfd)
         held.zygote = None
         release(zygote)
 
-    def _bury(self, worker: Worker, died: Died) -> None:
+    def _bury(self, worker: WorkerHandle, died: WorkerExit) -> None:
         """Take in all that a dead worker has sent, then note its death."""
         if worker.ended is not None:
             return
@@ -249,7 +249,7 @@ class Watch:
             self._held.gone.append(worker)
         worker.ended = died
 
-    def _stop_listening(self, worker: Worker) -> None:
+    def _stop_listening(self, worker: WorkerHandle) -> None:
         self._ignore(worker.end)
         self._by_fd.pop(worker.end.fileno(), None)
 
@@ -263,7 +263,7 @@ class Watch:
             return
 
 
-def _await_end(worker: Worker) -> None:
+def _await_end(worker: WorkerHandle) -> None:
     """Wait until a worker that the kernel is killing has ended."""
     if worker.pidfd is not None:
         has_ended(worker.pidfd, 1.0)
@@ -274,7 +274,7 @@ def _await_end(worker: Worker) -> None:
     poll.poll(1000)
 
 
-def _failure(worker: Worker, ancillary: Ancillary, flags: int) -> str:
+def _failure(worker: WorkerHandle, ancillary: Ancillary, flags: int) -> str:
     """Read the text that a failed worker sent in a memory file."""
     if worker.failure is None:
         (fd,) = unpack_fds(ancillary, flags)

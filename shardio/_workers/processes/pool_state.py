@@ -18,7 +18,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from shardio._workers.processes.channel import RECEIVE, Received, unpack_fds
-from shardio._workers.processes.linux import Bell, end_process, has_ended
+from shardio._workers.processes.linux import WakeupEvent, end_process, has_ended
 from shardio._workers.processes.zygote import GRACE_S, REPLY, STARTED
 from shardio._workers.processes.zygote_client import Zygote, release
 from shardio.errors import UnsupportedEnvironment
@@ -32,7 +32,7 @@ Rights = list[tuple[int, int, "array.array[int]"]]
 RECEIVE_NOW = (RECEIVE[0], RECEIVE[1], RECEIVE[2] | socket.MSG_DONTWAIT)
 
 
-class Died(NamedTuple):
+class WorkerExit(NamedTuple):
     """A worker's process has ended: the last event of that process.
 
     Killed by `signal`, or else ended with `exit_code`: 0 when the function returned, 1 when it
@@ -61,7 +61,7 @@ class Died(NamedTuple):
         return f"worker {self.worker}{process} {self.end}"
 
 
-class Worker:
+class WorkerHandle:
     """Main's side of one place in the crew; a restart puts a new one there."""
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Worker:
         self.outgoing_fds: list[int] = []
         self.sent: list[int] = []
         self.failure: str | None = None
-        self.ended: Died | None = None
+        self.ended: WorkerExit | None = None
 
     def close(self) -> None:
         """Close main's descriptors of this worker; the process is not touched."""
@@ -103,26 +103,26 @@ class Worker:
         self.outgoing_fds = []
 
 
-class Holdings:
+class PoolState:
     """Sockets, descriptors, processes and undelivered events of one crew."""
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
         self.lock = threading.RLock()  # held while `wait` uses the descriptors that an end closes
         self.epoll = select.epoll()
-        self.workers: list[Worker] = []
+        self.workers: list[WorkerHandle] = []
         self.zygote: Zygote | None = None
         self.session: socket.socket | None = None
-        self.bell: Bell | None = None
+        self.bell: WakeupEvent | None = None
         self.own_fds: list[int] = []  # the cargo, then copies of the fds that workers are given
         self.letters: deque[Received] = deque()  # from the zygote, not yet acted upon
         self.intake: list[Arrival] = []  # from workers, not yet handed over
-        self.gone: list[Worker] = []  # dead, not yet reported
+        self.gone: list[WorkerHandle] = []  # dead, not yet reported
         self.is_closing = False
         self.is_closed = False
 
 
-def end_all(held: Holdings) -> None:
+def end_all(held: PoolState) -> None:
     """End the workers, wait until they are gone, and close everything.
 
     Idle workers leave when they see the end of their channel; others are killed after GRACE_S. In a
@@ -143,7 +143,7 @@ def end_all(held: Holdings) -> None:
             _let_go(held)
 
 
-def _hang_up(held: Holdings) -> None:
+def _hang_up(held: PoolState) -> None:
     """End main's half of every socket: also a `wait` in another thread wakes from that.
 
     By shutdown, since a close is not seen by the other side while a fork of main holds a copy.
@@ -158,7 +158,7 @@ def _hang_up(held: Holdings) -> None:
             continue
 
 
-def _see_off(held: Holdings) -> None:
+def _see_off(held: PoolState) -> None:
     zygote = held.zygote
     if zygote is None:
         return
@@ -177,7 +177,7 @@ def _see_off(held: Holdings) -> None:
         os.close(zygote_pidfd)
 
 
-def _is_over(held: Holdings, zygote_pidfd: int, timeout_s: float) -> bool:
+def _is_over(held: PoolState, zygote_pidfd: int, timeout_s: float) -> bool:
     """Read the zygote's last letters until it has no more to say, or the time is up."""
     if held.session is None:
         return True
@@ -202,7 +202,7 @@ def _is_over(held: Holdings, zygote_pidfd: int, timeout_s: float) -> bool:
     return False
 
 
-def _note_starts(held: Holdings) -> None:
+def _note_starts(held: PoolState) -> None:
     """Learn the pidfds of workers that were started since the last `wait`."""
     while held.letters:
         data, ancillary, flags, _ = held.letters[0]
@@ -213,13 +213,13 @@ def _note_starts(held: Holdings) -> None:
         held.letters.popleft()
 
 
-def _kill(held: Holdings) -> None:
+def _kill(held: PoolState) -> None:
     for worker in held.workers:
         if worker.pidfd is not None:
             end_process(worker.pidfd)
 
 
-def _let_go(held: Holdings) -> None:
+def _let_go(held: PoolState) -> None:
     with contextlib.suppress(UnsupportedEnvironment):  # no descriptors were left: said before
         _note_starts(held)
     _kill(held)

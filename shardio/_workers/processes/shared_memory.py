@@ -48,7 +48,7 @@ _F_SEAL_SHRINK: Final = 2
 _MFD_NOEXEC_SEAL: Final = 8
 
 
-class _Kernel:
+class _KernelSupport:
     """What has been seen of the kernel: one that refuses, or takes long, is not asked again."""
 
     is_asked = True
@@ -60,7 +60,7 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
     No memory is promised by it: what there was none for is as empty as before.
     """
     n_large = n_bytes // LARGE_BYTES * LARGE_BYTES
-    if not (n_large and _Kernel.is_asked):
+    if not (n_large and _KernelSupport.is_asked):
         return
     try:
         # A page that has something is what others are collapsed with; of nothing, nothing is made.
@@ -72,10 +72,10 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
             begin_ns = now_ns()
             memory.madvise(_MADV_COLLAPSE, first + start, n_here)
             if (now_ns() - begin_ns) * LARGE_BYTES > _MOST_NS * n_here:
-                _Kernel.is_asked = False
+                _KernelSupport.is_asked = False
                 return
     except (OSError, InsufficientMemory):
-        _Kernel.is_asked = False
+        _KernelSupport.is_asked = False
 
 
 def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
@@ -171,7 +171,7 @@ _MOST_RESERVED: Final = 64 << 20
 """Bytes of marks: of more, pages take memory only once something in them has been checked."""
 
 
-def marks_file(n_marks: int) -> int:
+def create_bitmap_file(n_marks: int) -> int:
     """A memory file for the marks of a dataset; the caller owns the descriptor.
 
     Raises:

@@ -27,7 +27,7 @@ from shardio.errors import BatchTimeout
 Steps = npt.NDArray[np.uint64]
 
 
-class Whereabouts(Closing):
+class StepFiles(Closing):
     """Owns the files of all workers, from `open` on."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ def answer_with_stacks(fd: int) -> None:
     faulthandler.register(ASK_FOR_STACKS, fd, all_threads=True, chain=False)
 
 
-def overdue(
+def timeout_error(
     what: str,
     path: str,
     timeout_s: float | None,
@@ -101,11 +101,13 @@ def overdue(
         tasks_of: what the worker of a number has not answered, in words.
     """
     first = f"{what} of {path} did not come within {timeout_s:g} s"
-    return BatchTimeout("\n".join([first, *at_work(workers, tasks_of)]))
+    return BatchTimeout("\n".join([first, *describe_workers(workers, tasks_of)]))
 
 
-def at_work(workers: Sequence[tuple[str, str]], tasks_of: Callable[[int], list[str]]) -> list[str]:
-    """What every worker is doing, in lines; arguments as for `overdue`."""
+def describe_workers(
+    workers: Sequence[tuple[str, str]], tasks_of: Callable[[int], list[str]]
+) -> list[str]:
+    """What every worker is doing, in lines; arguments as for `timeout_error`."""
     lines = []
     for worker, (who, stacks) in enumerate(workers):
         tasks = "; ".join(tasks_of(worker)) or "without a task"

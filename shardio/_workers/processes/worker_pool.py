@@ -15,14 +15,14 @@ from typing import Final
 from shardio._base.classes import Closing
 from shardio._workers.processes.channel import MAX_FDS, MAX_MESSAGE_BYTES, Channel, check_message
 from shardio._workers.processes.linux import (
-    Bell,
     Finalizer,
+    WakeupEvent,
     interrupts_held,
     memory_file,
     this_process,
 )
-from shardio._workers.processes.pool_events import Event, Failed, Message, Watch
-from shardio._workers.processes.pool_state import Died, Holdings, Worker, end_all
+from shardio._workers.processes.pool_events import Event, Failed, Message, PoolEventLoop
+from shardio._workers.processes.pool_state import PoolState, WorkerExit, WorkerHandle, end_all
 from shardio._workers.processes.serialization import pack
 from shardio._workers.processes.stack_dumps import ask_for_stacks
 from shardio._workers.processes.worker_main import EXECUTE, FORK, LOAD, Start, Target
@@ -30,12 +30,12 @@ from shardio._workers.processes.zygote import REQUEST, WARD
 from shardio._workers.processes.zygote_client import acquire
 from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
-__all__ = ["Channel", "Crew", "Died", "Event", "Failed", "Message"]
+__all__ = ["Channel", "WorkerPool", "WorkerExit", "Event", "Failed", "Message"]
 
 _WAYS: Final[dict[Start, int]] = {"spawn": EXECUTE, "forkserver": LOAD}
 
 
-class Crew(Closing):
+class WorkerPool(Closing):
     """Owns `n_workers` processes that each run `target(channel)`; ends them on `close`.
 
     `target` travels by cloudpickle, unless `start` is "fork". `fds` are duplicated and arrive as
@@ -62,8 +62,8 @@ class Crew(Closing):
         if len(fds) > MAX_FDS - 2:
             raise InvalidArgument(f"{len(fds)} fds; a crew can be given at most {MAX_FDS - 2}")
         self._preload, self._target, self._how = tuple(preload), target, start
-        self._held = Holdings()
-        self._watch = Watch(self._held)
+        self._held = PoolState()
+        self._watch = PoolEventLoop(self._held)
         self._finalizer = Finalizer(self, end_all, self._held)
         try:
             with interrupts_held():
@@ -152,7 +152,7 @@ class Crew(Closing):
 
     def hang_bell(self) -> None:
         """From now on `nudge` ends a wait; for the thread that waits, before another nudges."""
-        self._held.bell = Bell()
+        self._held.bell = WakeupEvent()
         self._watch.add_bell()
 
     def nudge(self) -> None:
@@ -163,7 +163,7 @@ class Crew(Closing):
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return at least one, or none when `timeout_s` has passed.
 
-        All that a worker has sent comes before its Died. Raises ClosedError when the crew is, or
+        All that a worker has sent comes before its WorkerExit. Raises ClosedError when the crew is, or
         meanwhile gets, closed, and UnsupportedEnvironment when no worker can be started here.
         """
         held = self._held
@@ -178,7 +178,7 @@ class Crew(Closing):
         return events
 
     def restart(self, index: int) -> None:
-        """Start a new worker in the place of one whose Died was returned by `wait`."""
+        """Start a new worker in the place of one whose WorkerExit was returned by `wait`."""
         held = self._held
         self._check_usable()
         worker = held.workers[index]
@@ -217,7 +217,7 @@ class Crew(Closing):
         held.session = held.zygote.open_session(self._preload)
         self._watch.add_zygote()
 
-    def _start(self, index: int) -> Worker:
+    def _start(self, index: int) -> WorkerHandle:
         """Ask for a worker; it is there when a letter says so."""
         held = self._held
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -231,6 +231,6 @@ class Crew(Closing):
                     socket.send_fds(held.session, [asked], request)
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # the zygote has ended; `wait` hears that from its pidfd
-        worker = Worker(index, ours)
+        worker = WorkerHandle(index, ours)
         self._watch.add(worker)
         return worker

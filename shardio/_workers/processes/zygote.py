@@ -65,7 +65,7 @@ WARD = b"folder "
 GRACE_S = 0.1
 
 ASK_FOR_STACKS = signal.SIGRTMIN + 7
-"""The signal that a loader's workers answer with their stacks; see `overdue.py`."""
+"""The signal that a loader's workers answer with their stacks; see `timeout_error.py`."""
 
 
 def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoReturn:

@@ -22,7 +22,7 @@ _HELD: Final = 2
 """Samples that any loop holds for a moment, this one and the next: they are not copied."""
 
 
-class Supply(Closing):
+class BlockLender(Closing):
     """Owns all blocks, and says which worker has which; main's side.
 
     Args:
@@ -118,7 +118,7 @@ class Supply(Closing):
         self._blocks.close()
 
 
-class Stock:
+class LentBlocks:
     """The blocks that a worker has, and has not filled; the worker's side."""
 
     def __init__(self) -> None:

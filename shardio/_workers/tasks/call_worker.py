@@ -1,6 +1,6 @@
 """What a generator in a worker gives: in portions, of which main asks for one after the other.
 
-A portion is a list of results, or `Broken` where the generator has failed. Results are pickled as
+A portion is a list of results, or `FailedCall` where the generator has failed. Results are pickled as
 they come, so that a generator may go on to write into an array that it has given.
 
 A worker that calls one function for item after item: its loop, and what it and main exchange.
@@ -23,12 +23,17 @@ import numpy as np
 
 from shardio._base.statistics import now_ns
 from shardio._workers.processes.blocks import BlockMap
-from shardio._workers.processes.channel import DESCRIPTOR_BYTES, Channel, packed, unpacked
+from shardio._workers.processes.channel import (
+    DESCRIPTOR_BYTES,
+    Channel,
+    pack_message,
+    unpack_message,
+)
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import pack_failure, pickle_apart, unpack_failure
 from shardio._workers.processes.stack_dumps import answer_with_stacks, map_steps
-from shardio._workers.tasks.values import Packed, pack_value, write_value
+from shardio._workers.tasks.values import PackedValue, pack_value, write_value
 from shardio.errors import InsufficientMemory
 
 _MOST: Final = 64
@@ -40,7 +45,7 @@ _ALONE_BYTES: Final = 16 << 10
 _END: Final = object()
 
 
-class Broken:
+class FailedCall:
     """What a generator gave, and what it raised then, which travels as failures do."""
 
     def __init__(self, found: list[Any], error: BaseException, name: str) -> None:
@@ -50,8 +55,8 @@ class Broken:
         return _broken, (self.found, pack_failure(self.error, self._name), self._name)
 
 
-def _broken(found: list[Any], failure: bytes, name: str) -> Broken:
-    return Broken(found, unpack_failure(failure, "a worker"), name)
+def _broken(found: list[Any], failure: bytes, name: str) -> FailedCall:
+    return FailedCall(found, unpack_failure(failure, "a worker"), name)
 
 
 class _Pickled:
@@ -64,7 +69,7 @@ class _Pickled:
         return pickle.loads, (self._pickled,)
 
 
-class Portions:
+class ResultChunks:
     """The results of a generator that are still to come.
 
     Args:
@@ -79,7 +84,7 @@ class Portions:
         """How many results are left out, since main has them of a worker that died."""
         self.is_over = False
 
-    def take(self) -> list[Any] | Broken:
+    def take(self) -> list[Any] | FailedCall:
         """The next results; none only where it is over."""
         found: list[Any] = []
         end_ns = now_ns() + _MOST_NS
@@ -87,7 +92,7 @@ class Portions:
             self._gather(found, end_ns)
         except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
             self.is_over = True
-            return Broken(found, error, self._name)
+            return FailedCall(found, error, self._name)
         return found
 
     def _gather(self, found: list[Any], end_ns: int) -> None:
@@ -126,7 +131,7 @@ MOST_INLINE_BYTES: Final = 32 << 10
 """A value of so many bytes travels with its answer; beyond, memory is cheaper than messages."""
 
 
-class Say(IntEnum):
+class CallRequest(IntEnum):
     """What a message of main says."""
 
     CALL = 1  # call the function with the item that follows
@@ -135,7 +140,7 @@ class Say(IntEnum):
     GO_ON = 4  # have the generator that a call has made give more
 
 
-class Outcome(IntEnum):
+class CallOutcome(IntEnum):
     """What became of a call."""
 
     INLINE = 1  # the value follows
@@ -144,7 +149,7 @@ class Outcome(IntEnum):
     FORKED = 4  # a fork of the worker has come back from the call, and has ended
 
 
-def pack_call(said: Say, block: int = 0, step: int = 0, n_passed_over: int = 0) -> bytes:
+def pack_call(said: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0) -> bytes:
     """A message of main, but for what follows a call."""
     return CALL.pack(said, 0, block, step, n_passed_over, 0)
 
@@ -155,7 +160,7 @@ def call_for_main(
     """Call the function for one item after the other until main closes the channel.
 
     Args:
-        function: of one item; what it returns, or `Portions`, which are sent one by one.
+        function: of one item; what it returns, or `ResultChunks`, which are sent one by one.
         most_bytes: how large a block may become.
         is_called: what the function is in messages.
         channel: of this worker; the first file that comes with it is for `map_steps`.
@@ -167,13 +172,13 @@ def call_for_main(
     while (received := channel.recv_fds()) is not None:
         message, fds = received
         said, _, number, step, *_ = CALL.unpack_from(message)
-        if said == Say.HELLO:
+        if said == CallRequest.HELLO:
             answer_with_stacks(fds[0])
-        elif said == Say.BLOCK:
+        elif said == CallRequest.BLOCK:
             caller.blocks[number] = BlockMap(fds[0])
         else:
             at_work[channel.index] = step + 1
-            with packed(caller.answer(unpacked(message, fds))) as parcel:
+            with pack_message(caller.answer(unpack_message(message, fds))) as parcel:
                 channel.send(*parcel)
             at_work[channel.index] = 0  # after: what has been answered no death takes back
 
@@ -187,20 +192,20 @@ class _Caller:
         self._function, self._most_bytes, self._is_called = function, most_bytes, is_called
         self._channel, self._pid = channel, this_process.pid
         self.blocks: dict[int, BlockMap] = {}
-        self._suspended: dict[int, Portions] = {}
+        self._suspended: dict[int, ResultChunks] = {}
 
     def answer(self, message: bytes) -> bytes:
         """Do a call, or go on with one, and say what became of it."""
         said, _, number, step, n_passed_over, _ = CALL.unpack_from(message)
         start_ns = now_ns()
         try:
-            if said == Say.GO_ON:
+            if said == CallRequest.GO_ON:
                 value: Any = self._suspended.pop(step)
             else:
                 request = pickle.loads(memoryview(message)[DESCRIPTOR_BYTES:])
                 value = self._guarded(step, lambda: self._function(request))
             n_results = 0
-            if isinstance(value, Portions):
+            if isinstance(value, ResultChunks):
                 value.n_passed_over += n_passed_over
                 value, n_results = self._portion(step, value)
             taken_ns = now_ns() - start_ns
@@ -208,17 +213,17 @@ class _Caller:
             if found.n_bytes <= MOST_INLINE_BYTES:
                 memory = np.empty(found.n_bytes, np.uint8)
                 write_value(found, memory)
-                head = ANSWER.pack(Outcome.INLINE, n_results, number, step, 0, taken_ns)
+                head = ANSWER.pack(CallOutcome.INLINE, n_results, number, step, 0, taken_ns)
                 return head + memory.tobytes()
             self._put(found, self.blocks[number])
         except BaseException as error:  # noqa: BLE001  # sys.exit and all: main raises it there
             self._suspended.pop(step, None)
             failure = pack_failure(error, self._is_called)
             taken_ns = now_ns() - start_ns
-            return ANSWER.pack(Outcome.FAILED, 0, number, step, 0, taken_ns) + failure
-        return ANSWER.pack(Outcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
+            return ANSWER.pack(CallOutcome.FAILED, 0, number, step, 0, taken_ns) + failure
+        return ANSWER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
-    def _portion(self, step: int, portions: Portions) -> tuple[Any, int]:
+    def _portion(self, step: int, portions: ResultChunks) -> tuple[Any, int]:
         """The next results of a generator; and how many, if there are more."""
         found = self._guarded(step, portions.take)
         if portions.is_over:
@@ -232,10 +237,10 @@ class _Caller:
             return function()
         finally:
             if this_process.pid != self._pid:  # only one of two may answer
-                self._channel.send(ANSWER.pack(Outcome.FORKED, 0, 0, step, 0, 0))
+                self._channel.send(ANSWER.pack(CallOutcome.FORKED, 0, 0, step, 0, 0))
                 os._exit(1)
 
-    def _put(self, found: Packed, block: BlockMap) -> None:
+    def _put(self, found: PackedValue, block: BlockMap) -> None:
         if found.n_bytes > self._most_bytes:
             raise InsufficientMemory(
                 f"what {self._is_called} returned has {found.n_bytes} bytes; memory_bytes allows "

@@ -11,45 +11,47 @@ from typing import Any, Final
 
 from shardio._base.statistics import now_ns
 from shardio._workers.processes.linux import files_explained
-from shardio._workers.tasks.call_worker import Broken, Portions
-from shardio._workers.tasks.pipeline_runner import SOURCE, Hands, Line, said
-from shardio._workers.tasks.pipeline_spec import Piped, UserCall, checked
-from shardio._workers.tasks.skip_policy import Lenience
-from shardio._workers.tasks.stage import Job, Stage
-from shardio._workers.tasks.task_pool import Flow
+from shardio._workers.tasks.call_worker import FailedCall, ResultChunks
+from shardio._workers.tasks.pipeline_runner import SOURCE, PipelineRunner, StageExecutor, said
+from shardio._workers.tasks.pipeline_spec import PipeStep, UserCall, checked
+from shardio._workers.tasks.skip_policy import ErrorBudget
+from shardio._workers.tasks.stage import Stage, StageJob
+from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 
 _PATIENCE_S: Final = 5.0
 """Workers have a second to say what they do, and the thread has to come to ask them."""
 
 
-def hire(line: Line, stages: Mapping[Stage, Piped | None]) -> dict[Stage, Hands]:
+def hire(
+    line: PipelineRunner, stages: Mapping[Stage, PipeStep | None]
+) -> dict[Stage, StageExecutor]:
     """Make what works at the stages of a line: one event loop for all that is async, else threads.
 
     Stages whose steps name one crew share its threads; a step with an executor has its own hands.
     """
-    found: dict[Stage, Hands] = {}
+    found: dict[Stage, StageExecutor] = {}
     asynchronous: list[Stage] = []
     crews: dict[str, list[Stage]] = {}
     for stage, step in stages.items():
         executor = None if step is None else step.executor
         if executor == "process":
-            found[stage] = Processes(line, stage, stage.n_hands)
+            found[stage] = ProcessExecutor(line, stage, stage.n_hands)
         elif executor is not None:
-            found[stage] = Executing(line, stage, executor)
+            found[stage] = FutureExecutor(line, stage, executor)
         elif stage.call.is_async:
             asynchronous.append(stage)
         else:
             crews.setdefault(SOURCE if step is None else step.crew, []).append(stage)
     if asynchronous:
-        found |= dict.fromkeys(asynchronous, Coroutines(line, asynchronous))
+        found |= dict.fromkeys(asynchronous, AsyncExecutor(line, asynchronous))
     for members in crews.values():
         n_threads = max(stage.concurrency for stage in members)
-        found |= dict.fromkeys(members, Threads(line, members, n_threads))
+        found |= dict.fromkeys(members, ThreadExecutor(line, members, n_threads))
     return found
 
 
-class Threads(Hands):
+class ThreadExecutor(StageExecutor):
     """Threads that share some stages, whichever has a job, the last of them first.
 
     They are started as they are needed. One at a time is woken, and wakes the next if there is more
@@ -61,7 +63,7 @@ class Threads(Hands):
         n_threads: at most.
     """
 
-    def __init__(self, line: Line, stages: Sequence[Stage], n_threads: int) -> None:
+    def __init__(self, line: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
         self._line, self._stages, self._n_left = line, stages[::-1], n_threads
         self._idle: list[threading.Lock] = []  # the one that has worked last is woken first
         self._is_rousing = self._is_closed = False
@@ -110,7 +112,7 @@ class Threads(Hands):
         except BaseException as error:  # noqa: BLE001 - ours; the loop must not wait for ever
             self._line.break_down(error)
 
-    def _next_job(self, bell: threading.Lock, *, is_roused: bool) -> Job | None:
+    def _next_job(self, bell: threading.Lock, *, is_roused: bool) -> StageJob | None:
         """The next job; else, the bell will be rung for one."""
         line = self._line
         with line.lock:
@@ -127,7 +129,7 @@ class Threads(Hands):
             self._idle.append(bell)
             return None
 
-    def _perform(self, job: Job) -> None:
+    def _perform(self, job: StageJob) -> None:
         line, call = self._line, job.stage.call
         job.thread_id = threading.get_ident()
         start_ns = now_ns()
@@ -141,7 +143,7 @@ class Threads(Hands):
         else:
             line.finish(job, value, now_ns() - start_ns)
 
-    def _go_on(self, job: Job) -> None:
+    def _go_on(self, job: StageJob) -> None:
         """Advance a generator until it ends or the line has no room for more results."""
         start_ns = now_ns()
         if job.results is None:
@@ -160,7 +162,7 @@ class Threads(Hands):
             del value
 
 
-class Coroutines(Hands):
+class AsyncExecutor(StageExecutor):
     """Works at stages whose functions are async. Owns a thread and an event loop.
 
     Args:
@@ -168,10 +170,10 @@ class Coroutines(Hands):
         stages: in the order of the line.
     """
 
-    def __init__(self, line: Line, stages: Sequence[Stage]) -> None:
+    def __init__(self, line: PipelineRunner, stages: Sequence[Stage]) -> None:
         self._line, self._stages = line, stages[::-1]
         self._tasks: set[asyncio.Task[None]] = set()
-        self._suspended: dict[Job, asyncio.Event] = {}
+        self._suspended: dict[StageJob, asyncio.Event] = {}
         self._is_rousing = False
         with files_explained():
             self._loop = asyncio.new_event_loop()
@@ -227,7 +229,7 @@ class Coroutines(Hands):
         if not task.cancelled() and (error := task.exception()) is not None:
             self._line.break_down(error)  # ours; the loop must not wait for ever
 
-    def _next_jobs(self) -> list[Job]:
+    def _next_jobs(self) -> list[StageJob]:
         jobs = []
         for stage in self._stages:
             while (job := stage.begin()) is not None:
@@ -235,7 +237,7 @@ class Coroutines(Hands):
                 self._line.settle_before(stage)
         return jobs
 
-    async def _perform(self, job: Job) -> None:
+    async def _perform(self, job: StageJob) -> None:
         call, start_ns = job.stage.call, now_ns()
         try:
             result: Any = call.function(job.item)
@@ -251,7 +253,7 @@ class Coroutines(Hands):
             self._line.finish(job, value, now_ns() - start_ns)
         self._begin()
 
-    async def _go_on(self, job: Job, results: Any) -> None:
+    async def _go_on(self, job: StageJob, results: Any) -> None:
         """Advance an async generator to its end, waiting while the line has no room."""
         start_ns = now_ns()
         async for value in results:
@@ -265,8 +267,8 @@ class Coroutines(Hands):
         self._begin()
 
 
-class Processes(Hands):
-    """A Flow, and the thread that drives it.
+class ProcessExecutor(StageExecutor):
+    """A TaskPool, and the thread that drives it.
 
     Args:
         line: is told what jobs give.
@@ -274,10 +276,10 @@ class Processes(Hands):
         n_workers: how many processes.
     """
 
-    def __init__(self, line: Line, stage: Stage, n_workers: int) -> None:
+    def __init__(self, line: PipelineRunner, stage: Stage, n_workers: int) -> None:
         self._line, self._stage, self._n_workers = line, stage, n_workers
-        self._flow: Flow | None = None
-        self._jobs: dict[int, Job] = {}  # by the number that the flow gives them
+        self._flow: TaskPool | None = None
+        self._jobs: dict[int, StageJob] = {}  # by the number that the flow gives them
         self._has_thread = self._is_rousing = False
         self._asked: Future[list[str]] | None = None
 
@@ -316,14 +318,14 @@ class Processes(Hands):
         """What the thread does."""
         stage = self._stage
         try:
-            with Flow(
+            with TaskPool(
                 _in_portions(stage.call, stage.name),
                 self._n_workers,
                 most_items=stage.concurrency,
                 in_order=False,  # the stage keeps what order there is
                 is_called=stage.name,
             ) as flow:
-                flow.lenience = _Reporting(self._fail)
+                flow.lenience = _ReportingBudget(self._fail)
                 with self._line.lock:
                     self._flow = flow
                 try:
@@ -334,7 +336,7 @@ class Processes(Hands):
         except BaseException as error:  # noqa: BLE001 - the loop must not wait for ever
             self._line.break_down(error)
 
-    def _drive(self, flow: Flow) -> None:
+    def _drive(self, flow: TaskPool) -> None:
         while not self._line.is_closed:
             if (asked := self._asked) is not None:
                 self._asked = None  # who asks waits: there is no other
@@ -347,7 +349,7 @@ class Processes(Hands):
             elif not self._stage.has_work:
                 flow.wait()
 
-    def _put_all(self, flow: Flow) -> None:
+    def _put_all(self, flow: TaskPool) -> None:
         jobs = []
         with self._line.lock:
             self._is_rousing = False
@@ -367,7 +369,7 @@ class Processes(Hands):
             else:
                 self._jobs[job.results] = job
 
-    def _hand_on(self, flow: Flow, number: int, value: Any) -> None:
+    def _hand_on(self, flow: TaskPool, number: int, value: Any) -> None:
         job = self._jobs[number]
         busy_ns = int(flow.stats.calling_s * 1e9) - self._stage.busy_ns
         if not flow.has_more(number):
@@ -379,7 +381,7 @@ class Processes(Hands):
         self._line.fail(self._jobs.pop(number), error, 0)
 
 
-class _Reporting(Lenience):
+class _ReportingBudget(ErrorBudget):
     """Leaves it to the line whether what failed is skipped, or raised in its turn."""
 
     def __init__(self, report: Callable[[int, BaseException], None]) -> None:
@@ -391,7 +393,7 @@ class _Reporting(Lenience):
         self._report(index, error)
 
 
-class Executing(Threads):
+class FutureExecutor(ThreadExecutor):
     """A thread that submits jobs to an executor of the user, who owns it.
 
     Args:
@@ -400,7 +402,7 @@ class Executing(Threads):
         executor: does them.
     """
 
-    def __init__(self, line: Line, stage: Stage, executor: Executor) -> None:
+    def __init__(self, line: PipelineRunner, stage: Stage, executor: Executor) -> None:
         super().__init__(line, [stage], 1)
         self._executor, self._function = executor, _in_one(stage.call, stage.name)
         self._futures: set[Future[Any]] = set()
@@ -411,7 +413,7 @@ class Executing(Threads):
         for future in list(self._futures):
             future.cancel()
 
-    def _perform(self, job: Job) -> None:
+    def _perform(self, job: StageJob) -> None:
         try:
             future = self._executor.submit(self._function, job.item)
         except Exception as error:  # noqa: BLE001 - it was shut down
@@ -422,7 +424,7 @@ class Executing(Threads):
             future.cancel()
         future.add_done_callback(partial(self._take, job))
 
-    def _take(self, job: Job, future: Future[Any]) -> None:
+    def _take(self, job: StageJob, future: Future[Any]) -> None:
         line, busy_ns = self._line, now_ns() - job.began_ns
         self._futures.discard(future)
         try:
@@ -436,23 +438,23 @@ class Executing(Threads):
                 self.rouse()
 
 
-def _conclude(line: Line, job: Job, value: Any, busy_ns: int) -> None:
+def _conclude(line: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
     """Tell a line what `_in_one` gave for a job."""
     if not job.stage.call.yields_many:
         line.finish(job, value, busy_ns)
-    elif isinstance(value, Broken):
+    elif isinstance(value, FailedCall):
         line.fail(job, value.error, busy_ns, value.found)
     else:
         line.finish_with(job, value, busy_ns)
 
 
 def _in_one(call: UserCall, name: str) -> Callable[[Any], Any]:
-    """A function that gives the results of a call at once: of a generator, a list or `Broken`."""
+    """A function that gives the results of a call at once: of a generator, a list or `FailedCall`."""
     return partial(_all_of if call.yields_many else _one_of, call.function, name)
 
 
 def _in_portions(call: UserCall, name: str) -> Callable[[Any], Any]:
-    """Return a function that gives the result of a call; for a generator, its `Portions`."""
+    """Return a function that gives the result of a call; for a generator, its `ResultChunks`."""
     return partial(_portions_of if call.yields_many else _one_of, call.function, name)
 
 
@@ -460,14 +462,14 @@ def _one_of(function: Callable[[Any], Any], name: str, item: Any) -> Any:
     return checked(function(item))
 
 
-def _all_of(function: Callable[[Any], Any], name: str, item: Any) -> list[Any] | Broken:
+def _all_of(function: Callable[[Any], Any], name: str, item: Any) -> list[Any] | FailedCall:
     found: list[Any] = []
     try:
         found.extend(function(item))
     except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
-        return Broken(found, error, name)
+        return FailedCall(found, error, name)
     return found
 
 
-def _portions_of(function: Callable[[Any], Any], name: str, item: Any) -> Portions:
-    return Portions(iter(function(item)), name)
+def _portions_of(function: Callable[[Any], Any], name: str, item: Any) -> ResultChunks:
+    return ResultChunks(iter(function(item)), name)

@@ -12,11 +12,11 @@ from typing import Any
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats, now_ns
 from shardio._workers.processes.serialization import add_note, as_failure, shortened
-from shardio._workers.tasks.skip_policy import Lenience
+from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio.errors import BatchTimeout, InvalidArgument
 
 
-class Alone:
+class SingleCaller:
     """Lets one caller into its `with`; another is refused, of the same thread too.
 
     Args:
@@ -34,7 +34,7 @@ class Alone:
         self._lock.release()
 
 
-class Here(Closing):
+class InlinePool(Closing):
     """A flow of one item at a time, for which the function is called when it is taken.
 
     Args:
@@ -51,7 +51,7 @@ class Here(Closing):
         is_called: str = "the function",
     ) -> None:
         self._function, self._is_called = function, is_called
-        self.lenience = Lenience(max_skips)
+        self.lenience = ErrorBudget(max_skips)
         """Which items were left out."""
         self._waiting: list[tuple[Any, Any]] = []
         self.n_put = self._n_taken = self._calling_ns = 0

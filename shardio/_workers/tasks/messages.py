@@ -56,7 +56,7 @@ _OVERHEAD_BYTES: Final = 256
 """What a sample is counted for beyond its bytes: a small one is mostly that."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is."""
 
     HELLO = 1  # the worker is connected
@@ -67,7 +67,7 @@ class Kind(IntEnum):
     END = 5  # there is no more: the number is that of all samples of this worker
 
 
-def pack_head(kind: Kind, worker: int, number: int, n_samples: int = 0) -> bytes:
+def pack_head(kind: MessageKind, worker: int, number: int, n_samples: int = 0) -> bytes:
     """The beginning of a message."""
     return _HEAD.pack(kind, worker, number, n_samples)
 
@@ -76,7 +76,7 @@ unpack_head = _HEAD.unpack_from
 """Kind, worker, number and how many samples of a message, of its first frame."""
 
 
-class Sheaf:
+class MessageBatch:
     """Samples of one worker that are pickled, to be sent in one message."""
 
     def __init__(self, worker: int) -> None:
@@ -129,7 +129,7 @@ class Sheaf:
         self._file.write(struct.pack(f"<{len(self)}Q", *self._sizes))
         self._file.truncate()  # what could not be pickled, or was taken back
         self._file.seek(0)
-        kind = Kind.SAMPLES if place is None else Kind.IN_BLOCK
+        kind = MessageKind.SAMPLES if place is None else MessageKind.IN_BLOCK
         self._file.write(pack_head(kind, self._worker, first, len(self)))
         if place is None:
             return [self._file.getvalue(), *self.apart]
@@ -215,7 +215,7 @@ def check_prefix(prefix: Any) -> str:
     return whole[:-_RANDOM_LETTERS]
 
 
-class Inbox(Closing):
+class Receiver(Closing):
     """Owns a ZeroMQ socket, and until `hide` a folder with its file; for one thread at a time.
 
     Args:
@@ -229,7 +229,7 @@ class Inbox(Closing):
     def __init__(self, prefix: str, n_senders: int) -> None:
         self._zmq = zeromq()
         check_files(OWN_FILES + n_senders)
-        self._frames = _Frames()
+        self._frames = _FrameKeeper()
         parent, name = os.path.split(prefix)
         self._folder: Path | None = Path(tempfile.mkdtemp(prefix=name, dir=parent))
         self.path = os.fspath(self._folder / _NAME)
@@ -285,7 +285,7 @@ class Inbox(Closing):
         self._frames.close()
 
 
-class _Frames(Closing):
+class _FrameKeeper(Closing):
     """Holds frames until nothing lies in them, and then until Ctrl-C is held back.
 
     Where a frame ends, pyzmq looks for signals; what their handler raises there is lost.

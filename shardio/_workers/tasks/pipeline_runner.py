@@ -27,9 +27,22 @@ from shardio._base.statistics import PipelineStats, now_ns
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.serialization import add_note, as_failure, shortened
 from shardio._workers.processes.stack_dumps import shortened as without_ours
-from shardio._workers.tasks.pipeline_spec import Batched, Piped, Positioned, Start, UserCall
-from shardio._workers.tasks.skip_policy import Lenience
-from shardio._workers.tasks.stage import Batches, Entry, Job, Origin, Results, Stage
+from shardio._workers.tasks.pipeline_spec import (
+    BatchStep,
+    PipelineStart,
+    PipeStep,
+    SourcePosition,
+    UserCall,
+)
+from shardio._workers.tasks.skip_policy import ErrorBudget
+from shardio._workers.tasks.stage import (
+    Entry,
+    ListBatcher,
+    OutputQueue,
+    SourceItem,
+    Stage,
+    StageJob,
+)
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 
 _NAMED: Final = 4
@@ -37,7 +50,7 @@ _NAMED: Final = 4
 
 
 def late(
-    number: int, timeout_s: float | None, jobs: Sequence[Job], elsewhere: Sequence[str] = ()
+    number: int, timeout_s: float | None, jobs: Sequence[StageJob], elsewhere: Sequence[str] = ()
 ) -> BatchTimeout:
     """The error for a result that did not come, with what is under way: of threads, their stacks.
 
@@ -63,7 +76,7 @@ def late(
     return BatchTimeout("\n".join(lines))
 
 
-def said(job: Job) -> str:
+def said(job: StageJob) -> str:
     """Which call it is, in words."""
     if job.origin.first < 0:
         return f"{job.stage.name}, item {job.n_given}"
@@ -81,7 +94,7 @@ _S_PER_NS: Final = 1e-9
 SOURCE: Final = "source"
 
 
-class Hands(ABC):
+class StageExecutor(ABC):
     """Does the jobs of some stages of a line, which owns it."""
 
     @abstractmethod
@@ -100,15 +113,15 @@ class Hands(ABC):
         return []
 
 
-Hire = Callable[["Line", Mapping[Stage, Piped | None]], Mapping[Stage, Hands]]
+Hire = Callable[["PipelineRunner", Mapping[Stage, PipeStep | None]], Mapping[Stage, StageExecutor]]
 """Makes the hands of every stage, given a line and its stages; the source's comes with None."""
 
 
-class Line(Closing):
+class PipelineRunner(Closing):
     """One pass over a source. Owns its threads, which are daemons: none is ever waited for.
 
     Args:
-        source: iterable or async iterable; its items, or Positioned ones.
+        source: iterable or async iterable; its items, or SourcePosition ones.
         steps: what is done to them.
         hire: makes what works at the stages (`executors.hire`).
         n_buffered: how many results may wait for the loop.
@@ -119,22 +132,22 @@ class Line(Closing):
     def __init__(
         self,
         source: Any,
-        steps: Sequence[Piped | Batched],
+        steps: Sequence[PipeStep | BatchStep],
         *,
         hire: Hire,
         n_buffered: int,
         most_skips: int | None = None,
-        start: Start | None = None,
+        start: PipelineStart | None = None,
     ) -> None:
         self.lock = threading.Lock()
         self._turn = threading.RLock()
         self.is_closed = self._is_through = False
         self._pid = this_process.pid
-        self._lenience = Lenience(most_skips)
-        self._start = start or Start()
+        self._lenience = ErrorBudget(most_skips)
+        self._start = start or PipelineStart()
         self._source = Stage(SOURCE, _iteration(source), 1, yields_many=True)
         self._stages = [self._source, *(_stage(step) for step in steps)]
-        self._results = Results(n_buffered)
+        self._results = OutputQueue(n_buffered)
         self._next = [*self._stages[1:], self._results]
         for stage in self._active()[1:2]:
             stage.n_passed_over = self._start.n_passed_over
@@ -142,10 +155,10 @@ class Line(Closing):
         self._began_ns, self._waited_ns = now_ns(), 0
         self._final_stats: PipelineStats | None = None
         self._breakdown: Exception | None = None
-        pipes = [step for step in steps if isinstance(step, Piped)]
+        pipes = [step for step in steps if isinstance(step, PipeStep)]
         self._hands = hire(self, dict(zip(self._active(), [None, *pipes], strict=True)))
         with self.lock:
-            self._source.put((Origin(-1, -1, None, None), source))
+            self._source.put((SourceItem(-1, -1, None, None), source))
             self._source.end(None)
             self._hands[self._source].rouse()
 
@@ -249,7 +262,7 @@ class Line(Closing):
 
     # --- the side of who works --------------------------------------------------------------
 
-    def give(self, job: Job, values: Iterable[Any], busy_ns: int) -> bool:
+    def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
         """A job has given results and is to give more; False if it is to wait with that."""
         stage = job.stage
         with self.lock:
@@ -264,18 +277,20 @@ class Line(Closing):
             self._settle(self._places[stage])
             return stage.may_go_on(job)
 
-    def _supply(self, job: Job, value: Any) -> None:
+    def _supply(self, job: StageJob, value: Any) -> None:
         index = self._start.item + job.n_given
-        if type(value) is Positioned:
-            self._source.supply(job, (Origin(index, index, value.before, value.after), value.item))
+        if type(value) is SourcePosition:
+            self._source.supply(
+                job, (SourceItem(index, index, value.before, value.after), value.item)
+            )
         else:
-            self._source.supply(job, (Origin(index, index, index, index + 1), value))
+            self._source.supply(job, (SourceItem(index, index, index, index + 1), value))
 
-    def finish(self, job: Job, value: Any, busy_ns: int) -> None:
+    def finish(self, job: StageJob, value: Any, busy_ns: int) -> None:
         """A job has given its only result."""
         self.finish_with(job, (value,), busy_ns)
 
-    def finish_with(self, job: Job, values: Iterable[Any], busy_ns: int) -> None:
+    def finish_with(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> None:
         """A job has given all of its results at once."""
         stage = job.stage
         with self.lock:
@@ -287,12 +302,12 @@ class Line(Closing):
             stage.finish(job)
             self._settle(self._places[stage])
 
-    def end(self, job: Job, busy_ns: int) -> None:
+    def end(self, job: StageJob, busy_ns: int) -> None:
         """A job has given all of its results."""
         self.finish_with(job, (), busy_ns)
 
     def fail(
-        self, job: Job, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
+        self, job: StageJob, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
     ) -> None:
         """A job has raised, when it had given these values and those before."""
         stage = job.stage
@@ -311,12 +326,12 @@ class Line(Closing):
                 stage.fail(job, refusal)
             self._settle(self._places[stage])
 
-    def _place_of(self, job: Job) -> str:
+    def _place_of(self, job: StageJob) -> str:
         if job.stage is self._source:
             return f"{SOURCE}, item {self._start.item + job.n_given}"
         return f"{job} ({shortened(job.item)})"
 
-    def _refusal(self, job: Job, failure: Exception) -> Exception | None:
+    def _refusal(self, job: StageJob, failure: Exception) -> Exception | None:
         """What is raised for a call that failed; None if its item is dropped."""
         if job.stage is self._source or not self._lenience.forgives(failure):
             return failure
@@ -351,9 +366,9 @@ class Line(Closing):
                 after.end(stage.last_words)
             if not (has_moved or has_ended):
                 continue
-            if isinstance(after, Results):
+            if isinstance(after, OutputQueue):
                 after.ring()
-            elif has_ended or isinstance(after, Batches):
+            elif has_ended or isinstance(after, ListBatcher):
                 places.append(place + 1)
             if isinstance(after, Stage):
                 self._hands[after].rouse()
@@ -387,9 +402,9 @@ def _iteration(source: Any) -> UserCall:
     return UserCall(iter, "generator")
 
 
-def _stage(step: Piped | Batched) -> Stage | Batches:
-    if isinstance(step, Batched):
-        return Batches(step.n, drop_last=step.drop_last)
+def _stage(step: PipeStep | BatchStep) -> Stage | ListBatcher:
+    if isinstance(step, BatchStep):
+        return ListBatcher(step.n, drop_last=step.drop_last)
     stage = Stage(step.name, step.call, step.most_under_way, step.in_order, step.call.yields_many)
     stage.n_hands = step.concurrency
     return stage

@@ -95,7 +95,7 @@ def checked_where(executor: Any) -> Where:
     )
 
 
-class Piped(NamedTuple):
+class PipeStep(NamedTuple):
     """A function for every item; steps with the same `crew` have `concurrency` threads together."""
 
     call: UserCall
@@ -113,14 +113,14 @@ class Piped(NamedTuple):
         return self.concurrency
 
 
-class Batched(NamedTuple):
+class BatchStep(NamedTuple):
     """Lists of `n` items; of what is left at the end a shorter one, unless that is dropped."""
 
     n: int
     drop_last: bool
 
 
-class Positioned(NamedTuple):
+class SourcePosition(NamedTuple):
     """An item of a source that says where it is to go on: to give it again, or the next."""
 
     before: Any
@@ -128,7 +128,7 @@ class Positioned(NamedTuple):
     item: Any
 
 
-class Start(NamedTuple):
+class PipelineStart(NamedTuple):
     """Where a line begins: the number of its first item, and how many results of it to omit."""
 
     item: int = 0

@@ -21,8 +21,14 @@ from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import add_note, as_failure, pack_error, text_of
 from shardio._workers.processes.stack_dumps import answer_with_stacks
-from shardio._workers.tasks.block_credits import Stock
-from shardio._workers.tasks.messages import LEAST_IN_BLOCK_BYTES, Kind, Sheaf, pack_head, zeromq
+from shardio._workers.tasks.block_credits import LentBlocks
+from shardio._workers.tasks.messages import (
+    LEAST_IN_BLOCK_BYTES,
+    MessageBatch,
+    MessageKind,
+    pack_head,
+    zeromq,
+)
 from shardio.errors import TransformError, UnsupportedEnvironment
 
 READY: Final = b"+"
@@ -32,7 +38,7 @@ WANT: Final = b"?"
 """A worker has a large sample, and no block for it."""
 
 WORD: Final = struct.Struct("<QQ")
-"""What main says to a worker that sends: a `Word`, and a number."""
+"""What main says to a worker that sends: a `Command`, and a number."""
 
 _SOON_S: Final = 0.0005
 """So long a sample may wait for others, which then travel in the same message."""
@@ -41,7 +47,7 @@ _MOST_TOGETHER_BYTES: Final = 64 << 10
 _PARTS: Final = 16
 
 
-class Word(IntEnum):
+class Command(IntEnum):
     """What main says."""
 
     CREDIT = 1  # so many bytes more have been handed over
@@ -99,16 +105,16 @@ def send_all(
         socket.linger = 0  # nothing is under way when a worker ends, unless main has gone
         socket.sndhwm = 0  # bytes are bounded, not messages
         socket.connect(os.fsdecode(address))
-        with _Outbox(socket, channel, most_bytes) as outbox, suppress(_MainHasGone):
+        with _Sender(socket, channel, most_bytes) as outbox, suppress(_MainExited):
             outbox.send_samples(dataset, most_skips)
             outbox.await_goodbye()
 
 
-class _MainHasGone(BaseException):
+class _MainExited(BaseException):
     """Main has closed the channel: not for the user's code to catch."""
 
 
-class _Outbox(Closing):
+class _Sender(Closing):
     """What one worker has sent, and may send; borrows its socket and channel.
 
     Samples that come quickly wait for each other, so that several travel in a message; but not for
@@ -120,8 +126,8 @@ class _Outbox(Closing):
         self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
         self._most_together = min(_MOST_TOGETHER_BYTES, most_bytes // _PARTS)
         self._lock = threading.Lock()
-        self._sheaf = Sheaf(channel.index)
-        self._stock = Stock()
+        self._sheaf = MessageBatch(channel.index)
+        self._stock = LentBlocks()
         self._n_under_way = 0
         self._n_sent = 0
         self._sent_s = -math.inf
@@ -135,7 +141,7 @@ class _Outbox(Closing):
 
     def send_samples(self, dataset: Iterable[Any], most_skips: int | None) -> None:
         """Send a greeting, every sample or that it is skipped, and how it ended."""
-        self._say(Kind.HELLO)
+        self._say(MessageKind.HELLO)
         n_left = most_skips or 0
         try:
             samples = iter(dataset)
@@ -143,29 +149,29 @@ class _Outbox(Closing):
                 try:
                     if not self._send_next(samples):
                         break
-                except _MainHasGone:
+                except _MainExited:
                     raise
                 except BaseException as error:  # sys.exit and all, as below
                     if most_skips is None:
                         raise
-                    self._say(Kind.SKIPPED, pack_error(self._as_failure(error)))
+                    self._say(MessageKind.SKIPPED, pack_error(self._as_failure(error)))
                     self._n_sent += 1
                     n_left -= 1
                     if n_left < 0:  # more than main forgives
                         return
-        except _MainHasGone:
+        except _MainExited:
             raise
         except BaseException as error:  # noqa: BLE001  # sys.exit and all: main raises it there
-            self._say(Kind.FAILED, pack_error(self._as_failure(error)))
+            self._say(MessageKind.FAILED, pack_error(self._as_failure(error)))
         else:
-            self._say(Kind.END)
+            self._say(MessageKind.END)
 
     def await_goodbye(self) -> None:
         """Wait until main has all of it: what ends before may take some along."""
-        while self._hear() != Word.GOODBYE:
+        while self._hear() != Command.GOODBYE:
             pass
 
-    def _say(self, kind: Kind, rest: bytes = b"") -> None:
+    def _say(self, kind: MessageKind, rest: bytes = b"") -> None:
         self._check_process()
         with self._lock:
             self._flush()
@@ -225,7 +231,7 @@ class _Outbox(Closing):
         self._socket.send_multipart(frames)
         self._n_under_way += n_bytes
         self._n_sent += len(sheaf)
-        self._sheaf = Sheaf(self._channel.index)
+        self._sheaf = MessageBatch(self._channel.index)
         self._sent_s = time.monotonic()
 
     def _send_soon(self) -> None:
@@ -246,7 +252,7 @@ class _Outbox(Closing):
                     return
                 try:
                     self._flush()
-                except _MainHasGone:  # as the dataset's thread will see
+                except _MainExited:  # as the dataset's thread will see
                     return
 
     def close(self) -> None:
@@ -261,26 +267,26 @@ class _Outbox(Closing):
             try:
                 self._channel.send(WANT)
             except (BrokenPipeError, ConnectionResetError):
-                raise _MainHasGone from None
+                raise _MainExited from None
             while not self._stock:
                 self._hear()
 
-    def _hear(self) -> Word:
+    def _hear(self) -> Command:
         """Wait for a word of main, and act upon it."""
         try:
             received = self._channel.recv_fds()
         except UnsupportedEnvironment as error:
             self._stock.lose(error)
-            return Word.BLOCK
+            return Command.BLOCK
         if received is None:
-            raise _MainHasGone
+            raise _MainExited
         message, fds = received
         word, number = WORD.unpack(message)
-        if word == Word.CREDIT:
+        if word == Command.CREDIT:
             self._n_under_way -= number
-        elif word == Word.BLOCK:
+        elif word == Command.BLOCK:
             self._stock.add(number, fds)
-        return Word(word)
+        return Command(word)
 
     def _as_failure(self, error: BaseException) -> Exception:
         """What main is to raise: the exception itself, unless it would end more than a loop."""

@@ -3,8 +3,8 @@
 One iteration of a dataset by several workers, each of which goes through all of it.
 
         main                                             worker
-  A  Crew(send_all, dataset) ──────────────────────────▶ loads dataset and ZeroMQ
-  B     Inbox: folder, socket ◀─────────────── READY ──
+  A  WorkerPool(send_all, dataset) ──────────────────────────▶ loads dataset and ZeroMQ
+  B     Receiver: folder, socket ◀─────────────── READY ──
   C     address ───────────────────────────────────────▶ connects
   D     hide: the folder is gone ◀─────────── HELLO ───
   E     next ◀═════════ SAMPLES: pickles, arrays ══════ iterates
@@ -32,13 +32,13 @@ from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._workers.processes.linux import Finalizer, interrupts_held, this_process
 from shardio._workers.processes.serialization import text_of, unpack_error
-from shardio._workers.processes.stack_dumps import overdue, stack_files
+from shardio._workers.processes.stack_dumps import stack_files, timeout_error
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.processes.worker_pool import Crew, Died, Failed
-from shardio._workers.tasks.block_credits import Supply
+from shardio._workers.processes.worker_pool import Failed, WorkerExit, WorkerPool
+from shardio._workers.tasks.block_credits import BlockLender
 from shardio._workers.tasks.messages import (
-    Inbox,
-    Kind,
+    MessageKind,
+    Receiver,
     counted_bytes,
     rest_of,
     unpack_head,
@@ -46,15 +46,15 @@ from shardio._workers.tasks.messages import (
     unpack_sample,
     unpack_samples,
 )
-from shardio._workers.tasks.sample_sender import WANT, WORD, Word, WorkerInfo, send_all
-from shardio._workers.tasks.skip_policy import Lenience
+from shardio._workers.tasks.sample_sender import WANT, WORD, Command, WorkerInfo, send_all
+from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio.errors import ClosedError, TransformError, WorkerDied
 
 SKIPPED: Final = object()
 """In the place of a sample that is left out."""
 
 
-class Arrivals:
+class ReceiveBuffer:
     """The samples of all workers, each numbered by its worker; of one message they are at hand.
 
     Args:
@@ -62,7 +62,7 @@ class Arrivals:
         lenience: which samples that fail are left out.
     """
 
-    def __init__(self, n_workers: int, lenience: Lenience) -> None:
+    def __init__(self, n_workers: int, lenience: ErrorBudget) -> None:
         self._lenience = lenience
         self.n_arrived = [0] * n_workers
         """Samples handed over or skipped."""
@@ -165,7 +165,7 @@ _CREDITS: Final = 16
 """Into so many pieces at most a worker's budget comes back, unless main has to wait."""
 
 
-class Gathering(Closing):
+class SampleStream(Closing):
     """An iterator over the samples of all workers, as they come; owns the workers until its end.
 
     For one thread at a time, but `close` is for any. When it is over, has failed, or was closed,
@@ -191,7 +191,7 @@ class Gathering(Closing):
         most_bytes: int,
         timeout_s: float | None,
         start: Start,
-        lenience: Lenience,
+        lenience: ErrorBudget,
         say: Callable[[str], object],
     ) -> None:
         self._is_of, self._pid = type(dataset).__name__, this_process.pid
@@ -200,13 +200,15 @@ class Gathering(Closing):
         try:
             most, most_skips = most_bytes // n_workers, lenience.most
             target = functools.partial(send_all, dataset, n_workers, most, most_skips)
-            self._crew = Crew(n_workers, target, fds=self._stacks, preload=_PRELOAD, start=start)
+            self._crew = WorkerPool(
+                n_workers, target, fds=self._stacks, preload=_PRELOAD, start=start
+            )
         except BaseException:
             _close_files(self._stacks)
             raise
-        self._boxes: list[Inbox] = []
+        self._boxes: list[Receiver] = []
         self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
-        self._supply = Supply(n_workers, most_bytes)
+        self._supply = BlockLender(n_workers, most_bytes)
         held = self._crew, self._boxes, self._supply, self._stacks
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
         self._waiting = set(range(n_workers))
@@ -215,7 +217,7 @@ class Gathering(Closing):
         """Who has not come to the end."""
         self._deaf = set[int]()
         """Who has died after its end had been sent."""
-        self._arrivals = Arrivals(n_workers, lenience)
+        self._arrivals = ReceiveBuffer(n_workers, lenience)
         self._last_words: dict[int, str] = {}
         self._saved: deque[list[Any]] = deque()
         """What had arrived when a death was noticed."""
@@ -224,7 +226,7 @@ class Gathering(Closing):
         self._least_credit_bytes = most_bytes // n_workers // _CREDITS
         self._is_over = False
 
-    def __iter__(self) -> Gathering:
+    def __iter__(self) -> SampleStream:
         """Itself."""
         return self
 
@@ -289,20 +291,20 @@ class Gathering(Closing):
         """Act upon a message; its samples are at hand then."""
         kind, worker, number, n_samples = unpack_head(message[0])
         self._arrivals.check(worker, number)
-        if kind == Kind.SAMPLES:
+        if kind == MessageKind.SAMPLES:
             self._arrivals.take_in(worker, message, n_samples)
-        elif kind == Kind.IN_BLOCK:
+        elif kind == MessageKind.IN_BLOCK:
             arrays = self._supply.hand_over(worker, *unpack_place(message))
             self._arrivals.take_in(worker, [message[0], *arrays], n_samples)
             self._lend()
-        elif kind == Kind.HELLO:
+        elif kind == MessageKind.HELLO:
             self._waiting.discard(worker)
             if not self._waiting:
                 self._boxes[0].hide()
                 self._crew.entrust("")
-        elif kind == Kind.SKIPPED:
+        elif kind == MessageKind.SKIPPED:
             self._arrivals.skip(worker, unpack_error(bytes(rest_of(message))))
-        elif kind == Kind.FAILED:
+        elif kind == MessageKind.FAILED:
             raise unpack_error(bytes(rest_of(message)))
         else:
             self._part_with(worker)
@@ -323,12 +325,12 @@ class Gathering(Closing):
         n_owed = self._arrivals.n_owed
         owed, n_owed[worker] = n_owed[worker], 0
         if owed and worker in self._going:
-            self._tell(Word.CREDIT, worker, owed)
+            self._tell(Command.CREDIT, worker, owed)
 
     def _lend(self) -> None:
         """Give workers the blocks that they have asked for, as far as there are any."""
         if self._loss is None:
-            self._supply.give(functools.partial(self._tell, Word.BLOCK))
+            self._supply.give(functools.partial(self._tell, Command.BLOCK))
 
     def _part_with(self, worker: int) -> None:
         """A worker has come to its end, and all of it has arrived."""
@@ -346,9 +348,9 @@ class Gathering(Closing):
             )
         self._going.discard(worker)
         self._supply.part_with(worker)
-        self._tell(Word.GOODBYE, worker)
+        self._tell(Command.GOODBYE, worker)
 
-    def _tell(self, word: Word, worker: int, number: int = 0, fds: Sequence[int] = ()) -> None:
+    def _tell(self, word: Command, worker: int, number: int = 0, fds: Sequence[int] = ()) -> None:
         if self._loss is None and worker not in self._deaf:
             self._crew.send(worker, WORD.pack(word, number), fds)
 
@@ -378,7 +380,7 @@ class Gathering(Closing):
         for event in self._crew.wait(0):
             if isinstance(event, Failed):
                 self._last_words[event.worker] = event.text
-            elif isinstance(event, Died):
+            elif isinstance(event, WorkerExit):
                 if event.worker in self._going:
                     self._mourn(event)
                     if self._loss is not None:
@@ -394,7 +396,7 @@ class Gathering(Closing):
 
     def _invite(self) -> None:
         """Now that all workers are there, tell them where to send to."""
-        box = Inbox(self._prefix, len(self._crew))
+        box = Receiver(self._prefix, len(self._crew))
         self._boxes.append(box)
         self._crew.entrust(os.path.dirname(box.path))
         self._say(box.address)
@@ -402,7 +404,7 @@ class Gathering(Closing):
         for worker in range(len(self._crew)):
             self._crew.send(worker, os.fsencode(box.address))
 
-    def _mourn(self, died: Died) -> None:
+    def _mourn(self, died: WorkerExit) -> None:
         """Take in all that has arrived before a worker is counted as lost: its end may be there."""
         end_s = time.monotonic() + _MOST_S
         for box in self._boxes:
@@ -415,7 +417,7 @@ class Gathering(Closing):
                     break
         heads = [unpack_head(message[0]) for message in self._saved]
         heads = [head for head in heads if head[1] == died.worker]
-        if any(kind in {Kind.END, Kind.FAILED} for kind, *_ in heads):
+        if any(kind in {MessageKind.END, MessageKind.FAILED} for kind, *_ in heads):
             self._deaf.add(died.worker)
             return
         n_samples = self._arrivals.n_known(died.worker) + sum(head[3] for head in heads)
@@ -425,7 +427,7 @@ class Gathering(Closing):
 
     def _overdue(self) -> Exception:
         stacks = self._crew.stacks(self._stacks)
-        return overdue(
+        return timeout_error(
             "a sample",
             self._is_of,
             self._timeout_s,
@@ -436,9 +438,9 @@ class Gathering(Closing):
 
 def _let_go(
     owner_pid: int,
-    crew: Crew,
-    boxes: list[Inbox],
-    supply: Supply,
+    crew: WorkerPool,
+    boxes: list[Receiver],
+    supply: BlockLender,
     stacks: list[int],
     lock: threading.RLock,
 ) -> None:

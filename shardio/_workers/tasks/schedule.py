@@ -212,7 +212,7 @@ class Schedule:
             self.n_circulating -= 1
         elif self.next_step in self._failed:
             self._last = self.next_step
-            # Kept nowhere, not even under a name: its traceback leads to the loop, and so to the
+            # ReplyBuffer nowhere, not even under a name: its traceback leads to the loop, and so to the
             # loader, which would live on with it.
             raise self._failed.pop(self.next_step)
         return block

@@ -11,7 +11,7 @@ from shardio.errors import ClosedError, InsufficientMemory, TooManySkipped, Unsu
 _NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemory)
 
 
-class Lenience:
+class ErrorBudget:
     """How many items may fail: none, and the first failure is raised, or so many.
 
     Args:

@@ -24,7 +24,7 @@ _MOST_OUT: Final = 2
 _S_PER_NS: Final = 1e-9
 
 
-class Origin(NamedTuple):
+class SourceItem(NamedTuple):
     """Which items of the source something was made of, and where the source is to go on behind it.
 
     That is `after`; but where a generator gives several results for an item, of which this is the
@@ -43,16 +43,16 @@ class Origin(NamedTuple):
         return f"items {self.first} to {self.last}"
 
 
-Entry = tuple[Origin, Any]
+Entry = tuple[SourceItem, Any]
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class StageJob:
     """A call under way, which its stage numbers in the order of input."""
 
     stage: Stage
     step: int
-    origin: Origin
+    origin: SourceItem
     item: Any
     results: Any = None
     """The generator that is at work, if it is one, or by what it is known elsewhere."""
@@ -94,7 +94,7 @@ class Stage:
     inputs: deque[Entry] = field(default_factory=deque)
     out: deque[Entry] = field(default_factory=deque)
     """What the next stage has not taken yet."""
-    running: dict[int, Job] = field(default_factory=dict)
+    running: dict[int, StageJob] = field(default_factory=dict)
     error: Exception | None = None
     """What it has failed of; nothing comes behind what is out."""
     has_told_end: bool = False
@@ -110,7 +110,7 @@ class Stage:
     busy_ns: int = 0
     waiting_ns: int = 0
     _schedule: Schedule = field(init=False)
-    _suspended: dict[int, Job] = field(default_factory=dict)
+    _suspended: dict[int, StageJob] = field(default_factory=dict)
     _held: dict[int, list[Entry]] = field(default_factory=dict)
     _is_ended: bool = False
     _has_failed: bool = False
@@ -172,7 +172,7 @@ class Stage:
         """The step of a generator that may go on."""
         return next((s for s in self._suspended if self._may_give(s, is_next=False)), None)
 
-    def begin(self) -> Job | None:
+    def begin(self) -> StageJob | None:
         """A job that may go on, or else begin; None if there is none."""
         if self.is_halted:
             return None
@@ -186,10 +186,10 @@ class Stage:
         now = now_ns()
         origin, item = self.inputs.popleft()
         self.waiting_ns += now
-        self.running[step] = job = Job(self, step, origin, item, began_ns=now)
+        self.running[step] = job = StageJob(self, step, origin, item, began_ns=now)
         return job
 
-    def give(self, job: Job, value: Any) -> None:
+    def give(self, job: StageJob, value: Any) -> None:
         """A job has a result; None drops the item."""
         job.n_given += 1
         if value is None:
@@ -202,7 +202,7 @@ class Stage:
             origin = origin._replace(n_given=job.n_given)
         self._add(job.step, (origin, value))
 
-    def supply(self, job: Job, entry: Entry) -> None:
+    def supply(self, job: StageJob, entry: Entry) -> None:
         """The source has an item."""
         job.n_given += 1
         self.n_supplied += 1
@@ -215,7 +215,7 @@ class Stage:
         else:
             self._held.setdefault(step, []).append(entry)
 
-    def may_go_on(self, job: Job) -> bool:
+    def may_go_on(self, job: StageJob) -> bool:
         """Whether a job may give another result; if not, it is suspended until `begin` has it."""
         if self._may_give(job.step, is_next=True):
             return True
@@ -229,18 +229,18 @@ class Stage:
         # It goes on when all is taken: a thread that is woken for every item costs more than most.
         return len(self.out) < (_MOST_OUT if is_next else 1)
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: StageJob) -> None:
         """A job is through."""
         self._leave(job)
         self._schedule.done(0, job.step)
         self._collect()
 
-    def skip(self, job: Job) -> None:
+    def skip(self, job: StageJob) -> None:
         """A job has failed, and the item is dropped for it."""
         self.n_failed += 1
         self.finish(job)
 
-    def fail(self, job: Job, error: Exception) -> None:
+    def fail(self, job: StageJob, error: Exception) -> None:
         """A job has failed, and so has this stage when the job's turn has come."""
         self.n_failed += 1
         self._has_failed = True  # nothing behind it will be asked for
@@ -248,7 +248,7 @@ class Stage:
         self._schedule.failed(0, job.step, _Failed(error))
         self._collect()
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: StageJob) -> None:
         del self.running[job.step]
 
     def _collect(self) -> None:
@@ -299,7 +299,7 @@ class Stage:
         )
 
 
-class Batches:
+class ListBatcher:
     """Gathers `n` items into a list, one list at a time; pure.
 
     Of the items that are left at the end it makes a shorter list, unless that is to be dropped or
@@ -349,7 +349,7 @@ class Batches:
         self.out.append((last._replace(first=first.first), [item for _, item in gathered]))
 
 
-class Results:
+class OutputQueue:
     """What waits for the loop at the end of a line, `most` of them, and what wakes the loop."""
 
     def __init__(self, most: int) -> None:

@@ -2,7 +2,7 @@
 
 One function called in worker processes for item after item: main's side.
 
-Whoever has a Flow drives it: puts items while there is room, takes what is ready, and waits where
+Whoever has a TaskPool drives it: puts items while there is room, takes what is ready, and waits where
 nothing is. There is no thread in main.
 
         main                                                          worker
@@ -24,23 +24,29 @@ import numpy as np
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats
 from shardio._workers.processes.blocks import Block, Bytes
-from shardio._workers.processes.channel import DESCRIPTOR_BYTES, packed, unpacked
+from shardio._workers.processes.channel import DESCRIPTOR_BYTES, pack_message, unpack_message
 from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, files_explained
 from shardio._workers.processes.serialization import pickled, shortened, text_of, unpack_failure
-from shardio._workers.processes.stack_dumps import Whereabouts, at_work
+from shardio._workers.processes.stack_dumps import StepFiles, describe_workers
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.processes.worker_pool import Crew, Died, Failed, Message
-from shardio._workers.tasks.call_worker import ANSWER, Outcome, Say, call_for_main, pack_call
+from shardio._workers.processes.worker_pool import Failed, Message, WorkerExit, WorkerPool
+from shardio._workers.tasks.call_worker import (
+    ANSWER,
+    CallOutcome,
+    CallRequest,
+    call_for_main,
+    pack_call,
+)
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
-from shardio._workers.tasks.skip_policy import Lenience
+from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio._workers.tasks.values import ValueBlocks, read_value
 from shardio.errors import BatchTimeout, TransformError, UnsupportedEnvironment, WorkerDied
 
 _NOTHING: Final[Bytes] = np.zeros(0, np.uint8)
 
 
-class Call:
+class PendingCall:
     """The state of one item; its block is that of a flow's `ValueBlocks`.
 
     Args:
@@ -84,9 +90,9 @@ class Call:
         """What it is in messages."""
         return f"item {self.step} ({shortened(self.item)})"
 
-    def split(self, n_results: int) -> Call:
+    def split(self, n_results: int) -> PendingCall:
         """What has come so far, which is so many results of a generator; more are to come."""
-        part = Call(self.step, self.item, b"")
+        part = PendingCall(self.step, self.item, b"")
         part.block, part.n_bytes, part.memory = self.block, self.n_bytes, self.memory
         self.block = self.memory = None
         self.n_given += n_results
@@ -130,14 +136,14 @@ _MOST_DEATHS: Final = 2
 _PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.call_worker")
 
 
-class Flow(Closing):
+class TaskPool(Closing):
     """Owns worker processes, each of which calls `function` for items; ends them on `close`.
 
     Everything but `nudge` is for one thread at a time. One that is collected without `close` is
     closed then. The arrays of values that were taken stay valid for as long as they are held.
 
     Args:
-        function: of one item; travels by cloudpickle, once. Where it returns `Portions`, each is a
+        function: of one item; travels by cloudpickle, once. Where it returns `ResultChunks`, each is a
             value by itself, which comes as it is ready; `has_more` and `go_on` are for those.
         n_workers: how many processes, at least 1.
         most_items: how many may have been put and not taken; by default two for each worker and
@@ -169,23 +175,23 @@ class Flow(Closing):
         self._is_called, self._in_order, self._n_workers = is_called, in_order, n_workers
         self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
         budget = default_budget() if memory_bytes is None else memory_bytes
-        self.lenience = Lenience(max_skips)
+        self.lenience = ErrorBudget(max_skips)
         """Which items were left out; whoever has the flow may add what failed elsewhere."""
         self._schedule = Schedule(0, ENDLESS, n_workers)
-        self._calls: dict[int, Call] = {}
-        self._parts: deque[Call] = deque()
+        self._calls: dict[int, PendingCall] = {}
+        self._parts: deque[PendingCall] = deque()
         self._resumed: deque[tuple[int, int]] = deque()  # worker and step, to go on with
         self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
         self._n_restarts = self._idle_deaths = 0
         self._last_words: dict[int, str] = {}
         self._has_ended = False
         self._blocks = ValueBlocks(n_workers + 1, budget)
-        self._whereabouts = Whereabouts()
+        self._whereabouts = StepFiles()
         target = partial(call_for_main, function, budget, is_called)
         try:
             with files_explained():
                 given, how = [self._whereabouts.open(n_workers)], start_method
-                self._crew = Crew(n_workers, target, fds=given, preload=_PRELOAD, start=how)
+                self._crew = WorkerPool(n_workers, target, fds=given, preload=_PRELOAD, start=how)
         except BaseException:
             _let_go(None, self._blocks, self._whereabouts)
             raise
@@ -195,7 +201,7 @@ class Flow(Closing):
             self._greet(worker)
 
     def _greet(self, worker: int) -> None:
-        self._crew.send(worker, pack_call(Say.HELLO), [self._whereabouts.stacks[worker]])
+        self._crew.send(worker, pack_call(CallRequest.HELLO), [self._whereabouts.stacks[worker]])
 
     @property
     def has_room(self) -> bool:
@@ -233,7 +239,7 @@ class Flow(Closing):
             raise AssertionError("there is no room for another item")
         packed_request = pickled(request, "let the function make those of something simpler")
         named = request if item is None else item
-        self._calls[self.n_put] = Call(self.n_put, named, packed_request)
+        self._calls[self.n_put] = PendingCall(self.n_put, named, packed_request)
         self.n_put += 1
         # A block of the schedule stands for an item here; the memory comes when it is given out.
         self._schedule.free(0)
@@ -301,7 +307,7 @@ class Flow(Closing):
         for event in self._crew.wait(timeout_s):
             if isinstance(event, Message):
                 self._idle_deaths = 0
-                self._take_answer(event.worker, unpacked(event.data, event.fds))
+                self._take_answer(event.worker, unpack_message(event.data, event.fds))
             elif isinstance(event, Failed):
                 self._last_words[event.worker] = event.text
             else:
@@ -322,7 +328,7 @@ class Flow(Closing):
         """What every worker is doing, where it is in the code; `named` says what a number is."""
         stacks = self._crew.stacks(self._whereabouts.stacks)
         workers = list(zip(self._crew.names(), stacks, strict=True))
-        return at_work(workers, lambda w: [named(i) for i in self._begun_by(w)])
+        return describe_workers(workers, lambda w: [named(i) for i in self._begun_by(w)])
 
     def _begun_by(self, worker: int) -> list[int]:
         tasks = self._schedule.tasks_of(worker)
@@ -346,32 +352,32 @@ class Flow(Closing):
             else:
                 self._send(worker, step, call, block)
 
-    def _send(self, worker: int, step: int, call: Call, block: Block) -> None:
+    def _send(self, worker: int, step: int, call: PendingCall, block: Block) -> None:
         if worker not in block.known_to:
-            self._crew.send(worker, pack_call(Say.BLOCK, block.number), [block.fd])
+            self._crew.send(worker, pack_call(CallRequest.BLOCK, block.number), [block.fd])
             block.known_to.add(worker)
         if call.is_begun:
-            self._crew.send(worker, pack_call(Say.GO_ON, block.number, step))
+            self._crew.send(worker, pack_call(CallRequest.GO_ON, block.number, step))
             return
         call.is_begun = True
-        head = pack_call(Say.CALL, block.number, step, call.n_given)
-        with packed(head + call.request) as parcel:
+        head = pack_call(CallRequest.CALL, block.number, step, call.n_given)
+        with pack_message(head + call.request) as parcel:
             self._crew.send(worker, *parcel)
 
     def _take_answer(self, worker: int, answer: bytes) -> None:
         outcome, n_results, _, step, n_bytes, taken_ns = ANSWER.unpack_from(answer)
-        if outcome == Outcome.FORKED:
+        if outcome == CallOutcome.FORKED:
             raise TransformError(
                 f"{self._is_called} came back twice for item {step}: from worker {worker}, and "
                 "from a process that was forked there, which must end by os._exit"
             )
         call = self._calls[step]
         self._calling_ns += taken_ns
-        if outcome == Outcome.FAILED:
+        if outcome == CallOutcome.FAILED:
             where = f"worker {worker}, {call.named}"
             self._fail(worker, step, unpack_failure(memoryview(answer)[DESCRIPTOR_BYTES:], where))
             return
-        if outcome == Outcome.INLINE:
+        if outcome == CallOutcome.INLINE:
             call.give_back(self._blocks)
             call.memory = bytearray(memoryview(answer)[DESCRIPTOR_BYTES:])
         elif call.block is not None:
@@ -392,7 +398,7 @@ class Flow(Closing):
         else:
             self._schedule.failed(worker, step, error)
 
-    def _bury(self, died: Died) -> None:
+    def _bury(self, died: WorkerExit) -> None:
         """Replace a dead worker; what it had not answered is done by others, or given up."""
         worker, step = died.worker, self._whereabouts.take_step(died.worker)
         how = died.manner
@@ -430,7 +436,7 @@ class Flow(Closing):
         self._end()
 
 
-def _let_go(crew: Crew | None, blocks: ValueBlocks, whereabouts: Whereabouts) -> None:
+def _let_go(crew: WorkerPool | None, blocks: ValueBlocks, whereabouts: StepFiles) -> None:
     if crew is not None:
         crew.close()
     blocks.close()

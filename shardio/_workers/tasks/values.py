@@ -32,7 +32,7 @@ _HEAD: Final = struct.Struct("<QQ")
 _ALIGNMENT: Final = 64
 
 
-class Packed(NamedTuple):
+class PackedValue(NamedTuple):
     """A value that is ready to be written: its pickle, and the memory of its arrays, in place."""
 
     skeleton: bytes
@@ -41,7 +41,7 @@ class Packed(NamedTuple):
     """How much all of it takes."""
 
 
-def pack_value(value: Any) -> Packed:
+def pack_value(value: Any) -> PackedValue:
     """Pickle a value, all but the memory of its arrays.
 
     Raises whatever the value's own parts raise when they are pickled.
@@ -50,10 +50,10 @@ def pack_value(value: Any) -> Packed:
     pickle_apart(value, file, apart, least_bytes=0)
     skeleton, buffers = file.getvalue(), [buffer.raw() for buffer in apart]
     ends = _places([buffer.nbytes for buffer in buffers], len(skeleton))
-    return Packed(skeleton, buffers, ends[-1])
+    return PackedValue(skeleton, buffers, ends[-1])
 
 
-def write_value(packed: Packed, memory: Bytes) -> None:
+def write_value(packed: PackedValue, memory: Bytes) -> None:
     """Write what was packed to the beginning of memory, which has room for it."""
     skeleton, buffers, _ = packed
     sizes = [buffer.nbytes for buffer in buffers]

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from shardio._workers.processes.channel import Channel, Pieces, send_whole
+from shardio._workers.processes.channel import Channel, MessageAssembler, send_chunks
 from shardio._workers.processes.limits import usable_cpus
-from shardio._workers.processes.worker_pool import Crew, Died, Event, Failed, Message
+from shardio._workers.processes.worker_pool import Event, Failed, Message, WorkerExit, WorkerPool
 from shardio._workers.ray.cluster import LOCAL, Cluster, Engine
 from shardio.errors import ShardNotFound, WorkerDied
 from shardio.maintenance.verify.findings import Finding, Findings
@@ -50,7 +50,7 @@ def serve(access: Access, channel: Channel) -> None:
     """Audit one shard after another, as main names them, until it is done."""
     while (message := channel.recv()) is not None:
         found = examine_anyhow(Path(os.fsdecode(message)), access)
-        send_whole(channel, json.dumps(asdict(found)).encode())
+        send_chunks(channel, json.dumps(asdict(found)).encode())
 
 
 def examined_of(whole: bytes) -> Examined:
@@ -111,7 +111,7 @@ def examine_all(
         for name in names:
             tally.enter(name, examine_anyhow(root / name, access))
     else:
-        with Crew(n_workers, partial(serve, access), preload=(serve.__module__,)) as crew:
+        with WorkerPool(n_workers, partial(serve, access), preload=(serve.__module__,)) as crew:
             _Foreman(crew, root, tally).run(takes_part=takes_part)
     return {name: tally.examined[name] for name in names}
 
@@ -183,12 +183,12 @@ class _Foreman:
     of the last shards each goes to who is free.
     """
 
-    def __init__(self, crew: Crew, root: Path, tally: _Tally) -> None:
+    def __init__(self, crew: WorkerPool, root: Path, tally: _Tally) -> None:
         self._crew, self._root, self._tally = crew, root, tally
         self._waiting = list(reversed(tally.names))
         self._tasks: dict[int, deque[str]] = {worker: deque() for worker in range(len(crew))}
         """What each worker has been told, the one it works on first."""
-        self._pieces = Pieces()
+        self._pieces = MessageAssembler()
 
     def run(self, *, takes_part: bool = False) -> None:
         """Return when all shards are done; some of them here, if main takes part."""
@@ -229,7 +229,7 @@ class _Foreman:
         else:
             self._bury(event)
 
-    def _bury(self, died: Died) -> None:
+    def _bury(self, died: WorkerExit) -> None:
         """Note the shard that a worker died of, and go on with a new one."""
         tasks = self._tasks[died.worker]
         name = tasks.popleft() if tasks else None
