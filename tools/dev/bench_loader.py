@@ -4,9 +4,9 @@
 
 Makes a dataset of two fields in a temporary folder. A batch costs what the thread that iterates
 spends on a CPU (`time.thread_time`) while nothing is done in the loop's body, apart from what it
-spends in waiting for workers (`WorkerPool.wait`), which is printed beside it. The lanes take turns for
-several rounds of epochs, and the cheapest epoch counts. First batches are timed from the call of
-the constructor: cold in fresh processes that have imported shardio and NumPy, warm while another
+spends in waiting for workers (`WorkerPool.wait`), which is printed beside it. The lanes take turns
+for several rounds of epochs, and the cheapest epoch counts. First batches are timed from the call
+of the constructor: cold in fresh processes that have imported shardio and NumPy, warm while another
 loader is open. Exits with 1 when a figure is above its limit.
 """
 

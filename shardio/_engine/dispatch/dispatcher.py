@@ -1,6 +1,6 @@
 """Tasks to workers, their answers to passes, blocks round and round: what goes on for every batch.
 
-One Dispatcher belongs to one staff, one pool of blocks and one layout: an engine that starts anew with
+One Dispatcher belongs to one worker backend, one block pool and one layout: an engine that restarts with
 others makes another. All of it is for whoever holds the engine's lock.
 """
 

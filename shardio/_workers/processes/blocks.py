@@ -1,11 +1,11 @@
 """The pool of blocks: shared memory that batches are filled into, and the leases on it.
 
 A block is an anonymous memory file: no name, nothing to leak, passed by descriptor. Main creates
-and owns all of them. A batch that the user holds is a *lease*: an array over the whole block that
+and owns all blocks. A batch that the caller holds is a *lease*: an array over the whole block that
 every other array and tensor of the batch keeps alive. (NumPy makes an array's `base` the last array
-in the chain of views: this one, as what is under it is a map.) When the last of them is gone, its
-finalizer appends the block's number to a deque, and does nothing else: it may run in any thread, in
-the middle of anything.
+in the chain of views: this one, since a map lies under it.) When the last view is gone, the
+finalizer appends the block's number to a deque and does nothing else: it may run in any thread, at
+any moment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shardio.errors import InsufficientMemory
 from shardio.storage.fs import max_file_bytes
 
 _STAT_BLOCK: Final = 512
-"""What `st_blocks` counts, whatever the file system's blocks are."""
+"""The unit of `st_blocks` in bytes, whatever block size the file system has."""
 _BYTE: Final = np.dtype(np.uint8)
 
 Bytes = npt.NDArray[np.uint8]
@@ -63,20 +63,23 @@ class BlockMap:
         self.views: BlockViews | None = None
 
     def backed_bytes(self) -> int:
-        """How many bytes of the file, from its start, have memory: all, but for a trimmed end."""
+        """The number of bytes from the file's start that have memory: all but a trimmed end."""
         status = os.fstat(self._fd)
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
     def see_growth(self, n_bytes: int | None = None) -> None:
-        """Map again if the file is longer than what is mapped: it must hold n_bytes, or ask it."""
+        """Remap if the file has outgrown the mapping.
+
+        `n_bytes` is its known size; None reads the size with fstat.
+        """
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
 
     def grow(self, n_bytes: int, better: int = 0) -> None:
-        """Give at least n_bytes of the file memory, and `better` if that is allowed.
+        """Back at least n_bytes of the file with memory, and `better` bytes if allowed.
 
         Raises:
-            InsufficientMemory: there is not that much memory, or it is not allowed.
+            InsufficientMemory: the memory is not available or not allowed.
         """
         size = self.backed_bytes()
         if n_bytes > size:
@@ -116,9 +119,9 @@ class Block(BlockMap):
         """Workers that have been sent its descriptor."""
 
     def trim(self, n_bytes: int) -> None:
-        """Give the memory behind the first n_bytes back; `grow` gets it again.
+        """Return the memory behind the first n_bytes to the system; `grow` backs it again.
 
-        Of the file's length nothing is taken away: all maps of it stay whole, and read zeros there.
+        The file keeps its length: all maps stay whole and read zeros there.
         """
         first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         n_behind = len(self.bytes) - first
@@ -128,24 +131,27 @@ class Block(BlockMap):
 
 
 class _Lease(weakref.ref[Any]):
-    """Notices the end of a lease; a third of the cost of `weakref.finalize`."""
+    """A weak reference that records the end of a lease.
+
+    A third of the cost of `weakref.finalize`.
+    """
 
     __slots__ = ("memory", "number")
 
     number: int
     """The block; below 0 for a copy."""
     memory: mmap.mmap
-    """What a copy lies in: kept until it is given back."""
+    """The memory of a copy, kept until the copy is returned."""
 
 
 class BlockPool:
-    """All blocks of one loader; owns them.
+    """The blocks of one loader, which the pool owns.
 
     Args:
-        block_bytes: how large a new block is.
-        budget: how many bytes all blocks together may have when they are made.
-        is_trimmed: whether a block that is given back beyond the budget keeps no memory; whoever
-            fills it must make it grow.
+        block_bytes: the size of a new block.
+        budget: the bytes that all blocks together may have when they are made.
+        is_trimmed: True if a block returned beyond the budget keeps no memory; the next filler
+            must grow it.
     """
 
     def __init__(self, block_bytes: int, budget: int, *, is_trimmed: bool = False) -> None:
@@ -161,10 +167,10 @@ class BlockPool:
         # Not of self: a lease must not keep the pool. Not in Python: Ctrl-C would strike there.
         self._end_lease = self._returned.append
         self.kept: dict[tuple[int, int], Any] = {}
-        """What whoever wraps blocks keeps of them; goes with the pool."""
+        """Views cached by the code that wraps blocks; dropped with the pool."""
         self._leases: dict[int, _Lease] = {}
         self.n_copies = 0
-        """How many batches have been copied out of their blocks."""
+        """The number of batches that were copied out of their blocks."""
 
     def __getitem__(self, number: int) -> Block:
         return self._blocks[number]
@@ -174,23 +180,23 @@ class BlockPool:
 
     @property
     def has_idle(self) -> bool:
-        """Whether there is a block that nobody uses."""
+        """True if a block is idle."""
         return bool(self._idle)
 
     @property
     def n_idle(self) -> int:
-        """How many blocks nobody uses."""
+        """Return the number of idle blocks."""
         return len(self._idle)
 
     def take_idle(self) -> int | None:
-        """A block that nobody uses, or None."""
+        """Return an idle block, or None."""
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """A new block, or None where budget or memory are used up.
+        """Create a block and return its number; None if budget or memory are exhausted.
 
         Raises:
-            InsufficientMemory: there is no memory for even the first.
+            InsufficientMemory: there is no memory for even the first block.
         """
         if not self._blocks:
             return self.make_extra()
@@ -202,7 +208,7 @@ class BlockPool:
             return None
 
     def make_extra(self) -> int:
-        """A new block, whatever the budget.
+        """Create a block regardless of the budget and return its number.
 
         Raises:
             InsufficientMemory: there is no memory for it.
@@ -215,14 +221,14 @@ class BlockPool:
         return block.number
 
     def see_growth(self, number: int, n_bytes: int) -> None:
-        """A worker has written so much to a block, and perhaps made it grow."""
+        """Record that a worker wrote n_bytes to a block and may have grown it."""
         block = self._blocks[number]
         block.see_growth(n_bytes)
         if n_bytes > block.n_counted:
             self._count(block)
 
     def trim(self, number: int, n_bytes: int) -> None:
-        """Where blocks have more memory than the budget, leave a block its first n_bytes."""
+        """Trim a block to its first n_bytes if the blocks exceed the budget."""
         block = self._blocks[number]
         if self.n_bytes > self._budget and n_bytes + mmap.PAGESIZE <= block.n_counted:
             block.trim(n_bytes)
@@ -235,7 +241,7 @@ class BlockPool:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is a block that nobody uses, or one can be made within the budget."""
+        """True if a block is idle or can be made within the budget."""
         return bool(self._idle) or self._has_budget
 
     @property
@@ -244,7 +250,7 @@ class BlockPool:
         return len(self._blocks) < self._most and self.n_bytes + self.block_bytes <= self._budget
 
     def give_back(self, number: int) -> None:
-        """A block, or a copy, is not needed any more."""
+        """Return a block, or a copy, to the pool."""
         if number < 0:
             del self._leases[number]
         else:
@@ -253,7 +259,7 @@ class BlockPool:
             self._idle.append(number)
 
     def lease(self, number: int) -> Bytes:
-        """Memory over the whole block; when the last view of it is gone, the block is returned."""
+        """Return memory over the whole block; it is given back when its last view is gone."""
         block = self._blocks[number]
         leased: Bytes = np.ndarray(block.bytes.shape, _BYTE, block.map, block.start)
         lease = _Lease(leased, self._end_lease)
@@ -262,10 +268,10 @@ class BlockPool:
         return leased
 
     def copy(self, number: int, n_bytes: int) -> Bytes:
-        """The first n_bytes of a block in memory of their own, leased like a block.
+        """Copy the first n_bytes of a block to memory of their own, leased like a block.
 
         Raises:
-            InsufficientMemory: there is not that much memory.
+            InsufficientMemory: the memory is not available.
         """
         require(n_bytes, "copies of batches, because all blocks are held by batches still in use")
         memory = mmap.mmap(-1, n_bytes)
@@ -278,7 +284,7 @@ class BlockPool:
         return leased
 
     def take_back_returned(self, settle: Callable[[], None] | None) -> None:
-        """Take back the blocks and copies whose leases have ended; `settle` is called before it."""
+        """Take back the blocks and copies whose leases have ended, after calling `settle`."""
         # Only this end takes from the deque, under the engine's lock; the other end only adds.
         if n_returned := len(self._returned):
             if settle is not None:
@@ -287,7 +293,7 @@ class BlockPool:
                 self.give_back(self._returned.popleft().number)
 
     def close(self) -> None:
-        """Close every descriptor. Memory that is still leased lives on until it is let go."""
+        """Close every descriptor; leased memory lives on until its last view is gone."""
         for block in self._blocks:
             os.close(block.fd)
         self._blocks = []

@@ -1,16 +1,12 @@
 """The channel between main and one worker: whole messages, with file descriptors, both ways.
 
-Underneath is a SOCK_SEQPACKET socket pair. Message boundaries are the kernel's, the end of either
-side is seen by the other, and nothing has a name in the file system.
+Underneath is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each side sees the
+other exit, and nothing has a name in the file system.
 
-Messages of any length between main and a worker: what is too long travels in a memory file.
-
-A parcel is a descriptor and what follows it. One that is sent in a file is its descriptor and one
-byte more, so that it is never taken for a descriptor alone.
-
-Results that may be longer than a message of a crew: they travel in pieces.
-
-Used by the crews of conversion and audit; batches need no such thing.
+Messages longer than the socket takes travel in two ways. A batch task or reply is a descriptor of
+fixed length with a payload: `pack_message` puts a long payload into a memory file and sends the
+descriptor and one byte, which no plain message has. The workers of conversion and verification send
+long results in chunks (`send_chunks`, `MessageAssembler`).
 """
 
 from __future__ import annotations
@@ -69,7 +65,7 @@ class Channel:
         self._recvmsg = end.recvmsg
 
     def fileno(self) -> int:
-        """Give the descriptor to poll: readable when a message or the end has arrived."""
+        """Return the descriptor to poll: readable when a message or the end has arrived."""
         return self._socket.fileno()
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
@@ -130,7 +126,7 @@ def check_message(message: bytes, fds: Sequence[int]) -> None:
 
 
 def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
-    """Take the descriptors out of what `recvmsg` returned beside the data."""
+    """Return the descriptors in the ancillary data that `recvmsg` returned."""
     if flags & LOST_FDS:
         raise UnsupportedEnvironment(
             "file descriptors were lost on their way between main and a worker: this process has "
@@ -149,7 +145,7 @@ DESCRIPTOR_BYTES: Final = 32
 
 @contextlib.contextmanager
 def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """The message, and the descriptors to send with it: open until the `with` is left."""
+    """Yield the message and its descriptors, which stay open until the `with` ends."""
     if len(parcel) <= MAX_MESSAGE_BYTES:
         yield parcel, ()
         return
@@ -161,7 +157,7 @@ def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
 
 
 def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
-    """The parcel of a message that has arrived; closes its descriptors."""
+    """Return descriptor and payload of a received message; closes its file descriptors."""
     if not fds:
         return message
     (fd,) = fds
@@ -184,16 +180,16 @@ def send_chunks(channel: Channel, whole: bytes) -> None:
 
 
 class MessageAssembler:
-    """Puts together what each worker of a crew has sent."""
+    """The unfinished messages of each worker of a pool."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[bytes]] = {}
 
     def take(self, worker: int, message: bytes) -> bytes | None:
-        """Take in a message; what it was the last piece of, or None while there is more to come."""
+        """Add a chunk; return the whole message if it was the last one, else None."""
         self._waiting.setdefault(worker, []).append(message[1:])
         return b"".join(self._waiting.pop(worker)) if message[:1] == _ENDS else None
 
     def forget(self, worker: int) -> None:
-        """Drop what a worker had begun: it has died."""
+        """Drop the unfinished message of a worker that has exited."""
         self._waiting.pop(worker, None)

@@ -1,9 +1,9 @@
-"""Seed, save and restore the global random generators: Python's, NumPy's and torch's.
+"""Seed, save and restore the global random generators of Python, NumPy and torch.
 
-torch's is the one of the CPU, and is seeded only where user code has imported torch: shardio does
-not. Where user code imports it later, its generator is seeded at the end of that import, so that
-the first draws do not depend on which process has imported torch already. Seeding takes 1 µs;
-`torch.manual_seed`, which also queues seeds for devices that nobody has initialized, takes 110.
+torch's is its CPU generator, and is seeded only if user code has imported torch: shardio does not.
+If user code imports torch later, the generator is seeded at the end of that import, so that the
+first draws do not depend on which process has imported torch already. Seeding takes 1 µs;
+`torch.manual_seed`, which also queues seeds for uninitialized devices, takes 110.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any, Final
 import numpy as np
 
 States = tuple[Any, Any, Any]
-"""States of Python's, NumPy's and torch's generators. If torch is not imported, the third is the
-seed set for its import, or None."""
+"""States of Python's, NumPy's and torch's generators.
+
+If torch is not imported, the third is the seed set for its import, or None.
+"""
 
 
 def seed_generators(key: int) -> None:
@@ -51,7 +53,7 @@ def generator_states() -> States:
 def restore_generators(states: States) -> None:
     """Put the three generators into states that `generator_states` has returned.
 
-    If torch was imported since, its generator gets the seed of that time, or begins anew.
+    If torch was imported since then, its generator gets the seed set at that time, or a fresh one.
     """
     random.setstate(states[0])
     np.random.set_state(states[1])

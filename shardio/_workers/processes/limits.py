@@ -1,14 +1,11 @@
-"""Where the control groups of this process lie, from its own group up to the topmost it can see.
+"""Limits on the CPUs and the memory of this process.
 
-Every level can set a limit, in either version of the interface, so all of them are looked at. All
-functions take the root of the file system, so that tests can show them another machine.
+Every level of the control groups, in either version of the interface, can set a limit, so all of
+them are read. Functions take the root of the file system, so that tests can present another
+machine.
 
-How many CPUs this process may use.
-
-How much memory can be had, asked before it is reserved.
-
-Inside a control group, reserving too much brings no error but the kernel's out-of-memory killer: it
-ends the process on the spot. So the question comes first, and the answer is an error with figures.
+Inside a control group, reserving too much memory raises nothing: the kernel's out-of-memory killer
+ends the process on the spot. So `require` asks first and raises an error with figures.
 """
 
 from __future__ import annotations
@@ -71,7 +68,7 @@ def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
 
 
 def read_text(path: str) -> str:
-    """Read a small file of the kernel's; "" where there is none or it must not be read."""
+    """Read a small file of the kernel; "" if it is missing or unreadable."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
@@ -105,10 +102,10 @@ def _version(kind: str, options: list[str], controller: str) -> int:
 
 
 def _below(group: str, mounted_group: str) -> str:
-    """Say where `group` lies below the group that is mounted; "" for the mounted group itself.
+    """Return the path of `group` below the mounted group; "" for the mounted group itself.
 
-    In a container the mounted group is often the process's own, and a group outside what the
-    container sees is given as `/../…`: the mounted group is then all there is to look at.
+    In a container the mounted group is often the process's own, and a group outside the container's
+    view is given as `/../…`: then only the mounted group can be read.
     """
     below = os.path.relpath(group, mounted_group)
     return "" if below == "." or below.startswith("..") or "/.." in group else below
@@ -162,36 +159,40 @@ _STRICT = 2  # vm.overcommit_memory: the kernel promises no more than it has
 
 
 class MemoryLimit(NamedTuple):
-    """Bytes that can still be had under one limit, which `name` names for a message."""
+    """The bytes still available under one limit; `name` names the limit in messages."""
 
     n_bytes: int
     name: str
 
 
 def available_bytes() -> int:
-    """Ask the kernel how many bytes this process can still get without harm, which is a snapshot.
+    """Return how many bytes this process can still take without harm, as of now.
 
-    The least of what the machine has available, what every control group above this process leaves
-    (page cache counts as free: it gives way) and what RLIMIT_AS leaves.
+    The minimum of the memory available on the machine, the memory that every control group above
+    this process leaves (page cache counts as free: it gives way), and the room that RLIMIT_AS
+    leaves.
     """
     return _tightest().n_bytes
 
 
 def default_budget() -> int:
-    """Half of what is available: the rest is for the program that the batches are for."""
+    """Return half of the available bytes: the rest is for the program that uses the batches."""
     return available_bytes() // 2
 
 
 def require(n_bytes: int, what: str, hint: str = _FEWER_BLOCKS) -> None:
     """Raise InsufficientMemory unless n_bytes are free for `what` (a plural: "12 blocks of 1 MiB").
 
-    `hint` is what the message says can be done about it.
+    `hint` says in the message what the user can do.
     """
     _require_within(_tightest(), n_bytes, what, hint)
 
 
 def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
-    """Likewise, for pages of files: no address space has them, and nobody commits to them."""
+    """Raise InsufficientMemory unless n_bytes are free for pages of files.
+
+    Page cache counts towards no address space and no commit limit.
+    """
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
 
@@ -212,7 +213,7 @@ def limits(root: str = "/") -> list[MemoryLimit]:
 
 
 def page_cache_limits(root: str = "/") -> list[MemoryLimit]:
-    """Those of them that apply to pages of files as well."""
+    """Return the limits that apply to pages of files as well."""
     found = []
     figures = _meminfo(root)
     if "MemAvailable" in figures:
@@ -252,7 +253,7 @@ def _commit_limits(root: str) -> list[MemoryLimit]:
 
 
 def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
-    """Say what one control group leaves: limit - usage + page cache; None if it sets no limit."""
+    """Return what one control group leaves: limit - usage + page cache; None without a limit."""
     folder = level.folder
     if level.version == 2:
         # Above "high" the kernel does not kill but stalls, which is as little use to a loader.

@@ -76,9 +76,9 @@ this_process = _ThisProcess()
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back while something is begun that would be lost half done.
+    """Hold Ctrl-C back during a short step that must not be left half done.
 
-    Only for what is over soon. Other threads never see a KeyboardInterrupt anyway.
+    Other threads never receive a KeyboardInterrupt anyway.
     """
     with _handler_held(lambda handler, given: handler(*given)):
         # Within: an interrupt that another thread took, and that comes late, must not leave us here
@@ -91,15 +91,16 @@ def interrupts_held() -> Iterator[None]:
 
 
 class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # it takes none when it runs
-    """A `weakref.finalize` in which Ctrl-C is not lost, as is what an owner's end raises.
+    """A `weakref.finalize` that does not swallow Ctrl-C.
 
-    It comes just after. When the finalizer is called, and not by its owner's end, all is as ever.
+    Python discards exceptions raised while an owner is collected; an interrupt is sent again right
+    afterwards. Explicit calls behave normally.
     """
 
     __slots__ = ()
 
     def __call__(self, owner: Any = None) -> object:
-        """End what is to be ended, unless it has been."""
+        """Run the finalizer's function, unless it has run."""
         if owner is None:
             return super().__call__()
         with _handler_held(_send_again):
@@ -115,7 +116,7 @@ def _send_again(handler: Handler, given: Given) -> None:
 
 
 def _interrupt_once_out(thread: int) -> None:
-    """Send Ctrl-C to a thread when it is in no finalizer; what it waits for by then, that ends."""
+    """Send Ctrl-C to a thread once it has left the finalizer, whatever it waits for by then."""
     while _is_in_finalizer(sys._current_frames().get(thread)):
         time.sleep(0.001)
     signal.pthread_kill(thread, signal.SIGINT)
@@ -128,7 +129,7 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
 
 
 class _HeldInterrupts:
-    """A handler of SIGINT for a while: takes note of what comes."""
+    """A temporary handler of SIGINT that records the signals."""
 
     def __init__(self) -> None:
         self.came: list[Given] = []
@@ -139,10 +140,10 @@ class _HeldInterrupts:
 
 @contextlib.contextmanager
 def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
-    """Take note of interrupts, and `then` tell Python's handler of each.
+    """Record interrupts, and call `then` with Python's handler for each one afterwards.
 
-    The mask is this thread's: a signal to the process goes to another, such as NumPy's own, and
-    Python calls the handler in the main thread all the same.
+    The mask is this thread's: a signal to the process goes to another thread, such as one of
+    NumPy's, and Python still calls the handler in the main thread.
     """
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -181,9 +182,9 @@ def explain_files(error: OSError) -> None:
 
 
 def check_files(n_files: int) -> None:
-    """Raise UnsupportedEnvironment unless so many files can be opened.
+    """Raise UnsupportedEnvironment unless n_files more files can be opened.
 
-    For before ZeroMQ opens its own, which ends the program where there are none.
+    Called before ZeroMQ opens its own files: it aborts the program if it cannot.
     """
     with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
@@ -208,7 +209,7 @@ def open_pidfd(pid: int) -> int:
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Tell whether the process behind `pidfd` has ended, waiting up to `timeout_s` for it."""
+    """Return True if the process behind `pidfd` has exited, waiting up to `timeout_s` for it."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
@@ -226,7 +227,7 @@ def memory_file(*parts: bytes) -> int:
     """Make an anonymous file in memory that holds `parts` one after the other.
 
     The caller owns the descriptor, which is closed on exec. Its offset is at the end: read with
-    `os.pread`, because whoever receives the descriptor shares the offset.
+    `os.pread`, because every process that receives the descriptor shares the offset.
     """
     if not hasattr(os, "memfd_create"):
         raise _lacking("memfd_create", f"this is {sys.platform}")
@@ -273,7 +274,7 @@ def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends; end now if the parent has already.
+    """Ask the kernel to kill this process when its parent exits; exit now if the parent has exited.
 
     The signal is tied to the parent's *thread* that forked, so this is for children of a process
     with a single thread.
@@ -301,12 +302,12 @@ def yield_to_main() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have up to 128 MiB of what this process frees stay with it, for the arrays to come.
+    """Keep up to 128 MiB of freed memory in this process, for the arrays to come.
 
-    Left to itself, glibc gives arrays from 128 KiB up back to the kernel as soon as they are freed,
-    which zeroes every page for the next ones: where each sample takes two arrays of 600 KB, nine
-    tenths of the time. Those above 32 MiB go back all the same. What the environment has said of
-    malloc stands; where there is another libc, nothing is changed.
+    By default glibc returns arrays from 128 KiB up to the kernel as soon as they are freed, and the
+    kernel zeroes every page for the next ones: nine tenths of the time where each sample takes two
+    arrays of 600 KB. Arrays above 32 MiB are still returned. Settings of malloc in the environment
+    take precedence; with another libc nothing is changed.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc." in tunables or not _OF_MALLOC.isdisjoint(os.environ):
@@ -345,17 +346,17 @@ class WakeupEvent(Closing):
         self._is_closed = False
 
     def fileno(self) -> int:
-        """The descriptor: readable once the bell has rung, until it is `hush`ed."""
+        """Return the descriptor, which is readable from `ring` to `hush`."""
         return self._fd
 
     def ring(self) -> None:
-        """Have whoever polls it wake up; nothing once it is closed."""
+        """Wake the thread that polls the event; do nothing after `close`."""
         with self._lock:
             if not self._is_closed:
                 os.eventfd_write(self._fd, 1)
 
     def hush(self) -> None:
-        """Take in that it has rung."""
+        """Clear the event."""
         try:
             os.eventfd_read(self._fd)
         except BlockingIOError:  # it has not

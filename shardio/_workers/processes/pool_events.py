@@ -1,7 +1,7 @@
-"""The one wait of a crew: over its channels, its session with the zygote, and the zygote itself.
+"""The event loop of a worker pool, over its channels, its session with the zygote, and the zygote.
 
-What arrives is kept in the crew's holdings until `WorkerPool.wait` hands it over, and every step may be
-done again over what is there: a KeyboardInterrupt at any moment loses nothing and doubles nothing.
+Received events stay in the pool's state until `WorkerPool.wait` returns them, and every step can be
+repeated on that state: a KeyboardInterrupt at any moment loses nothing and duplicates nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _READABLE, _WRITABLE = int(select.EPOLLIN), int(select.EPOLLOUT)
 
 
 class Message(NamedTuple):
-    """A worker has sent `data`; the descriptors `fds` belong to whoever takes the event."""
+    """A message from a worker: `data`, and descriptors `fds`, which the receiver owns."""
 
     worker: int
     data: bytes
@@ -37,10 +37,7 @@ class Message(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The crew's function raised in a worker, or could not be unpickled there; its WorkerExit follows.
-
-    `text` is the traceback, also of SystemExit and KeyboardInterrupt.
-    """
+    """The pool's function raised in a worker, or could not be unpickled; its WorkerExit follows."""
 
     worker: int
     text: str
@@ -50,7 +47,7 @@ Event = Message | Failed | WorkerExit
 
 
 class PoolEventLoop:
-    """Watches over a crew's holdings, which it does not own."""
+    """An event loop over the state of a pool, which it borrows."""
 
     def __init__(self, held: PoolState) -> None:
         self._held = held
@@ -74,11 +71,10 @@ class PoolEventLoop:
             self._held.epoll.register(self._held.bell, _READABLE)
 
     def gather(self, timeout_s: float | None) -> list[Event]:
-        """Take in what arrives until there is an event, and return all.
+        """Wait until there is an event and return all events.
 
-        None when the time is up, or the bell has rung.
-
-        The events stay in `intake` and `gone` of the holdings: the caller empties both.
+        The list is empty when the time is up or the wakeup event was set. The events stay in
+        `intake` and `gone` of the pool's state: the caller empties both.
         """
         held = self._held
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -113,7 +109,7 @@ class PoolEventLoop:
                 end_s = timeout_s = 0.0
 
     def _hear_other(self, fd: int) -> bool:
-        """Act upon what is ready and no worker's; returns whether it was the bell."""
+        """Handle a ready descriptor that is no worker's; return True if it was the wakeup event."""
         held = self._held
         if held.bell is not None and fd == held.bell.fileno():
             held.bell.hush()
@@ -134,7 +130,7 @@ class PoolEventLoop:
         worker.outgoing.append(([message], rights))
 
     def _flush(self, worker: WorkerHandle) -> None:
-        """Send what was queued, as far as the socket takes it."""
+        """Send queued messages as far as the socket takes them."""
         try:
             # Each result is in the list when the next is sent: Ctrl-C sends nothing twice.
             unsent = worker.outgoing[len(worker.sent) :]
@@ -182,7 +178,7 @@ class PoolEventLoop:
         return events
 
     def _read_letters(self) -> None:
-        """Act upon what the zygote says; a letter is put away when all of it is done."""
+        """Handle the zygote's replies; a reply is dropped once it is fully handled."""
         held = self._held
         while held.letters:
             data, ancillary, flags, _ = held.letters[0]
@@ -230,7 +226,7 @@ class PoolEventLoop:
         release(zygote)
 
     def _bury(self, worker: WorkerHandle, died: WorkerExit) -> None:
-        """Take in all that a dead worker has sent, then note its death."""
+        """Receive everything an exited worker has sent, then record its exit."""
         if worker.ended is not None:
             return
         intake = self._held.intake
@@ -254,7 +250,7 @@ class PoolEventLoop:
         self._by_fd.pop(worker.end.fileno(), None)
 
     def _ignore(self, source: socket.socket | int | None) -> None:
-        """Take a descriptor out of the epoll, which a close alone does not do if a fork has it."""
+        """Remove a descriptor from the epoll; closing it does not, if a fork holds a copy."""
         if source is None:
             return
         try:

@@ -1,6 +1,6 @@
-"""What a crew holds in the kernel, and how all of it is ended.
+"""The kernel objects of a worker pool, and how all of them are ended.
 
-Apart from the crew itself, because a finalizer ends it when the crew is already gone.
+Apart from the pool itself, because a finalizer ends them when the pool is already gone.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ RECEIVE_NOW = (RECEIVE[0], RECEIVE[1], RECEIVE[2] | socket.MSG_DONTWAIT)
 
 
 class WorkerExit(NamedTuple):
-    """A worker's process has ended: the last event of that process.
+    """The exit of a worker's process: the last event of that process.
 
-    Killed by `signal`, or else ended with `exit_code`: 0 when the function returned, 1 when it
-    raised (a Failed came before). Both are None when it could not be started. `pid` is None when
-    that was not learned: it could not be started, or the zygote ended in the middle of it.
+    It was killed by `signal`, or exited with `exit_code`: 0 when the function returned, 1 when it
+    raised (a Failed came before). Both are None when it could not be started. `pid` is None if it
+    is unknown: the process could not be started, or the zygote exited in the middle of it.
     """
 
     worker: int
@@ -47,7 +47,7 @@ class WorkerExit(NamedTuple):
 
     @property
     def end(self) -> str:
-        """How it ended: the same for whichever worker."""
+        """Describe how it exited, without naming the worker."""
         if self.signal is not None:
             return f"was killed by signal {self.signal}"
         if self.exit_code is not None:
@@ -56,7 +56,7 @@ class WorkerExit(NamedTuple):
 
     @property
     def manner(self) -> str:
-        """Which worker ended, and how."""
+        """Describe which worker exited, and how."""
         process = "" if self.pid is None else f" (process {self.pid})"
         return f"worker {self.worker}{process} {self.end}"
 

@@ -1,11 +1,8 @@
-"""What a function of the user raises: what the loop gets of it, whatever class it is of.
+"""Serialization between main and its workers: functions, values, and exceptions of user code.
 
-What workers and main send each other as pickles, with the memory of larger arrays apart.
-
-What travels to a new worker: its function, and main's surroundings that the function counts on.
-
-Both lie in one memory file, since a message is too small for them. Packed in main, unpacked in the
-worker: pickle passes only between a program and its own workers.
+An exception keeps its class if it can be unpickled; else a TransformError carries its text. A
+function travels with main's surroundings in one memory file. Pickle passes only between a program
+and its own workers. Arrays are pickled apart, so that their memory is copied once.
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ def _described(error: BaseException) -> str:
 
 
 def unpack_error(packed: bytes) -> BaseException:
-    """The exception that a worker sent, with its cause."""
+    """Return the exception that a worker sent, with its cause."""
     try:
         found: BaseException
         found, found.__cause__ = pickle.loads(packed)  # from our own worker, never from data
@@ -85,14 +82,14 @@ def unpack_error(packed: bytes) -> BaseException:
 
 
 def pack_failure(error: BaseException, is_called: str) -> bytes:
-    """An exception and its traceback, for `unpack_failure`."""
+    """Pack an exception and its traceback for `unpack_failure`."""
     frames = error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, frames and frames.tb_next))
     return pickle.dumps((pack_error(as_failure(error, is_called)), text))
 
 
 def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
-    """What the function raised; with a note that says where."""
+    """Return the exception that the function raised, with a note that says where."""
     # From our own worker, never from data.
     packed_error, text = pickle.loads(failure)
     error = unpack_error(packed_error)
@@ -101,10 +98,7 @@ def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
 
 
 def as_failure(error: BaseException, is_called: str) -> Exception:
-    """The exception itself, or a TransformError, caused by it, for one that would end more.
-
-    That is `sys.exit`, and what ends loops and generators.
-    """
+    """Return the exception, or a TransformError caused by it if it would end more than the item."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     text = text_of(error)
@@ -115,12 +109,12 @@ def as_failure(error: BaseException, is_called: str) -> Exception:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Have an exception say more, also one that refuses, as a frozen dataclass does."""
+    """Add a note to an exception, even to one that refuses, as a frozen dataclass does."""
     vars(error).setdefault("__notes__", []).append(note)
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, also where that fails."""
+    """Return an exception's message, even if its `__str__` fails."""
     try:
         return str(error)
     except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
@@ -132,7 +126,7 @@ _repr.maxstring = _repr.maxother = 120
 
 
 def shortened(value: Any) -> str:
-    """What a value is, in a message: its repr, cut in the middle where it is long."""
+    """Return the repr of a value for a message, cut in the middle if it is long."""
     return _repr.repr(value)
 
 
@@ -168,7 +162,7 @@ def pickle_apart(
 
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle, but for arrays."""
+    """A cloudpickle pickler that pickles arrays apart."""
 
     def __init__(
         self, file: io.BytesIO, arrays: dict[Any, Any], apart: list[pickle.PickleBuffer]
@@ -179,7 +173,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
 
 def _reduce_array(least_bytes: int, array: Any) -> Any:
-    """How an array is made again: of its shape, its dtype and its memory, if no more is to it.
+    """Reduce an array to its shape, dtype and memory, if it has nothing else.
 
     NumPy's own way pickles all parts of a dtype with every array, which takes twice the time.
     """
@@ -232,10 +226,11 @@ def pack(target: Callable[..., object]) -> int:
 
 
 def pickled(value: object, hint: str, known: object = None) -> bytes:
-    """Pickle what is for this process's own workers, by the rules of `pack`.
+    """Pickle a value for this process's own workers, by the rules of `pack`.
 
-    Raises InvalidArgument when something cannot be pickled: `hint` is what to do about locks,
-    open files, generators or the like; `known` is what the user knows of the value, if not all.
+    Raises InvalidArgument when something cannot be pickled: `hint` says what to do about locks,
+    open files, generators or the like; `known` is the user's view of the value, if it is not
+    `value`.
     """
     buffer = io.BytesIO()
     with _registering:
@@ -254,7 +249,7 @@ def pickled(value: object, hint: str, known: object = None) -> bytes:
 
 
 def unpack(fd: int) -> Callable[..., Any]:
-    """Put this process into the surroundings that `pack` saw and return the function.
+    """Recreate the surroundings that `pack` recorded in this process, and return the function.
 
     Reads by offset and leaves `fd` open: other workers read the same file.
     """
@@ -324,16 +319,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             self._registered.append(module)
 
     def forget_modules(self) -> None:
-        """Take back what this pickler registered in cloudpickle."""
+        """Undo this pickler's registrations in cloudpickle."""
         for module in self._registered:
             cloudpickle.unregister_pickle_by_value(module)
         self._registered.clear()
 
 
 def _is_importable(name: str) -> bool:
-    """Tell whether a fresh process with this `sys.path` would find the module `name`.
+    """Return True if a fresh process with this `sys.path` would find the module `name`.
 
-    `importlib.util.find_spec` does not: it trusts `sys.modules`.
+    `importlib.util.find_spec` cannot answer that: it trusts `sys.modules`.
     """
     if name == "__main__" or name not in sys.modules:
         return True  # cloudpickle's own rules cover both

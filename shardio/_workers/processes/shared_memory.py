@@ -1,11 +1,9 @@
-"""Memory files in large pages, and maps of them, where the kernel gives such pages on request.
+"""Memory files, in large pages where the kernel has them, and arrays that all workers map.
 
-A block in pages of 2 MiB is there in a seventh of the time that its 4 KiB pages take, and the
-processor, which keeps track of few pages, copies to and from it faster. Linux collapses pages when
-it is asked to (`MADV_COLLAPSE`, 6.1 and later) even where shared memory is not to have large ones
-by itself. Where it cannot, all is as it would have been.
-
-An array in one memory file: written by main, mapped by every worker, copied by nobody.
+A block in pages of 2 MiB is ready in a seventh of the time that its 4 KiB pages take, and the
+processor, which tracks few pages, copies to and from it faster. Linux collapses pages on request
+(`MADV_COLLAPSE`, 6.1 and later) even if shared memory is not to have large ones by default. If it
+cannot, the memory has ordinary pages.
 """
 
 from __future__ import annotations
@@ -33,10 +31,12 @@ LARGE_BYTES: Final = 2 << 20
 """A large page, of processors whose small ones have 4 KiB; others refuse."""
 
 _STEP_BYTES: Final = 16 * LARGE_BYTES
-"""Asked for at a time: every call has all processors hand in what they have set aside."""
+"""The bytes of one request: each makes all processors hand in pages they have set aside."""
 _MOST_NS: Final = 10_000_000
-"""A large page takes 0.2 ms where there is one, and its small ones take 2; but where memory is in
-pieces, the kernel moves others out of the way first."""
+"""A large page takes 0.2 ms where there is one, and its small ones take 2.
+
+But where memory is in pieces, the kernel moves others out of the way first.
+"""
 
 _MAP_NORESERVE: Final = 0x4000
 _MADV_POPULATE_WRITE: Final = 23
@@ -49,15 +49,15 @@ _MFD_NOEXEC_SEAL: Final = 8
 
 
 class _KernelSupport:
-    """What has been seen of the kernel: one that refuses, or takes long, is not asked again."""
+    """Observed support of the kernel: if it refuses or takes long, it is not asked again."""
 
     is_asked = True
 
 
 def take_large_pages(fd: int, n_bytes: int) -> None:
-    """Have the first n_bytes of an empty memory file lie in large pages, but for a rest at the end.
+    """Put the first n_bytes of an empty memory file into large pages, but for a rest at the end.
 
-    No memory is promised by it: what there was none for is as empty as before.
+    It promises no memory: parts that did not get any are as empty as before.
     """
     n_large = n_bytes // LARGE_BYTES * LARGE_BYTES
     if not (n_large and _KernelSupport.is_asked):
@@ -79,12 +79,13 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
 
 
 def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
-    """Map a memory file, the pages it has at once; returns the map and where in it the file is.
+    """Map a memory file with all pages it has; return the map and the file's offset in it.
 
-    Where there are addresses for the file but not for a large page more, it lies as it comes.
+    The map is aligned to large pages if there are addresses for one more, else as the kernel places
+    it.
 
     Raises:
-        OSError: there are no addresses, or no memory for what the kernel keeps of them.
+        OSError: there are no addresses, or no memory for the kernel's own tables.
     """
     try:
         memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
@@ -117,10 +118,10 @@ def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
 def reserve_memory_file(n_bytes: int, what: str) -> int:
     """Create an anonymous memory file of n_bytes, reserved; the caller owns the descriptor.
 
-    It is sealed against shrinking: nobody can take mapped pages away.
+    It is sealed against shrinking: no process can take mapped pages away.
 
     Raises:
-        InsufficientMemory: there is not that much memory; nothing was reserved.
+        InsufficientMemory: the memory is not available; nothing was reserved.
     """
     require(n_bytes, what)  # before the reservation: over a cgroup's limit that kills, not fails
     with _new_memory_file(n_bytes, what) as fd:
@@ -131,14 +132,17 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
 
 
 def sparse_memory_file(n_bytes: int, what: str) -> int:
-    """Likewise, but a page takes memory only when it is touched; if there is none, that kills."""
+    """Create a memory file whose pages take memory only when they are touched.
+
+    If there is no memory by then, the kernel kills the process. The caller owns the descriptor.
+    """
     with _new_memory_file(n_bytes, what) as fd:
         return fd
 
 
 @contextlib.contextmanager
 def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
-    """A memory file, which is sealed at the end; or closed, should anything fail before."""
+    """Yield a new memory file and seal it; close it if the body raises."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         fd = os.memfd_create("shardio", flags | _MFD_NOEXEC_SEAL)
@@ -172,10 +176,10 @@ _MOST_RESERVED: Final = 64 << 20
 
 
 def create_bitmap_file(n_marks: int) -> int:
-    """A memory file for the marks of a dataset; the caller owns the descriptor.
+    """Create a memory file for a verification bitmap; the caller owns the descriptor.
 
     Raises:
-        InsufficientMemory: there is not that much memory.
+        InsufficientMemory: the memory is not available.
     """
     what = "the table of what has been checked"
     if n_marks > _MOST_RESERVED:
@@ -184,10 +188,7 @@ def create_bitmap_file(n_marks: int) -> int:
 
 
 class SharedArray:
-    """One-dimensional numbers that other processes can map. Immutable.
-
-    `array` is over the memory file; `fd` is the file's, for sending, and goes with this object.
-    """
+    """An array in one memory file: written by main, mapped by every worker, copied by none."""
 
     def __init__(self, fd: int, array: npt.NDArray[Any]) -> None:
         self.fd, self.array = fd, array
@@ -195,10 +196,10 @@ class SharedArray:
 
     @classmethod
     def of(cls, numbers: npt.NDArray[Any], what: str) -> Self:
-        """A copy of `numbers` in a memory file of their own.
+        """Copy `numbers` to a memory file.
 
         Raises:
-            InsufficientMemory: there is not that much memory for `what`.
+            InsufficientMemory: there is not enough memory for `what`.
         """
         fd = reserve_memory_file(max(1, numbers.nbytes), what)
         try:
@@ -211,7 +212,7 @@ class SharedArray:
 
     @classmethod
     def received(cls, fd: int, dtype: str, n: int) -> Self:
-        """What another process has made, by a descriptor, which this object then owns."""
+        """Map an array of another process by its descriptor, which this object then owns."""
         return cls(fd, _mapped(fd, np.dtype(dtype), n, mmap.ACCESS_READ))
 
 

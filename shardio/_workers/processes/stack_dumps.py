@@ -1,9 +1,7 @@
-"""Where workers are: files in which each says what step it is at, and writes its stacks.
+"""Reports of workers: the step each is at, and Python stacks when a batch times out.
 
-What workers are doing when a batch does not come in time: their Python stacks.
-
-A worker answers a signal from C, whatever its Python code hangs in, by writing the stacks of its
-threads into a file that it alone shares with main.
+A worker answers a signal from C code, whatever its Python code hangs in, by writing the stacks of
+its threads into a file that it shares with main alone.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ Steps = npt.NDArray[np.uint64]
 
 
 class StepFiles(Closing):
-    """Owns the files of all workers, from `open` on."""
+    """The step and stack files of all workers, owned from `open` on."""
 
     def __init__(self) -> None:
         self.stacks: list[int] = []
@@ -44,12 +42,12 @@ class StepFiles(Closing):
         return self._fds[0]
 
     def of(self, worker: int) -> int | None:
-        """The step that a worker is at, or has died at; None if it is at none."""
+        """Return the step that a worker is at, or exited at; None if it is at none."""
         step = int(self._steps[worker]) - 1
         return None if step < 0 else step
 
     def take_step(self, worker: int) -> int | None:
-        """The step that a worker has died at, or None; another in its place is at none."""
+        """Return and clear the step that a worker exited at, or None: its successor is at none."""
         step = self.of(worker)
         self._steps[worker] = 0
         return step
@@ -63,13 +61,13 @@ class StepFiles(Closing):
 
 
 def map_steps(fd: int) -> Steps:
-    """A word for each worker: the step that it is at and 1, or 0."""
+    """Map a word for each worker: the step that it is at plus 1, or 0."""
     return np.frombuffer(mmap.mmap(fd, 0), np.uint64)
 
 
 _PATIENCE_S: Final = 1.0
 _QUIET_S: Final = 0.02
-"""A stack that has not grown for so long is whole."""
+"""A stack is complete if it has not grown for this long."""
 _OURS: Final = f"{os.sep}_engine{os.sep}"
 """Part of the name of every file that is between a process's start and the user's code."""
 
@@ -80,7 +78,7 @@ def stack_files(n_workers: int) -> Iterator[int]:
 
 
 def answer_with_stacks(fd: int) -> None:
-    """Have this process write its stacks into `fd` when main asks for them."""
+    """Make this process write its stacks into `fd` when main asks for them."""
     faulthandler.register(ASK_FOR_STACKS, fd, all_threads=True, chain=False)
 
 
@@ -91,14 +89,14 @@ def timeout_error(
     workers: Sequence[tuple[str, str]],
     tasks_of: Callable[[int], list[str]],
 ) -> BatchTimeout:
-    """The error for what did not come in time, with what every worker is doing.
+    """Return the error for a timeout, with the activity of every worker.
 
     Args:
-        what: did not come.
-        path: of the dataset.
-        timeout_s: how long it was waited for.
-        workers: who each is, and its stacks.
-        tasks_of: what the worker of a number has not answered, in words.
+        what: the thing that did not come.
+        path: the dataset's.
+        timeout_s: how long the loop waited.
+        workers: the name and stacks of each worker.
+        tasks_of: describes the unanswered tasks of a worker, given its number.
     """
     first = f"{what} of {path} did not come within {timeout_s:g} s"
     return BatchTimeout("\n".join([first, *describe_workers(workers, tasks_of)]))
@@ -107,7 +105,7 @@ def timeout_error(
 def describe_workers(
     workers: Sequence[tuple[str, str]], tasks_of: Callable[[int], list[str]]
 ) -> list[str]:
-    """What every worker is doing, in lines; arguments as for `timeout_error`."""
+    """Return lines on the activity of every worker; arguments as for `timeout_error`."""
     lines = []
     for worker, (who, stacks) in enumerate(workers):
         tasks = "; ".join(tasks_of(worker)) or "without a task"
@@ -116,13 +114,13 @@ def describe_workers(
 
 
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
-    """The stacks of all workers, from the innermost frame to the first that is not the user's.
+    """Return the stacks of all workers, innermost frame first, down to the first of shardio.
 
-    They are asked at the same time, and have `_PATIENCE_S` together.
+    All workers are asked at once and have `_PATIENCE_S` together.
 
     Args:
-        fds: the file that each was given.
-        send: sends a worker a signal of a number; False where there is no process to take it.
+        fds: the file that each worker writes to.
+        send: sends a signal to a worker by number; False if there is no process to receive it.
     """
     for fd in fds:  # shared with the worker, the place where it writes on, too
         os.ftruncate(fd, 0)

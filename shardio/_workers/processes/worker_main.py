@@ -1,6 +1,6 @@
-"""What a new worker does first: in memory that the zygote has forked, or in a fresh interpreter.
+"""The first steps of a new worker: in memory that the zygote has forked, or a fresh interpreter.
 
-Imports nothing that takes time: main reads the constants.
+Imports nothing slow: main reads the constants.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from shardio._workers.processes.linux import name_process
 __all__ = ["EXECUTE", "FORK", "LOAD", "Start", "Target", "execute", "import_all", "preload", "run"]
 
 Start = Literal["zygote", "spawn", "forkserver", "fork"]
-"""How worker processes start: forked by the zygote that all crews share; by it, but executing an
-interpreter of their own; by a zygote of the crew's own, which has loaded the crew's function; or by
-a fork of main."""
+"""The start method of worker processes: forked by the zygote that all pools share.
+
+Forked by it and executing an interpreter; forked by a zygote of the pool, which has loaded the
+pool's function; or forked by main.
+"""
 
 FORK, EXECUTE, LOAD = range(3)
 """What the zygote is to do for a worker: fork; fork and execute an interpreter; load the crew's
@@ -34,11 +36,11 @@ Target = Callable[[Channel], object]
 _Fds = tuple[int, ...]
 
 GIVEN_AT: Final = 2
-"""Where, in what comes with a request, the crew's descriptors begin: behind channel and cargo."""
+"""The index of the pool's first descriptor in a request, behind channel and bootstrap payload."""
 
 
 def import_all(names: tuple[str, ...]) -> None:
-    """Import what workers will need; of what is missing, the worker that needs it tells."""
+    """Import the modules that workers need; a worker reports a missing one when it needs it."""
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -53,9 +55,9 @@ def preload(names: tuple[str, ...]) -> None:
 
 
 def execute(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
-    """Replace this process, a fork of the zygote, by an interpreter that begins from nothing.
+    """Replace this process, a fork of the zygote, by a fresh interpreter.
 
-    What the kernel was told about the process stays: that it ends with the zygote.
+    Kernel settings of the process stay, such as the signal at the zygote's exit.
     """
     for fd in fds:
         os.set_inheritable(fd, True)
@@ -69,7 +71,7 @@ def execute(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
 
 
 def begin(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
-    """Be a worker in an interpreter of its own."""
+    """Run as a worker in an interpreter of its own."""
     for fd in fds:
         os.set_inheritable(fd, False)
     # Before the surroundings of main are taken over: these have one thread because of ours.
@@ -78,12 +80,12 @@ def begin(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
 
 
 def run(place: int, fds: _Fds, target: Target | None) -> NoReturn:
-    """Run the crew's function in this new worker, tell main if it raises, and end the process.
+    """Run the pool's function in this new worker, report its failure to main, and exit.
 
     Args:
-        place: of the worker in its crew.
-        fds: its channel, the cargo, and what the crew was given.
-        target: the function, where it need not be unpacked.
+        place: the worker's index in its pool.
+        fds: its channel, the bootstrap payload, and the pool's descriptors.
+        target: the function, if it need not be unpacked.
     """
     name_process("shardio-worker")
     gc.enable()

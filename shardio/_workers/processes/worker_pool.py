@@ -1,6 +1,6 @@
-"""A crew of worker processes: start, watch, replace and stop them.
+"""A pool of worker processes: start, watch, restart and stop them.
 
-`watch.py` is what `wait` does, `holdings.py` what `close` does; workers come from `launch.py`.
+`pool_events` waits for events, `pool_state` ends the processes, and `zygote_client` starts them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _WAYS: Final[dict[Start, int]] = {"spawn": EXECUTE, "forkserver": LOAD}
 
 
 class WorkerPool(Closing):
-    """Owns `n_workers` processes that each run `target(channel)`; ends them on `close`.
+    """A pool of `n_workers` processes that each run `target(channel)`; it ends them on `close`.
 
     `target` travels by cloudpickle, unless `start` is "fork". `fds` are duplicated and arrive as
     `channel.fds` in every worker; `preload` names modules that the zygote imports before it forks.
     Messages may be sent at once: they wait in the socket until the worker is there. `send`, `wait`
-    and `restart` are for one thread at a time, `close` is for any. A crew that is collected without
-    `close`, or is open when the interpreter ends, is closed then.
+    and `restart` are for one thread at a time, `close` is for any. A pool that is collected without
+    `close`, or is open when the interpreter exits, is closed then.
 
     Raises InvalidArgument when `target` cannot be pickled and UnsupportedEnvironment when processes
     cannot be started here.
@@ -78,23 +78,23 @@ class WorkerPool(Closing):
             raise
 
     def __len__(self) -> int:
-        """Give the number of places, whether or not a worker lives there."""
+        """Return the number of places, with or without a live worker."""
         return len(self._held.workers)
 
     def fileno(self) -> int:
-        """Give a descriptor to poll beside others: readable when `wait` may have something."""
+        """Return a descriptor to poll beside others: readable when `wait` may have an event."""
         return self._held.epoll.fileno()
 
     def pids(self) -> list[int | None]:
-        """Give each place's process id; None for one that `wait` has not yet seen started."""
+        """Return the process id of each place; None until `wait` has seen the process start."""
         return [worker.pid for worker in self._held.workers]
 
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without ever waiting.
 
-        What the socket does not take is kept and sent by later calls of `wait`. `fds` stay the
-        caller's. A message to a worker whose death is still to be told by `wait` goes nowhere; once
-        it has been told, WorkerDied is raised.
+        Data that the socket does not take is queued and sent by later calls of `wait`. `fds` stay
+        the caller's. A message to a worker whose WorkerExit `wait` has not returned yet is dropped;
+        after that, WorkerDied is raised.
         """
         held = self._held
         if held.is_closing or this_process.pid != held.owner_pid:
@@ -120,9 +120,9 @@ class WorkerPool(Closing):
             return  # `wait` tells of its death
 
     def entrust(self, folder: str) -> None:
-        """Have a folder of files removed if this process is killed; the empty path for none.
+        """Register a folder to be removed if this process is killed; "" for none.
 
-        One at a time: who entrusts another takes care of the one before.
+        There is one at a time: the caller takes care of the folder registered before.
         """
         with self._held.lock:
             if self._held.session is not None and not self._held.is_closing:
@@ -142,12 +142,12 @@ class WorkerPool(Closing):
         return True
 
     def names(self) -> list[str]:
-        """What each worker is, in words."""
+        """Return the name of each worker for messages."""
         known = ["" if pid is None else f" (process {pid})" for pid in self.pids()]
         return [f"worker {i}{process}" for i, process in enumerate(known)]
 
     def stacks(self, fds: Sequence[int]) -> list[str]:
-        """The Python stacks of all workers, each of which has been given one of the files."""
+        """Return the Python stacks of all workers, each of which was given one of the files."""
         return ask_for_stacks(fds, self.signal)
 
     def hang_bell(self) -> None:
@@ -156,15 +156,15 @@ class WorkerPool(Closing):
         self._watch.add_bell()
 
     def nudge(self) -> None:
-        """Have `wait` return, this time or the next, with what there is; for any thread."""
+        """Make `wait` return, this time or the next, with the events so far; for any thread."""
         if self._held.bell is not None:
             self._held.bell.ring()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return at least one, or none when `timeout_s` has passed.
 
-        All that a worker has sent comes before its WorkerExit. Raises ClosedError when the crew is, or
-        meanwhile gets, closed, and UnsupportedEnvironment when no worker can be started here.
+        All messages of a worker come before its WorkerExit. Raises ClosedError when the pool is
+        closed, also during the wait, and UnsupportedEnvironment when no worker can be started here.
         """
         held = self._held
         if held.is_closing or this_process.pid != held.owner_pid:
@@ -178,7 +178,7 @@ class WorkerPool(Closing):
         return events
 
     def restart(self, index: int) -> None:
-        """Start a new worker in the place of one whose WorkerExit was returned by `wait`."""
+        """Start a new worker in the place of one whose WorkerExit `wait` has returned."""
         held = self._held
         self._check_usable()
         worker = held.workers[index]
@@ -218,7 +218,7 @@ class WorkerPool(Closing):
         self._watch.add_zygote()
 
     def _start(self, index: int) -> WorkerHandle:
-        """Ask for a worker; it is there when a letter says so."""
+        """Request a worker; the zygote's reply reports that it runs."""
         held = self._held
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)

@@ -2,21 +2,21 @@
 
 It is exec'd, so it has none of main's threads, locks or memory, and it has NumPy and the codecs
 imported, so that a fork of it is a worker in a few milliseconds. It never imports the user's
-`__main__` and never tinygrad. `launch.py` is main's side of it, `start.py` a worker's. Only for a
-crew that asks for it, a zygote of its own loads the crew's function, or is a fork of main.
+`__main__` and never tinygrad. `zygote_client` is main's side of it, `worker_main` a worker's. Only
+for a pool that asks for it, a zygote of its own loads the pool's function or is a fork of main.
 
-Every crew has a *session*: a socket on which main asks for workers and hears of their ends.
+Every pool has a *session*: a socket on which main requests workers and receives their exits.
 
     main -> zygote   control   names of modules to import         + the zygote's end of a session
-    main -> zygote   session   REQUEST (place, way)               + channel, cargo, the crew's fds
-    main -> zygote   session   WARD, path of a folder to remove if main ends; none: no more
+    main -> zygote   session   REQUEST (place, way)               + channel, payload, the pool's fds
+    main -> zygote   session   WARD, path of a folder to remove if main exits; none: no more
     zygote -> main   session   REPLY STARTED (place, pid)         + pidfd of the worker
     zygote -> main   session   REPLY EXITED (place, pid, how, status)
     zygote -> main   session   REPLY NOT_STARTED (place, errno)
 
-The end of main's half of a session means that the crew is closed: its workers have GRACE_S to leave
-by themselves, then they are killed; with the last of them gone the zygote ends its half too.
-When main ends, however it ends, the zygote ends, and the kernel kills the workers with it.
+The end of main's half of a session means that the pool is closed: its workers have GRACE_S to exit
+by themselves, then they are killed; after the last exit the zygote ends its half too. When main
+exits, in any way, the zygote exits, and the kernel kills the workers with it.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ WARD = b"folder "
 GRACE_S = 0.1
 
 ASK_FOR_STACKS = signal.SIGRTMIN + 7
-"""The signal that a loader's workers answer with their stacks; see `timeout_error.py`."""
+"""The signal that a loader's workers answer with their stacks; see `stack_dumps`."""
 
 
 def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoReturn:
-    """Be the zygote until main ends or ends its half of the control socket."""
+    """Run the zygote until main exits or ends its half of the control socket."""
     # Nothing of main's but these descriptors: a pipe held open here would never report its end.
     os.closerange(max(control_fd, main_pidfd) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     os.set_inheritable(control_fd, False)
@@ -80,7 +80,7 @@ def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoRetur
 
 
 def serve_forked(control: socket.socket, main_pidfd: int, target: Target) -> NoReturn:
-    """Be the zygote in a fork of main, with all that main had, for workers that run `target`."""
+    """Run the zygote in a fork of main, with all its memory, for workers that run `target`."""
     signal.set_wakeup_fd(-1)  # an event loop of main's would hear of our signals
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):  # main's, for main
@@ -106,7 +106,7 @@ def _set_up() -> None:
 
 
 class _Session:
-    """What the zygote holds for one crew."""
+    """The zygote's state of one pool."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -226,10 +226,11 @@ class _Zygote:
             os.close(fd)
 
     def _load(self, cargo_fd: int) -> None:
-        """Unpack the crew's function here, once for all its workers.
+        """Unpack the pool's function here, once for all its workers.
 
-        If that fails, each worker tries for itself, and tells. A guard ends this process if main
-        ends meanwhile: imports take any time, in which nothing else is heard.
+        If that fails, each worker tries for itself and reports the failure. A guard ends this
+        process if main exits during the imports, which may take long and in which no other event is
+        handled.
         """
         self.has_loaded = True
         guard = os.fork()
@@ -304,7 +305,7 @@ class _Zygote:
         self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
 
     def _close_if_over(self, session: _Session) -> None:
-        """Tell main that the last worker of a closed crew is gone."""
+        """Report to main that the last worker of a closed pool has exited."""
         if session.is_ending and not session.workers and not session.replies:
             self.epoll.unregister(session.socket)
             del self.sessions[session.socket.fileno()]

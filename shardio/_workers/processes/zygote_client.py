@@ -96,11 +96,11 @@ class Zygote:
         return ours
 
     def is_running(self) -> bool:
-        """Tell whether the process is there."""
+        """Return True if the process runs."""
         return not has_ended(self.pidfd)
 
     def exit_code(self) -> int | None:
-        """Give the exit code of a zygote that ended by itself; None while it runs or if killed."""
+        """Return the exit code of a zygote that exited by itself, else None."""
         try:
             ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # somebody else in this program has reaped it
@@ -129,9 +129,9 @@ class Zygote:
 def acquire(
     start: Start = "zygote", target: Target | None = None, preload: tuple[str, ...] = ()
 ) -> Zygote:
-    """Give a zygote for a crew that runs `target` and needs `preload`; `release` it after use.
+    """Return a zygote for a pool that runs `target` and needs `preload`; `release` it after use.
 
-    That is the one of this process, started if there is none, or one of the crew's own.
+    It is the one of this process, started if there is none, or one of the pool's own.
     """
     global _current
     if start in ("forkserver", "fork"):
@@ -148,20 +148,20 @@ def acquire(
 
 
 def release(zygote: Zygote) -> None:
-    """Give up one use of `zygote`; with its last user it is gone when this returns.
+    """Drop one use of `zygote`; without users it is gone when this returns.
 
-    Where another thread, or this thread further up, is inside `acquire` or `release`, that one does
-    it as soon as it is through.
+    If another thread, or this thread further up the stack, is inside `acquire` or `release`, that
+    call does it before it returns.
     """
     _released.append(zygote)
     _settle()
 
 
 def _settle() -> None:
-    """Work off what was released, unless somebody is about to.
+    """Handle queued releases, unless another call is about to.
 
-    Never waits for the lock: a finalizer may have interrupted the very code that holds it.
-    Who holds it calls this afterwards.
+    Never waits for the lock: a finalizer may have interrupted the very code that holds it. The
+    holder of the lock calls this afterwards.
     """
     global _current
     while _released and _lock.acquire(blocking=False):

@@ -1,8 +1,8 @@
 """Jobs on the machines of a Ray cluster.
 
-A job is a function of one value. Where a machine is lost its jobs are done again on others, while
-the lost one may still be at them: what a job writes must be its own, and one process, the one that
-gives the jobs, decides whose work counts.
+A job is a function of one value. If a machine is lost, others repeat its jobs, while the lost one
+may still be running them: a job must write to files of its own, and one process, which hands out
+the jobs, decides whose result counts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from shardio.version import __version__
 
 EngineName = Literal["local", "ray"]
 MAX_DEATHS: Final = 2
-"""As many processes may end over one job."""
+"""A job that has crashed this many processes is given up."""
 MAX_LOST: Final = 8
-"""As many machines may be lost over one job: the job may be what they are lost of.
+"""A job that has lost this many machines is given up: it may be the cause.
 
-Where it is not known whether a machine did the job, it is as many as are left, if these are more.
+If it is unknown whether a machine ran the job, the number of machines left counts, if larger.
 """
 _LOOK_S: Final = 5.0
 _AHEAD: Final = 2
@@ -40,15 +40,15 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Where work is done: by processes of this machine, or on a Ray cluster.
+    """The place of work: processes of this machine, or a Ray cluster.
 
-    `address` is the cluster's, as `ray.init` takes it. Without one it is what RAY_ADDRESS says;
-    without that, Ray is started on this machine, and stopped again. `gpus` are those of the cluster
-    that each job is given, or a share of one; CUDA_VISIBLE_DEVICES names them there.
+    `address` is the cluster's, as `ray.init` takes it. Without one it is RAY_ADDRESS; without that,
+    Ray is started on this machine and stopped again. `gpus` is the number of GPUs of each job, or a
+    fraction of one; CUDA_VISIBLE_DEVICES names them there.
 
     Raises:
-        InvalidArgument: there is no such engine, an address that it has no use for, or no such
-            share of a GPU.
+        InvalidArgument: the engine is unknown, does not take the address, or the share of a GPU is
+            not possible.
         UnsupportedEnvironment: Ray is not installed.
     """
 
@@ -72,7 +72,7 @@ class Engine:
 
     @property
     def is_ray(self) -> bool:
-        """Whether other machines take part."""
+        """True if other machines take part."""
         return self.name == "ray"
 
 
@@ -80,19 +80,18 @@ LOCAL: Final = Engine()
 
 
 class Cluster(Closing):
-    """Owns a connection to a Ray cluster from `with` to its end; what runs there ends with it.
+    """A connection to a Ray cluster, owned from `with` to its end; its jobs end with it.
 
     A connection that the program has already is borrowed, and stays.
 
     Args:
-        engine: says which cluster.
-        sees: a path that every machine must see, or its work would be for nothing: refused is a
-            machine that does not.
-        n_at_once: jobs at a time; by default as many as the cluster has CPUs, and as many waiting.
+        engine: names the cluster.
+        sees: a path that every machine must see; a machine that does not is refused.
+        n_at_once: jobs at a time; by default twice the number of CPUs of the cluster.
 
     Raises:
         UnsupportedEnvironment: there is no cluster at the address.
-        InvalidArgument: `n_at_once` is no positive number.
+        InvalidArgument: `n_at_once` is not a positive number.
     """
 
     def __init__(
@@ -129,19 +128,20 @@ class Cluster(Closing):
         next_job: Callable[[], tuple[int, V] | None],
         name_of: Callable[[int], str],
     ) -> Iterator[tuple[int, R]]:
-        """Do jobs in any order, and give each one's number and result as it is done.
+        """Run jobs in any order, and yield the number and result of each as it finishes.
 
         Args:
-            function: what is done; it travels once to each process, as cloudpickle has it.
-            next_job: asked for another job (a number and a value) whenever there is room, also
-                after it had none.
-            name_of: what a job is about, for errors.
+            function: the job; it travels once to each process, by cloudpickle.
+            next_job: returns another job (a number and a value) whenever there is room, also after
+                it
+                had none.
+            name_of: describes a job for errors.
 
         Raises:
-            WorkerDied: over one job, processes ended or machines were lost too often.
-            UnsupportedEnvironment: a machine does not see what it must, or has another shardio; or
-                none has as many GPUs as a job is to be given.
-            Exception: what a job raised.
+            WorkerDied: too many processes crashed or machines were lost over one job.
+            UnsupportedEnvironment: a machine does not see the path, or has another shardio; or none
+                has as many GPUs as a job needs.
+            Exception: raised by a job.
         """
         self._refuse_lack_of_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
@@ -175,9 +175,9 @@ class Cluster(Closing):
             yield number, result
 
     def _next_done(self) -> Any:
-        """Wait for a job; None instead when a machine is found to be lost.
+        """Wait for a job; return None if a machine is found to be lost first.
 
-        Ray may come to notice only much later that it has no connection to who does a job there.
+        Ray may notice only much later that it has lost the connection to the process of a job.
         """
         while True:
             done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_S)
@@ -201,7 +201,7 @@ class Cluster(Closing):
         self._is_told = is_waiting
 
     def _can_work(self, node: Mapping[str, Any]) -> bool:
-        """Whether a machine has what a job takes, or has given it to one."""
+        """Return True if a machine has the resources of a job, or has given them to one."""
         there = node["Resources"]
         has_gpus = there.get("GPU", 0) >= self._engine.gpus
         return bool(node["Alive"]) and there.get("CPU", 0) >= 1 and has_gpus
@@ -235,13 +235,13 @@ class Cluster(Closing):
             )
 
     def _room(self) -> int:
-        """How many jobs may be under way: machines may have come or gone since the last time."""
+        """Return how many jobs may be under way now: machines come and go."""
         if self._n_at_once is not None:
             return self._n_at_once
         return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def _mourn(self, error: Exception, number: int, name_of: Callable[[int], str]) -> None:
-        """Note what became of a job that gave no result; an error unless it may be done again."""
+        """Record a job without a result; raise unless it may be repeated."""
         found = self._ray.exceptions
         if isinstance(error, found.WorkerCrashedError | found.OutOfMemoryError):
             self._n_deaths[number] += 1
@@ -259,7 +259,7 @@ class Cluster(Closing):
             raise WorkerDied(f"Ray failed over {name_of(number)}: {error}") from error
 
     def _cancel(self, references: Sequence[Any]) -> None:
-        """End what nobody waits for any more."""
+        """Cancel jobs whose results are no longer needed."""
         for reference in references:
             del self._running[reference]
             self._ray.cancel(reference, force=True)

@@ -1,7 +1,4 @@
-"""Connects this process to a Ray cluster: the only module that imports Ray.
-
-What a machine of a Ray cluster does: one job after another, in a process of Ray's there.
-"""
+"""The job process on a machine of a Ray cluster, and the only module that imports Ray."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def ray_module() -> Any:
 
 
 def connect(ray: Any, address: str | None) -> None:
-    """Connect, or start Ray here; quiet, and nothing is told to Ray's makers unless it was asked.
+    """Connect to a cluster, or start Ray here; quiet, and without Ray's usage reports by default.
 
     Raises:
         UnsupportedEnvironment: nothing answers.
@@ -78,13 +75,13 @@ def _refuse_silence(place: str) -> None:
 
 
 def _said(error: Exception) -> str:
-    """What an error says; all of it where the first line only announces the others, as versions."""
+    """Return the message of an error, whole if its first line only announces the others."""
     line = first_line(error)
     return " ".join(str(error).split()) if line.endswith(":") else line
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an error says: Ray's have many."""
+    """Return the first line of an error's message: Ray's have many."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -92,10 +89,10 @@ _WATCH_S: Final = 0.5
 
 
 def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
-    """Do a job; what it raises is given back.
+    """Run a job and return its result or its exception.
 
-    `held` has the reference to what is done. `sees` exists where the jobs are given, which has this
-    `version` of shardio, and has a name of its own.
+    `held` has the reference to the function. `sees` exists on the machine that hands out jobs,
+    which has this `version` of shardio, and has a name of its own.
     """
     try:
         _end_with(os.getppid())
@@ -120,7 +117,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or its text where nobody could make it of its pickle again."""
+    """Return the error, or its text if it cannot be unpickled elsewhere."""
     import cloudpickle  # type: ignore[import-untyped]
 
     try:
@@ -134,16 +131,16 @@ def _portable(error: Exception) -> Exception:
 
 @functools.lru_cache(1)
 def _function(reference: Any) -> Callable[[Any], Any]:
-    """What is done, with all that it has kept since the first job of this process."""
+    """Return the function with the state it has kept since the first job of this process."""
     found: Callable[[Any], Any] = ray_module().get(reference)
     return found
 
 
 @functools.cache
 def _end_with(parent: int) -> None:
-    """From now on this process ends when its parent does, the part of Ray that is its machine.
+    """End this process when its parent exits, which is the machine's part of Ray.
 
-    Ray itself would wait for the end of the job, and whoever waits for the job, for Ray.
+    Ray itself would wait for the end of the job, and the process that waits for the job, for Ray.
     """
 
     def watch() -> None:

@@ -1,8 +1,8 @@
-"""The blocks that large samples of a dataset arrive in: who has which, on both sides.
+"""The blocks that large samples of a dataset arrive in, and which side owns which block.
 
-A worker that has none for a sample asks; from then on main sees to it that it has a few, as far as
-memory allows. A block is the worker's until what it wrote there is handed over, and then that of
-whoever holds the arrays; when the last is let go of, any worker may get it.
+A worker without a block for a sample asks for one; from then on main keeps it supplied with a few,
+as far as memory allows. A block belongs to the worker until its content is handed over, and then to
+the arrays that view it; when the last array is gone, any worker may get the block.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ _HELD: Final = 2
 
 
 class BlockLender(Closing):
-    """Owns all blocks, and says which worker has which; main's side.
+    """Main's side: the blocks, which it owns, and the worker that each is lent to.
 
     Args:
-        n_workers: who fill them.
-        memory_bytes: budget of all blocks.
+        n_workers: the number of workers that fill them.
+        memory_bytes: the budget of all blocks.
     """
 
     def __init__(self, n_workers: int, memory_bytes: int) -> None:
         self._blocks = ValueBlocks(None, memory_bytes)
         self._of_worker: list[dict[int, Block]] = [{} for _ in range(n_workers)]
         self._n_each: dict[int, int] = {}
-        """How many each worker that has asked should have."""
+        """The number of blocks that each worker that has asked should have."""
         self._were_held_up = set[int]()
-        """Who has asked since the loop last had to wait for long."""
+        """The workers that have asked since the loop last had to wait for long."""
         self._are_known = False  # how large samples are
 
     def ask(self, worker: int) -> None:
-        """A worker has a large sample, and no block."""
+        """Record that a worker has a large sample and no block."""
         self._n_each.setdefault(worker, _FEW)
         self._were_held_up.add(worker)
 
     def see_wait(self) -> None:
-        """The loop had to wait for long: who was held up before should have more blocks.
+        """Grant more blocks to workers that were held up before the loop had to wait for long.
 
-        Few are faster where that does not happen, as they stay in the cache. A dataset that gives
-        many samples at once and then none for a while gets ahead so.
+        Otherwise few blocks are faster, as they stay in the cache. A dataset that yields many
+        samples at once and then none for a while gets ahead in this way.
         """
         for worker in self._were_held_up:
             self._n_each[worker] *= 2
@@ -88,9 +88,9 @@ class BlockLender(Closing):
         return True
 
     def hand_over(self, worker: int, number: int, sizes: Sequence[int]) -> list[Bytes]:
-        """What a worker has written to a block of its: views, which keep the block, or a copy.
+        """Return views of the content of a worker's block, which keep the block, or a copy.
 
-        It is copied where the loop holds more than memory allows, and this is the worker's last.
+        It is copied if the loop holds more than memory allows and this is the worker's last block.
 
         Raises:
             InsufficientMemory: there is no memory for the copy.
@@ -104,7 +104,7 @@ class BlockLender(Closing):
         return read_buffers(sizes, memory, starts)
 
     def part_with(self, worker: int) -> None:
-        """A worker needs none any more."""
+        """Stop lending blocks to a worker."""
         self._n_each.pop(worker, None)
         self._were_held_up.discard(worker)
         for block in self._of_worker[worker].values():
@@ -112,7 +112,7 @@ class BlockLender(Closing):
         self._of_worker[worker].clear()
 
     def close(self) -> None:
-        """Let go of all blocks; what was handed over stays valid."""
+        """Release all blocks; memory that was handed over stays valid."""
         self._n_each.clear()
         self._were_held_up.clear()
         self._blocks.close()
@@ -128,27 +128,27 @@ class LentBlocks:
         self._loss: UnsupportedEnvironment | None = None
 
     def __bool__(self) -> bool:
-        """Whether `fill` need not wait, be it only to say why it cannot."""
+        """Return True if `fill` will not block (it has a block, or will raise)."""
         return bool(self._idle) or self._loss is not None
 
     def add(self, number: int, fds: Sequence[int]) -> None:
-        """Main has sent a block, with its descriptor the first time."""
+        """Add a block that main has sent, with its descriptor the first time."""
         if fds:
             self._fds[number] = fds[0]
         self._idle.append(number)
 
     def lose(self, error: UnsupportedEnvironment) -> None:
-        """The descriptor of a block has not come through: main, which sent it, sends no other."""
+        """Record that a block's descriptor did not arrive: main sends no other."""
         self._loss = error
 
     def fill(self, buffers: Sequence[Any]) -> tuple[int, list[int]]:
-        """Copy what lies in buffers into a block; its number, and the sizes of the buffers.
+        """Copy buffers into a block; return its number and the sizes of the buffers.
 
-        The block stays in the stock until `spend`.
+        The block stays here until `spend`.
 
         Raises:
             InsufficientMemory: there is no memory for it.
-            UnsupportedEnvironment: there is none left, as one was lost.
+            UnsupportedEnvironment: no block is left, as one was lost.
         """
         if self._loss is not None and not self._idle:
             raise self._loss
@@ -167,5 +167,5 @@ class LentBlocks:
         return number, sizes
 
     def spend(self) -> None:
-        """The block that was filled last is on its way: what is written there is main's."""
+        """Drop the block that was filled last: its content was sent and belongs to main."""
         self._idle.pop()

@@ -1,12 +1,11 @@
-"""What a generator in a worker gives: in portions, of which main asks for one after the other.
+"""A worker that calls one function for item after item: its loop, and its messages.
 
-A portion is a list of results, or `FailedCall` where the generator has failed. Results are pickled as
-they come, so that a generator may go on to write into an array that it has given.
+A call has 32 bytes and a pickled item; an answer has 32 bytes and the result: the value itself if
+it is small, else it lies in the block that came with the call (see `values`).
 
-A worker that calls one function for item after item: its loop, and what it and main exchange.
-
-A call has 32 bytes and a pickled item, an answer 32 bytes and what became of it: the value itself
-where that is small, else it lies in the block that came with the call (see `values.py`).
+A generator's results come in chunks, which main requests one after the other. A chunk is a list of
+results, or `FailedCall` if the generator has raised. Results are pickled as they come, so that a
+generator may go on to write into an array that it has yielded.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from shardio.errors import InsufficientMemory
 _MOST: Final = 64
 _MOST_BYTES: Final = 64 << 10
 _MOST_NS: Final = 10_000_000
-"""A portion ends with the result that makes it so many, so large, or takes so long."""
+"""A chunk ends with the result that exceeds its limit of count, size or time."""
 _ALONE_BYTES: Final = 16 << 10
-"""A result with an array of so many bytes is a portion of its own."""
+"""A result with an array of this size is a chunk of its own."""
 _END: Final = object()
 
 
 class FailedCall:
-    """What a generator gave, and what it raised then, which travels as failures do."""
+    """The results of a generator before it raised, and its exception, packed as failures are."""
 
     def __init__(self, found: list[Any], error: BaseException, name: str) -> None:
         self.found, self.error, self._name = found, error, name
@@ -70,22 +69,22 @@ class _Pickled:
 
 
 class ResultChunks:
-    """The results of a generator that are still to come.
+    """The remaining results of a generator.
 
     Args:
         results: the generator.
-        name: what it is in messages.
+        name: its name in messages.
     """
 
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
         self._large: list[Any] = []  # what waits for a portion of its own
         self.n_passed_over = 0
-        """How many results are left out, since main has them of a worker that died."""
+        """The number of results to omit, since main has them from a worker that exited."""
         self.is_over = False
 
     def take(self) -> list[Any] | FailedCall:
-        """The next results; none only where it is over."""
+        """Return the next results; none only if the generator is exhausted."""
         found: list[Any] = []
         end_ns = now_ns() + _MOST_NS
         try:
@@ -122,17 +121,18 @@ class ResultChunks:
 
 
 CALL: Final = struct.Struct("<HHIQQQ")
-"""What main asks for, 0, a block, a step, results to pass over, 0. An item follows a call."""
+"""Request kind, 0, block, step, results to omit, 0. An item follows a call."""
 ANSWER: Final = struct.Struct("<HHIQQQ")
-"""What became of it, results of a generator that has more, else 0, the block, the step, bytes in
-the block, nanoseconds in the function."""
+"""Outcome, results of a generator that has more (else 0), block, step, bytes in the block,
+nanoseconds in the function.
+"""
 
 MOST_INLINE_BYTES: Final = 32 << 10
-"""A value of so many bytes travels with its answer; beyond, memory is cheaper than messages."""
+"""A value up to this size travels with its answer; beyond, memory is cheaper than messages."""
 
 
 class CallRequest(IntEnum):
-    """What a message of main says."""
+    """The kind of a message from main."""
 
     CALL = 1  # call the function with the item that follows
     BLOCK = 2  # here is a block: its descriptor comes along
@@ -141,7 +141,7 @@ class CallRequest(IntEnum):
 
 
 class CallOutcome(IntEnum):
-    """What became of a call."""
+    """The outcome of a call."""
 
     INLINE = 1  # the value follows
     IN_BLOCK = 2
@@ -150,7 +150,7 @@ class CallOutcome(IntEnum):
 
 
 def pack_call(said: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0) -> bytes:
-    """A message of main, but for what follows a call."""
+    """Pack a message of main, without the payload of a call."""
     return CALL.pack(said, 0, block, step, n_passed_over, 0)
 
 
@@ -160,10 +160,10 @@ def call_for_main(
     """Call the function for one item after the other until main closes the channel.
 
     Args:
-        function: of one item; what it returns, or `ResultChunks`, which are sent one by one.
-        most_bytes: how large a block may become.
-        is_called: what the function is in messages.
-        channel: of this worker; the first file that comes with it is for `map_steps`.
+        function: takes one item; it returns a value, or `ResultChunks`, which are sent one by one.
+        most_bytes: the maximum size of a block.
+        is_called: the function's name in messages.
+        channel: of this worker; its first file is for `map_steps`.
     """
     yield_to_main()
     keep_freed_memory()
@@ -184,7 +184,7 @@ def call_for_main(
 
 
 class _Caller:
-    """What one worker holds: the function, and the blocks it has met."""
+    """The state of one worker: the function, and the blocks it has received."""
 
     def __init__(
         self, function: Callable[[Any], Any], most_bytes: int, is_called: str, channel: Channel
@@ -195,7 +195,7 @@ class _Caller:
         self._suspended: dict[int, ResultChunks] = {}
 
     def answer(self, message: bytes) -> bytes:
-        """Do a call, or go on with one, and say what became of it."""
+        """Start or resume a call and return the answer."""
         said, _, number, step, n_passed_over, _ = CALL.unpack_from(message)
         start_ns = now_ns()
         try:
@@ -224,7 +224,7 @@ class _Caller:
         return ANSWER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
     def _portion(self, step: int, portions: ResultChunks) -> tuple[Any, int]:
-        """The next results of a generator; and how many, if there are more."""
+        """Return the next results of a generator, and their number if there are more."""
         found = self._guarded(step, portions.take)
         if portions.is_over:
             return found, 0
@@ -232,7 +232,7 @@ class _Caller:
         return found, len(found)
 
     def _guarded(self, step: int, function: Callable[[], Any]) -> Any:
-        """What a function returns; a fork of this process in which it does so is ended."""
+        """Return the result of a function; a fork of this process in which it returns is ended."""
         try:
             return function()
         finally:

@@ -20,7 +20,7 @@ from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 
 _PATIENCE_S: Final = 5.0
-"""Workers have a second to say what they do, and the thread has to come to ask them."""
+"""Workers have a second to report what they do, and the thread has to ask them first."""
 
 
 def hire(
@@ -52,15 +52,15 @@ def hire(
 
 
 class ThreadExecutor(StageExecutor):
-    """Threads that share some stages, whichever has a job, the last of them first.
+    """Threads that share some stages; each works at the last stage that has a job.
 
-    They are started as they are needed. One at a time is woken, and wakes the next if there is more
-    to do: if functions are quick, one thread does it all, and none is woken in vain.
+    They are started on demand. One at a time is woken, and wakes the next if there is more to do:
+    if functions are quick, one thread does it all and none is woken in vain.
 
     Args:
-        line: is told what jobs give.
-        stages: in the order of the line.
-        n_threads: at most.
+        line: the pipeline runner that receives the results.
+        stages: in the order of the pipeline.
+        n_threads: the maximum number of threads.
     """
 
     def __init__(self, line: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
@@ -93,7 +93,7 @@ class ThreadExecutor(StageExecutor):
             self._idle.clear()
 
     def _work(self) -> None:
-        """What a thread does."""
+        """Run jobs until the executor is closed."""
         bell = threading.Lock()
         bell.acquire()
         is_roused = True
@@ -113,7 +113,7 @@ class ThreadExecutor(StageExecutor):
             self._line.break_down(error)
 
     def _next_job(self, bell: threading.Lock, *, is_roused: bool) -> StageJob | None:
-        """The next job; else, the bell will be rung for one."""
+        """Return the next job; without one, arrange for `bell` to be released for the next."""
         line = self._line
         with line.lock:
             if is_roused:
@@ -163,11 +163,11 @@ class ThreadExecutor(StageExecutor):
 
 
 class AsyncExecutor(StageExecutor):
-    """Works at stages whose functions are async. Owns a thread and an event loop.
+    """An executor of stages with async functions; owns a thread and an event loop.
 
     Args:
-        line: is told what jobs give.
-        stages: in the order of the line.
+        line: the pipeline runner that receives the results.
+        stages: in the order of the pipeline.
     """
 
     def __init__(self, line: PipelineRunner, stages: Sequence[Stage]) -> None:
@@ -193,7 +193,7 @@ class AsyncExecutor(StageExecutor):
             return
 
     def _run(self) -> None:
-        """What the thread does."""
+        """Run the event loop until the executor is closed."""
         loop = self._loop
         asyncio.set_event_loop(loop)
         try:
@@ -268,12 +268,12 @@ class AsyncExecutor(StageExecutor):
 
 
 class ProcessExecutor(StageExecutor):
-    """A TaskPool, and the thread that drives it.
+    """A TaskPool and the thread that drives it.
 
     Args:
-        line: is told what jobs give.
-        stage: whose jobs they are.
-        n_workers: how many processes.
+        line: the pipeline runner that receives the results.
+        stage: the stage whose jobs it runs.
+        n_workers: the number of processes.
     """
 
     def __init__(self, line: PipelineRunner, stage: Stage, n_workers: int) -> None:
@@ -315,7 +315,7 @@ class ProcessExecutor(StageExecutor):
             return []
 
     def _work(self) -> None:
-        """What the thread does."""
+        """Drive the pool until the executor is closed."""
         stage = self._stage
         try:
             with TaskPool(
@@ -389,17 +389,17 @@ class _ReportingBudget(ErrorBudget):
         self._report = report
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
-        """Tell the line."""
+        """Report the skip to the pipeline runner."""
         self._report(index, error)
 
 
 class FutureExecutor(ThreadExecutor):
-    """A thread that submits jobs to an executor of the user, who owns it.
+    """A thread that submits jobs to an executor of the caller, who owns it.
 
     Args:
-        line: is told what jobs give.
-        stage: whose jobs they are.
-        executor: does them.
+        line: the pipeline runner that receives the results.
+        stage: the stage whose jobs are submitted.
+        executor: runs them.
     """
 
     def __init__(self, line: PipelineRunner, stage: Stage, executor: Executor) -> None:
@@ -408,7 +408,7 @@ class FutureExecutor(ThreadExecutor):
         self._futures: set[Future[Any]] = set()
 
     def close(self) -> None:
-        """Cancel what has not begun."""
+        """Cancel jobs that have not begun."""
         super().close()
         for future in list(self._futures):
             future.cancel()
@@ -439,7 +439,7 @@ class FutureExecutor(ThreadExecutor):
 
 
 def _conclude(line: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
-    """Tell a line what `_in_one` gave for a job."""
+    """Report the result of `_in_one` for a job to the pipeline runner."""
     if not job.stage.call.yields_many:
         line.finish(job, value, busy_ns)
     elif isinstance(value, FailedCall):
@@ -449,7 +449,7 @@ def _conclude(line: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> 
 
 
 def _in_one(call: UserCall, name: str) -> Callable[[Any], Any]:
-    """A function that gives the results of a call at once: of a generator, a list or `FailedCall`."""
+    """Wrap a call so that it returns a generator's results at once: a list, or `FailedCall`."""
     return partial(_all_of if call.yields_many else _one_of, call.function, name)
 
 

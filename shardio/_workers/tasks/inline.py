@@ -1,7 +1,4 @@
-"""What is for one caller at a time: another is refused, whichever moment it comes at.
-
-This process as the only worker of a flow: for num_worker=0.
-"""
+"""This process as the only worker of a pool, for num_workers=0; one caller at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ from shardio.errors import BatchTimeout, InvalidArgument
 
 
 class SingleCaller:
-    """Lets one caller into its `with`; another is refused, of the same thread too.
+    """A guard that admits one caller to its `with` and refuses others, also of the same thread.
 
     Args:
-        refusal: what the other is told.
+        refusal: the message for refused callers.
     """
 
     def __init__(self, refusal: str) -> None:
@@ -35,12 +32,12 @@ class SingleCaller:
 
 
 class InlinePool(Closing):
-    """A flow of one item at a time, for which the function is called when it is taken.
+    """A pool of one item at a time, whose function is called when the value is taken.
 
     Args:
-        function: of one item; nothing of it is pickled.
-        max_skips: how many items may fail, which are then left out; None raises the first failure.
-        is_called: what the function is in messages.
+        function: takes one item; nothing is pickled.
+        max_skips: how many items may fail and be left out; None raises the first failure.
+        is_called: the function's name in messages.
     """
 
     def __init__(
@@ -52,24 +49,24 @@ class InlinePool(Closing):
     ) -> None:
         self._function, self._is_called = function, is_called
         self.lenience = ErrorBudget(max_skips)
-        """Which items were left out."""
+        """The items that were left out, and how many more may be."""
         self._waiting: list[tuple[Any, Any]] = []
         self.n_put = self._n_taken = self._calling_ns = 0
         self._has_ended = False
 
     @property
     def has_room(self) -> bool:
-        """Whether an item may be put."""
+        """True if an item may be put."""
         return not (self._waiting or self._has_ended)
 
     @property
     def is_over(self) -> bool:
-        """Whether all items have been taken, and no more will be put."""
+        """True if all items have been taken and no more will be put."""
         return self._has_ended and not self._waiting
 
     @property
     def stats(self) -> ItemStats:
-        """What has been done so far."""
+        """Return the figures so far."""
         return ItemStats(
             n_put=self.n_put,
             n_taken=self._n_taken,
@@ -78,7 +75,7 @@ class InlinePool(Closing):
         )
 
     def put(self, request: Any, item: Any = None) -> int:
-        """Have the function called with `request`; returns the item's number, from 0 up."""
+        """Queue a call with `request`; return the item's number, from 0 up."""
         self._waiting.append((request, request if item is None else item))
         self.n_put += 1
         return self.n_put - 1
@@ -88,11 +85,13 @@ class InlinePool(Closing):
         self._has_ended = True
 
     def take(self) -> tuple[int, Any] | None:
-        """Call the function with the item that was put; its number and value, unless it failed.
+        """Call the function with the queued item.
+
+        Return its number and value, or None if it failed.
 
         Raises:
-            what the function raised, with a note of where.
-            TooManySkipped: one more failed than may.
+            Exception: raised by the function, with a note of where.
+            TooManySkipped: one more item failed than may.
         """
         if not self._waiting:
             return None
@@ -117,14 +116,14 @@ class InlinePool(Closing):
         return number, value
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Nothing: what is put is taken at once."""
+        """Do nothing: a queued item can be taken at once."""
 
     def overdue(self, timeout_s: float) -> BatchTimeout:
-        """The error for a value that did not come in time."""
+        """Return the error for a value that did not come in time."""
         slow = self.n_put - 1
         return BatchTimeout(f"item {slow} of {self._is_called} took over {timeout_s:g} s")
 
     def close(self) -> None:
-        """Let go of what was put."""
+        """Drop the queued item."""
         self._waiting.clear()
         self._has_ended = True

@@ -1,18 +1,18 @@
-"""Samples as messages of ZeroMQ: what pickle says of some, and the memory of arrays beside it.
+"""Samples as messages of ZeroMQ, and main's socket for them.
 
 The first frame of a message is
 
-    head     kind, number of the worker, number of the first sample, how many   uint32 2, uint64 2
+    head     kind, number of the worker, number of the first sample, count   uint32 2, uint64 2
     pickles  of the samples, one behind the other, without the memory of larger arrays
     sizes    of the pickles   uint64 each
 
 and each frame behind it is the memory of one array of the last sample, copied three times on its
-way: in the worker, and twice by the kernel. Where there is much of it, it lies in a block instead
-(see `supply.py`), and one frame says where:
+way: in the worker, and twice by the kernel. Larger amounts lie in a block instead (see
+`block_credits`), and one frame says where:
 
     place    number of the block, sizes of the arrays   uint64 each
 
-Main's socket for what workers send, in a folder that nobody else can look into.
+The socket lies in a folder that only this user can enter.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _HEAD: Final = struct.Struct("<IIQQ")
 _SIZE_BYTES: Final = 8
 
 LEAST_APART_BYTES: Final = 16 << 10
-"""Arrays from so many bytes up travel in frames of their own, which ZeroMQ receives each into
-memory of its own. It has a buffer of 8 KiB, of which shorter ones would be pieces, at any place."""
+"""Arrays from this size up travel in frames of their own, each of which ZeroMQ receives into memory
+of its own. Shorter ones would be slices of its buffer of 8 KiB, at any offset.
+"""
 
 LEAST_IN_BLOCK_BYTES: Final = 128 << 10
 """Arrays of a sample, together, that travel in a block: it takes a message there and one back."""
@@ -53,11 +54,11 @@ OWN_FILES: Final = 16
 """More than a context and a socket of ZeroMQ take, without those who are connected."""
 
 _OVERHEAD_BYTES: Final = 256
-"""What a sample is counted for beyond its bytes: a small one is mostly that."""
+"""The cost of a sample beyond its bytes: most of a small one's."""
 
 
 class MessageKind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     HELLO = 1  # the worker is connected
     SAMPLES = 2
@@ -68,7 +69,7 @@ class MessageKind(IntEnum):
 
 
 def pack_head(kind: MessageKind, worker: int, number: int, n_samples: int = 0) -> bytes:
-    """The beginning of a message."""
+    """Pack the head of a message."""
     return _HEAD.pack(kind, worker, number, n_samples)
 
 
@@ -87,16 +88,16 @@ class MessageBatch:
         self.apart: list[pickle.PickleBuffer] = []
         """The larger arrays of the last sample, which have to stay as they are until it is sent."""
         self.n_bytes = self.n_apart_bytes = 0
-        """What the samples count for, and the larger arrays of the last one alone."""
+        """The cost of all samples, and of the larger arrays of the last one alone."""
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return len(self._sizes)
 
     def add(self, sample: Any) -> None:
-        """Put a sample behind the others, which have no larger arrays.
+        """Append a sample to the others, which have no larger arrays.
 
-        Raises whatever the sample's own parts raise when they are pickled.
+        Raises any error of the sample's own pickling code.
         """
         self._file.seek(self._end)
         try:
@@ -111,7 +112,7 @@ class MessageBatch:
         self.n_bytes += _OVERHEAD_BYTES + size + self.n_apart_bytes
 
     def take_back(self) -> None:
-        """Take the last sample out again; the others are as they were."""
+        """Remove the last sample; the others stay as they were."""
         size = self._sizes.pop()
         self._end -= size
         self.n_bytes -= _OVERHEAD_BYTES + size + self.n_apart_bytes
@@ -119,11 +120,11 @@ class MessageBatch:
         self.apart.clear()
 
     def frames(self, first: int, place: tuple[int, list[int]] | None = None) -> list[Any]:
-        """All of it as a message.
+        """Return the frames of the message.
 
         Args:
             first: the number of its first sample.
-            place: the block in which the larger arrays of the last one lie, and their sizes.
+            place: the block that holds the larger arrays of the last sample, and their sizes.
         """
         self._file.seek(self._end)
         self._file.write(struct.pack(f"<{len(self)}Q", *self._sizes))
@@ -162,12 +163,12 @@ def unpack_sample(pickled: memoryview, buffers: list[Any]) -> Any:
 
 
 def rest_of(message: Sequence[Any]) -> memoryview:
-    """What follows the head."""
+    """Return the bytes behind the head."""
     return memoryview(message[0])[_HEAD.size :]
 
 
 def counted_bytes(message: Sequence[Any], n_samples: int) -> int:
-    """What the samples of a message count for in the budget."""
+    """Return the cost of a message's samples in the budget."""
     n_around = _HEAD.size + _SIZE_BYTES * n_samples
     return sum(map(len, message)) - n_around + _OVERHEAD_BYTES * n_samples
 
@@ -245,18 +246,19 @@ class Receiver(Closing):
 
     @property
     def address(self) -> str:
-        """Where workers connect to."""
+        """The address that workers connect to."""
         return f"ipc://{self.path}"
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when something arrives after `take` gave None."""
+        """Return a descriptor, readable when a message arrives after `take` returned None."""
         fd: int = self._socket.fileno()
         return fd
 
     def take(self) -> list[Any] | None:
-        """The next message; None where none is there.
+        """Return the next message, or None.
 
-        Its first frame is bytes, each other an array over the memory of one, without a copy.
+        Its first frame is bytes; each other frame is an array over the frame's memory, without a
+        copy.
         """
         self._frames.let_go()
         try:
@@ -271,14 +273,14 @@ class Receiver(Closing):
         return found
 
     def hide(self) -> None:
-        """Remove the folder: whoever is connected stays so, and nobody else can be."""
+        """Remove the folder: workers stay connected, and no process can connect any more."""
         if self._folder is not None:
             with files_explained():
                 remove_tree(self._folder)
             self._folder = None
 
     def close(self) -> None:
-        """Let go of socket and folder. Idempotent; what has been taken stays."""
+        """Close the socket and remove the folder; taken messages stay valid. Idempotent."""
         self._socket.close()
         self._context.term()
         self.hide()
@@ -286,9 +288,9 @@ class Receiver(Closing):
 
 
 class _FrameKeeper(Closing):
-    """Holds frames until nothing lies in them, and then until Ctrl-C is held back.
+    """A keeper of frames until no array views them, and then until Ctrl-C is held back.
 
-    Where a frame ends, pyzmq looks for signals; what their handler raises there is lost.
+    pyzmq checks for signals when a frame is finalized; an exception of the handler is lost there.
     """
 
     def __init__(self) -> None:
@@ -297,7 +299,7 @@ class _FrameKeeper(Closing):
         self._end = self._ended.append  # not in Python, where Ctrl-C would strike
 
     def memory_of(self, frame: Any) -> npt.NDArray[np.uint8]:
-        """The memory of a frame, for as long as anything refers to it."""
+        """Return the memory of a frame, valid for as long as anything refers to it."""
         memory = np.frombuffer(frame, np.uint8)
         end = weakref.ref(memory, self._end)
         self._held[id(end)] = end, frame

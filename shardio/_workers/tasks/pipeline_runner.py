@@ -1,12 +1,9 @@
-"""What a line is doing when a result does not come in time.
-
-A line of stages: items of a source go through functions, some at once, to whoever iterates.
+"""Runs a pipeline: items of a source go through functions to the loop, several at once.
 
     source ─▶ stage ─▶ batches ─▶ stage ─▶ … ─▶ results ─▶ the loop
 
-Nobody drives a line: whoever has done something, a thread of a stage or the loop, moves on what can
-be moved and wakes who has work by it. All of that is under one lock; functions of the user run
-outside of it.
+No thread drives the pipeline: each thread of a stage, and the loop, moves on the results it can and
+wakes the threads that have work by it. All of that is under one lock; user code runs outside it.
 """
 
 from __future__ import annotations
@@ -52,13 +49,13 @@ _NAMED: Final = 4
 def late(
     number: int, timeout_s: float | None, jobs: Sequence[StageJob], elsewhere: Sequence[str] = ()
 ) -> BatchTimeout:
-    """The error for a result that did not come, with what is under way: of threads, their stacks.
+    """Return the error for a late result, with the calls under way and the stacks of threads.
 
     Args:
         number: of the result, from 0.
-        timeout_s: how long it was waited for.
-        jobs: that have begun.
-        elsewhere: lines about those that others than threads of this process do.
+        timeout_s: how long the loop waited.
+        jobs: those that have begun.
+        elsewhere: lines about jobs outside of this process's threads.
     """
     lines = [f"result {number} did not come within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
@@ -77,7 +74,7 @@ def late(
 
 
 def said(job: StageJob) -> str:
-    """Which call it is, in words."""
+    """Describe a call."""
     if job.origin.first < 0:
         return f"{job.stage.name}, item {job.n_given}"
     return f"{job} ({shortened(job.item)})"
@@ -95,11 +92,11 @@ SOURCE: Final = "source"
 
 
 class StageExecutor(ABC):
-    """Does the jobs of some stages of a line, which owns it."""
+    """An executor of the jobs of some stages; owned by the pipeline runner."""
 
     @abstractmethod
     def rouse(self) -> None:
-        """Look for jobs: there may be one. Called under the line's lock."""
+        """Look for jobs: there may be one. Called under the runner's lock."""
 
     @abstractmethod
     def close(self) -> None:
@@ -114,19 +111,22 @@ class StageExecutor(ABC):
 
 
 Hire = Callable[["PipelineRunner", Mapping[Stage, PipeStep | None]], Mapping[Stage, StageExecutor]]
-"""Makes the hands of every stage, given a line and its stages; the source's comes with None."""
+"""Makes the executor of every stage, given a runner and its stages.
+
+The source's comes with None.
+"""
 
 
 class PipelineRunner(Closing):
-    """One pass over a source. Owns its threads, which are daemons: none is ever waited for.
+    """One pass over a source; owns its threads, which are daemons and are never joined.
 
     Args:
         source: iterable or async iterable; its items, or SourcePosition ones.
-        steps: what is done to them.
-        hire: makes what works at the stages (`executors.hire`).
+        steps: the steps of the pipeline.
+        hire: makes the executors of the stages (`executors.hire`).
         n_buffered: how many results may wait for the loop.
         most_skips: how many calls may fail, their items being dropped; None for none.
-        start: where the source begins.
+        start: the position at which the source begins.
     """
 
     def __init__(
@@ -168,14 +168,14 @@ class PipelineRunner(Closing):
     # --- the loop's side --------------------------------------------------------------------
 
     def take(self, timeout_s: float | None) -> Entry | None:
-        """The next result, and what it was made of; None when there is none any more.
+        """Return the next result and its source position; None when there are no more.
 
-        Of threads that ask for one, one waits for a result and the others for their turn.
+        Of several threads that ask, one waits for a result and the others for their turn.
 
         Raises:
-            Exception: what a function raised, when the results before it have been taken.
-            BatchTimeout: it does not come in time.
-            ClosedError: the line was closed, or this is a fork of its process.
+            Exception: raised by a function, once the results before it have been taken.
+            BatchTimeout: the result does not come in time.
+            ClosedError: the runner was closed, or this is a fork of its process.
         """
         if not self._is_through:
             self._check_open()  # first: in a fork the turn may be that of a thread left behind
@@ -255,7 +255,7 @@ class PipelineRunner(Closing):
             self.close()
 
     def break_down(self, error: BaseException) -> None:
-        """Something of this line has failed that never should; the loop is told."""
+        """Report an internal failure to the loop."""
         with self.lock:
             self._breakdown = as_failure(error, "a thread of the pipeline")
             self._results.ring()
@@ -263,7 +263,7 @@ class PipelineRunner(Closing):
     # --- the side of who works --------------------------------------------------------------
 
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
-        """A job has given results and is to give more; False if it is to wait with that."""
+        """Accept results of a job that has more; return False if the job is to be suspended."""
         stage = job.stage
         with self.lock:
             if self.is_closed:
@@ -287,11 +287,11 @@ class PipelineRunner(Closing):
             self._source.supply(job, (SourceItem(index, index, index, index + 1), value))
 
     def finish(self, job: StageJob, value: Any, busy_ns: int) -> None:
-        """A job has given its only result."""
+        """Accept the only result of a job."""
         self.finish_with(job, (value,), busy_ns)
 
     def finish_with(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> None:
-        """A job has given all of its results at once."""
+        """Accept all results of a job at once."""
         stage = job.stage
         with self.lock:
             if self.is_closed:
@@ -303,13 +303,13 @@ class PipelineRunner(Closing):
             self._settle(self._places[stage])
 
     def end(self, job: StageJob, busy_ns: int) -> None:
-        """A job has given all of its results."""
+        """Record that a job has given all of its results."""
         self.finish_with(job, (), busy_ns)
 
     def fail(
         self, job: StageJob, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
     ) -> None:
-        """A job has raised, when it had given these values and those before."""
+        """Record that a job raised after these results and those before."""
         stage = job.stage
         failure = as_failure(error, stage.name)
         add_note(failure, f"in {self._place_of(job)}")
@@ -332,7 +332,7 @@ class PipelineRunner(Closing):
         return f"{job} ({shortened(job.item)})"
 
     def _refusal(self, job: StageJob, failure: Exception) -> Exception | None:
-        """What is raised for a call that failed; None if its item is dropped."""
+        """Return the error to raise for a failed call; None if its item is dropped."""
         if job.stage is self._source or not self._lenience.forgives(failure):
             return failure
         try:
@@ -348,7 +348,7 @@ class PipelineRunner(Closing):
             self._settle(place - 1)
 
     def _settle(self, place: int) -> None:
-        """Move on what is out of a stage, as far as there is room, and wake who has work by it."""
+        """Move results on from a stage while there is room and wake threads that have work."""
         places = [place]
         while places:
             place = places.pop()
@@ -378,7 +378,7 @@ class PipelineRunner(Closing):
                 places.append(place - 1)
 
     def stats(self) -> PipelineStats:
-        """What has been done so far."""
+        """Return the figures so far."""
         with self.lock:
             return self._final_stats or self._stats()
 

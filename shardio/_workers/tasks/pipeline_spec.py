@@ -1,7 +1,4 @@
-"""What a function of the user is: how it is called, and whether it gives several results.
-
-What a line is made of: where it begins, what its source gives, and what is done to that.
-"""
+"""The parts of a pipeline: start, source items, steps, and the functions they call."""
 
 from __future__ import annotations
 
@@ -21,24 +18,24 @@ Kind = Literal["function", "generator", "coroutine", "async generator"]
 
 @dataclass(frozen=True, slots=True)
 class UserCall:
-    """A function of one argument, and what it gives: a value, or several, at once or awaited."""
+    """A function of one argument, and its kind: one value or several, at once or awaited."""
 
     function: Callable[[Any], Any]
     kind: Kind
 
     @property
     def is_async(self) -> bool:
-        """Whether it runs in an event loop."""
+        """True if it runs in an event loop."""
         return self.kind in ("coroutine", "async generator")
 
     @property
     def yields_many(self) -> bool:
-        """Whether it gives any number of values for one."""
+        """True if it returns any number of values for one item."""
         return self.kind in ("generator", "async generator")
 
 
 def user_call(name: str, function: Any) -> UserCall:
-    """Find out what a function is; what can be indexed is a function of the index.
+    """Classify a function; an object that can be indexed is a function of the index.
 
     Raises:
         InvalidArgument: it is neither.
@@ -68,7 +65,7 @@ def _kind(function: Callable[..., Any]) -> Kind:
 
 
 def checked(value: Any) -> Any:
-    """A result of a function; not a coroutine that nobody would await."""
+    """Return a function's result, unless it is a coroutine that would never be awaited."""
     if type(value) is CoroutineType:
         value.close()
         raise TransformError(
@@ -78,14 +75,14 @@ def checked(value: Any) -> Any:
 
 
 Where = Literal["process"] | Executor | None
-"""What makes calls: threads of the line, worker processes, or an executor of the user."""
+"""The place of calls: threads of the pipeline, worker processes, or an executor of the caller."""
 
 
 def checked_where(executor: Any) -> Where:
-    """One of these.
+    """Return `executor` if it is None, "process" or an Executor.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is something else.
     """
     if executor is None or executor == "process" or isinstance(executor, Executor):
         return executor  # type: ignore[no-any-return]
@@ -114,7 +111,7 @@ class PipeStep(NamedTuple):
 
 
 class BatchStep(NamedTuple):
-    """Lists of `n` items; of what is left at the end a shorter one, unless that is dropped."""
+    """Lists of `n` items; the rest at the end is a shorter list, unless it is dropped."""
 
     n: int
     drop_last: bool
@@ -129,7 +126,7 @@ class SourcePosition(NamedTuple):
 
 
 class PipelineStart(NamedTuple):
-    """Where a line begins: the number of its first item, and how many results of it to omit."""
+    """The start of a pipeline: the number of its first item, and of its results to omit."""
 
     item: int = 0
     n_passed_over: int = 0

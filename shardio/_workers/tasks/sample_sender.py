@@ -1,6 +1,7 @@
-"""A worker that iterates a whole dataset, and sends every sample as soon as there is room for it.
+"""A worker that iterates a whole dataset and sends every sample as soon as it may.
 
-Main says when there is: a worker may have so many bytes under way that main has not handed over.
+Main grants credit: a worker may have a limited number of bytes under way that main has not handed
+over yet.
 """
 
 from __future__ import annotations
@@ -38,17 +39,19 @@ WANT: Final = b"?"
 """A worker has a large sample, and no block for it."""
 
 WORD: Final = struct.Struct("<QQ")
-"""What main says to a worker that sends: a `Command`, and a number."""
+"""A message of main to a sender: a `Command` and a number."""
 
 _SOON_S: Final = 0.0005
-"""So long a sample may wait for others, which then travel in the same message."""
+"""The time a sample may wait for others to travel in the same message."""
 _MOST_TOGETHER_BYTES: Final = 64 << 10
-"""Of samples in one message, or a part of what may be under way: so much comes back at a time."""
+"""The maximum size of a message of several samples, or a fraction of the credit: credit comes back
+in such amounts.
+"""
 _PARTS: Final = 16
 
 
 class Command(IntEnum):
-    """What main says."""
+    """The command of a message from main."""
 
     CREDIT = 1  # so many bytes more have been handed over
     BLOCK = 2  # the block of this number may be filled; the first time its descriptor comes along
@@ -56,7 +59,7 @@ class Command(IntEnum):
 
 
 class WorkerInfo(NamedTuple):
-    """Which worker this process is, from 0 up, and of how many."""
+    """The number of this worker, from 0 up, and the number of workers."""
 
     number: int
     n_workers: int
@@ -66,9 +69,9 @@ _here: WorkerInfo | None = None
 
 
 def worker_info() -> WorkerInfo | None:
-    """Which of a MultiLoader's workers runs this code; None where that is no worker of one.
+    """Return the MultiLoader worker that runs this code; None outside of such a worker.
 
-    A dataset that gives every n-th sample, from the worker's number on, is iterated once by all
+    A dataset that yields every n-th sample, from the worker's number on, is iterated once by all
     workers together.
     """
     return _here
@@ -115,10 +118,10 @@ class _MainExited(BaseException):
 
 
 class _Sender(Closing):
-    """What one worker has sent, and may send; borrows its socket and channel.
+    """The samples that one worker has sent and may send; borrows its socket and channel.
 
     Samples that come quickly wait for each other, so that several travel in a message; but not for
-    long, whatever the dataset is doing: then a thread sends them. What is sent, and from where, is
+    long, whatever the dataset is doing: then a thread sends them. Sending, from either thread, is
     under a lock.
     """
 
@@ -167,7 +170,7 @@ class _Sender(Closing):
             self._say(MessageKind.END)
 
     def await_goodbye(self) -> None:
-        """Wait until main has all of it: what ends before may take some along."""
+        """Wait until main has received everything: an earlier exit may lose messages."""
         while self._hear() != Command.GOODBYE:
             pass
 
@@ -187,7 +190,7 @@ class _Sender(Closing):
             os._exit(1)
 
     def _send_next(self, samples: Iterator[Any]) -> bool:
-        """Send a sample, at once or soon; False where there is none any more."""
+        """Send a sample, at once or soon; return False if there are no more."""
         try:
             sample = next(samples)  # no `for`: whose `__iter__` begins anew would never end
         except StopIteration:
@@ -235,7 +238,7 @@ class _Sender(Closing):
         self._sent_s = time.monotonic()
 
     def _send_soon(self) -> None:
-        """Have what waits sent, also where no other sample follows."""
+        """Arrange for waiting samples to be sent, even if no other sample follows."""
         if self._sender is None:
             self._sender = threading.Thread(target=self._send_late, daemon=True)
             self._sender.start()
@@ -243,7 +246,7 @@ class _Sender(Closing):
             self._are_waiting.set()
 
     def _send_late(self) -> None:
-        """Send what has waited long enough; runs in a thread of its own, until main has gone."""
+        """Send samples that have waited long enough; runs in a thread until main has exited."""
         while self._are_waiting.wait():
             self._are_waiting.clear()
             time.sleep(_SOON_S)
@@ -289,7 +292,7 @@ class _Sender(Closing):
         return Command(word)
 
     def _as_failure(self, error: BaseException) -> Exception:
-        """What main is to raise: the exception itself, unless it would end more than a loop."""
+        """Return the exception for main to raise; another if it would end more than a loop."""
         where = f"worker {self._channel.index}, at sample {self._n_done} of it"
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename == __file__:

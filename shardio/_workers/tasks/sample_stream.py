@@ -1,19 +1,17 @@
-"""What has arrived of the workers that iterate a dataset: counted, handed over, or skipped.
-
-One iteration of a dataset by several workers, each of which goes through all of it.
+"""One iteration of a dataset by several workers, each of which iterates all of it.
 
         main                                             worker
-  A  WorkerPool(send_all, dataset) ──────────────────────────▶ loads dataset and ZeroMQ
+  A  WorkerPool(send_all, dataset) ────────────────────▶ loads dataset and ZeroMQ
   B     Receiver: folder, socket ◀─────────────── READY ──
   C     address ───────────────────────────────────────▶ connects
   D     hide: the folder is gone ◀─────────── HELLO ───
   E     next ◀═════════ SAMPLES: pickles, arrays ══════ iterates
-  F     credit: so many bytes handed over ─────────────▶ goes on sending
-        blocks, for larger samples (supply.py) ────────▶ fills them, asks for more
+  F     credit: bytes that were handed over ───────────▶ goes on sending
+        blocks, for larger samples (block_credits) ────▶ fills them, asks for more
   G     the count is checked ◀═════════════════ END ═══
-  H     goodbye ───────────────────────────────────────▶ ends
+  H     goodbye ───────────────────────────────────────▶ exits
 
-═ is the ZeroMQ socket, ─ the crew's channels, but for HELLO.
+═ is the ZeroMQ socket, ─ the pool's channels, but for HELLO.
 """
 
 from __future__ import annotations
@@ -76,11 +74,11 @@ class ReceiveBuffer:
 
     @property
     def n_at_hand(self) -> int:
-        """How many samples of the message taken in last are to be handed over."""
+        """The number of samples of the last message that are still to be handed over."""
         return len(self._at_hand)
 
     def n_known(self, worker: int) -> int:
-        """How many samples of a worker have arrived, those at hand among them."""
+        """Return the number of samples of a worker that have arrived, those at hand included."""
         return self.n_arrived[worker] + (self.n_at_hand if worker == self.sender else 0)
 
     def check(self, worker: int, number: int) -> None:
@@ -95,7 +93,7 @@ class ReceiveBuffer:
             )
 
     def take_in(self, worker: int, message: Sequence[Any], n_samples: int) -> None:
-        """Have the samples of a message at hand; none of another may be.
+        """Put the samples of a message at hand; no others may be.
 
         Args:
             message: one frame, and the memory of each larger array of the last sample.
@@ -106,7 +104,7 @@ class ReceiveBuffer:
         self.n_owed[worker] += counted_bytes(message, n_samples)
 
     def hand_over(self) -> Any:
-        """The next of the samples at hand; SKIPPED for one that cannot be had and is forgiven.
+        """Return the next sample at hand; SKIPPED for one that cannot be read and may be skipped.
 
         Raises:
             TransformError: it cannot be unpickled.
@@ -143,11 +141,11 @@ class ReceiveBuffer:
         self._lenience.skip(number, WorkerInfo(worker, len(self.n_arrived)), error)
 
     def ended_with_a_skip(self, worker: int) -> bool:
-        """Whether the last sample of a worker failed there, so that it may have ended it."""
+        """Return True if a worker's last sample failed here, which may have ended the worker."""
         return self._last_was_skipped[worker]
 
     def counted(self, worker: int) -> str:
-        """How many samples of a worker there were, in words."""
+        """Describe how many samples a worker has sent."""
         n_skipped = self._n_skipped[worker]
         said = f", and {n_skipped} skipped" if n_skipped else ""
         return f"{self.n_arrived[worker] - n_skipped} samples{said}"
@@ -155,31 +153,31 @@ class ReceiveBuffer:
 
 _PRELOAD: Final = ("zmq", send_all.__module__)
 _LOOK_EVERY_S: Final = 0.1
-"""How often main looks for deaths while samples never stop coming."""
+"""The interval at which main checks for exited workers while samples keep coming."""
 _QUIET_S: Final = 0.05
 _MOST_S: Final = 1.0
-"""What a dead worker has sent has arrived when nothing more does for so long; waited at most."""
+"""Messages of an exited worker have all arrived when none comes for this long."""
 _LONG_S: Final = 0.01
 """A wait for a sample that is worth memory to be shorter the next time."""
 _CREDITS: Final = 16
-"""Into so many pieces at most a worker's budget comes back, unless main has to wait."""
+"""The maximum number of parts in which a worker's credit comes back, unless main has to wait."""
 
 
 class SampleStream(Closing):
-    """An iterator over the samples of all workers, as they come; owns the workers until its end.
+    """An iterator over the samples of all workers, in order of arrival; owns the workers.
 
-    For one thread at a time, but `close` is for any. When it is over, has failed, or was closed,
-    nothing is left of it.
+    For one thread at a time, but `close` is for any. Nothing of it is left when it is exhausted,
+    has failed or was closed.
 
     Args:
-        dataset: what every worker iterates.
-        n_workers: how many there are.
+        dataset: every worker iterates it.
+        n_workers: the number of workers.
         prefix: of the folder for the socket.
-        most_bytes: that may be under way from all workers together.
+        most_bytes: the bytes under way from all workers together.
         timeout_s: how long to wait for a sample; None for ever.
-        start: how workers come to be.
-        lenience: which samples that fail are left out.
-        say: is told what happens, in a line.
+        start: the start method of workers.
+        lenience: decides which failed samples are skipped.
+        say: receives a line about each event.
     """
 
     def __init__(
@@ -214,13 +212,13 @@ class SampleStream(Closing):
         self._waiting = set(range(n_workers))
         """Whose READY, and then whose HELLO, has not come."""
         self._going = set(range(n_workers))
-        """Who has not come to the end."""
+        """The workers that have not come to the end."""
         self._deaf = set[int]()
-        """Who has died after its end had been sent."""
+        """The workers that exited after their end had been sent."""
         self._arrivals = ReceiveBuffer(n_workers, lenience)
         self._last_words: dict[int, str] = {}
         self._saved: deque[list[Any]] = deque()
-        """What had arrived when a death was noticed."""
+        """The messages that had arrived when an exit was noticed."""
         self._loss: WorkerDied | None = None
         self._look_at_s = 0.0
         self._least_credit_bytes = most_bytes // n_workers // _CREDITS
@@ -231,7 +229,7 @@ class SampleStream(Closing):
         return self
 
     def __next__(self) -> Any:
-        """The next sample of whichever worker."""
+        """Return the next sample of any worker."""
         if self._is_over:
             raise StopIteration
         if self._pid != this_process.pid:  # the socket would be two processes'
@@ -249,13 +247,13 @@ class SampleStream(Closing):
             raise
 
     def close(self) -> None:
-        """End the workers, whatever they do, and let go of everything. Idempotent."""
+        """End the workers, whatever they do, and release everything. Idempotent."""
         with interrupts_held():
             self._finalizer()
 
     @property
     def is_open(self) -> bool:
-        """Whether it has workers."""
+        """True if it has workers."""
         return self._finalizer.alive
 
     def _next(self) -> Any:
@@ -273,7 +271,7 @@ class SampleStream(Closing):
         raise StopIteration
 
     def _take(self) -> bool:
-        """Act upon the next message; False where there is none."""
+        """Handle the next message; return False if there is none."""
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._loss is None:
             self._look_at_s = now_s + _LOOK_EVERY_S
@@ -310,7 +308,7 @@ class SampleStream(Closing):
             self._part_with(worker)
 
     def _hand_over(self) -> Any:
-        """The next of the samples at hand that is not skipped; SKIPPED where there is none."""
+        """Return the next sample at hand that is not skipped; SKIPPED if there is none."""
         arrivals, sample = self._arrivals, SKIPPED
         with self._lock:
             while arrivals.n_at_hand and sample is SKIPPED:
@@ -321,19 +319,19 @@ class SampleStream(Closing):
         return sample
 
     def _pay(self, worker: int) -> None:
-        """Tell a worker how much of what it has sent is handed over."""
+        """Send a worker the credit for samples that were handed over."""
         n_owed = self._arrivals.n_owed
         owed, n_owed[worker] = n_owed[worker], 0
         if owed and worker in self._going:
             self._tell(Command.CREDIT, worker, owed)
 
     def _lend(self) -> None:
-        """Give workers the blocks that they have asked for, as far as there are any."""
+        """Send workers the blocks that they have asked for, as far as there are any."""
         if self._loss is None:
             self._supply.give(functools.partial(self._tell, Command.BLOCK))
 
     def _part_with(self, worker: int) -> None:
-        """A worker has come to its end, and all of it has arrived."""
+        """Release a worker whose samples have all arrived."""
         if self._loss is None:
             self._look()
         if text := self._last_words.get(worker):  # of a fork of it, as it lives itself
@@ -376,7 +374,7 @@ class SampleStream(Closing):
             self._look()
 
     def _look(self) -> None:
-        """Act upon what has happened to workers."""
+        """Handle events of the worker pool."""
         for event in self._crew.wait(0):
             if isinstance(event, Failed):
                 self._last_words[event.worker] = event.text
@@ -405,7 +403,7 @@ class SampleStream(Closing):
             self._crew.send(worker, os.fsencode(box.address))
 
     def _mourn(self, died: WorkerExit) -> None:
-        """Take in all that has arrived before a worker is counted as lost: its end may be there."""
+        """Receive all that has arrived before counting a worker as lost: its end may be there."""
         end_s = time.monotonic() + _MOST_S
         for box in self._boxes:
             poll = select.poll()

@@ -1,9 +1,10 @@
-"""What is assigned, done, delivered and free: a pure state machine, driven by events.
+"""The schedule of steps: assigned, done, delivered, free. A pure state machine, driven by events.
 
 One Schedule belongs to one pass over an epoch. It knows steps, workers and blocks by number only;
-`engine.py` does what it decides. Steps are assigned in order, and delivered in order or, by
-`deliver_any`, as they get ready; a block belongs to exactly one of: free, in flight (with its step
-and worker), lost (with its step, which is to be done again), ready, delivered.
+`dispatcher`, `task_pool` and `stage` act on its decisions. Steps are assigned in order, and
+delivered in order or, by `deliver_any`, as they get ready. A block is exactly one of: free, in
+flight (with its step and worker), lost (with its step, which is to be done again), ready,
+delivered.
 """
 
 from __future__ import annotations
@@ -54,28 +55,28 @@ class Schedule:
         self._lost: dict[int, int] = {}
         self._free: deque[int] = deque()
         self.n_in_flight = 0
-        """How many tasks have been assigned and not answered."""
+        """The number of tasks assigned and not answered."""
         self.n_circulating = 0
-        """How many blocks are free, in flight, lost or ready."""
+        """The number of blocks that are free, in flight, lost or ready."""
 
     @property
     def is_over(self) -> bool:
-        """Whether every step has been delivered."""
+        """True if every step has been delivered."""
         return self.next_step >= self._last
 
     @property
     def is_given_out(self) -> bool:
-        """Whether no step is left to assign, and none has failed or been lost."""
+        """True if no step is left to assign and none has failed or been lost."""
         return self._next_assigned >= self._last and not (self._lost or self._failed)
 
     @property
     def n_tasks(self) -> list[int]:
-        """How many tasks each worker has."""
+        """Return the number of tasks of each worker."""
         return [len(tasks) for tasks in self._tasks]
 
     @property
     def n_wanted(self) -> int:
-        """How many steps there are to assign to workers with room for them."""
+        """Return the number of steps to assign to workers that have room for them."""
         # After a failure nothing new behind it will be delivered.
         n_new = 0 if self._failed else max(0, self._last - self._next_assigned)
         n_left = len(self._lost) + n_new
@@ -84,23 +85,23 @@ class Schedule:
 
     @property
     def is_low(self) -> bool:
-        """Whether a worker may soon have nothing to do; else tasks are better given out later.
+        """True if a worker may soon be idle; otherwise tasks are better given out later.
 
-        Then several of them go in one message, as those of quick workers should.
+        Several of them then travel in one message, as suits quick workers.
         """
         return self._n_low > 0
 
     @property
     def wants_block(self) -> bool:
-        """Whether a task that is wanted has no block yet."""
+        """True if a wanted task has no block yet."""
         return not (self._free or self._lost)
 
     def renewed(self) -> Schedule:
-        """A schedule of what is still to be delivered, of which nothing has been assigned."""
+        """Return a schedule of the undelivered steps, with nothing assigned."""
         return Schedule(self.next_step, self._last, len(self._tasks), self._base_depth)
 
     def followed(self, first: int, last: int) -> Schedule:
-        """A schedule of the pass behind this one, with workers as quick as they are now."""
+        """Return a schedule of the next pass, with workers as quick as they are now."""
         found = Schedule(first, last, len(self._tasks), self._base_depth)
         for worker, is_quick in enumerate(self._is_quick):
             if is_quick:
@@ -108,22 +109,22 @@ class Schedule:
         return found
 
     def stand_behind(self, n_tasks: list[int]) -> None:
-        """Leave the workers the tasks that they have of the pass before: so many less of this."""
+        """Count the tasks workers have of the pass before: they get as many fewer of this one."""
         self._before = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
             self._weigh(worker, QUICK_DEPTH if is_quick else self._base_depth)
         self._count_low()
 
     def free(self, block: int) -> None:
-        """A block may be filled again."""
+        """Record that a block may be filled again."""
         # Last in, first out: the block that was used last is the one still in the cache.
         self._free.append(block)
         self.n_circulating += 1
 
     def assign(self) -> Assignment:
-        """Give the next step to a worker with few tasks; there must be a task to give.
+        """Assign the next step to a worker with few tasks; there must be a step to assign.
 
-        Each worker has steps of its own, one of as many as there are workers, unless it is behind.
+        Step `s` goes to worker `s % n_workers`, unless that worker has fallen behind.
         """
         loads = self._loads
         least = min(loads)
@@ -146,7 +147,7 @@ class Schedule:
         return worker, step, block
 
     def done(self, worker: int, step: int, *, is_quick: bool = False) -> None:
-        """A worker has filled the block of a step, and was quick or not."""
+        """Record that a worker has filled the block of a step, and whether it was quick."""
         self._ready[step] = self._tasks[worker].pop(step)  # `_answered`, without the call
         self.n_in_flight -= 1
         self._loads[worker] = load = self._loads[worker] - 1
@@ -155,9 +156,9 @@ class Schedule:
             self._change_depth(worker, is_quick=is_quick)
 
     def _change_depth(self, worker: int, *, is_quick: bool) -> None:
-        """A worker has become quick, or slow; the others are what they were.
+        """Record that a worker has become quick or slow.
 
-        A slow one with as many tasks as a quick one would hold up all that come behind them.
+        A slow one with as many tasks as a quick one would delay all steps behind its own.
         """
         if self._base_depth == 1:  # who takes one task at a time takes no more for being quick
             return
@@ -176,17 +177,17 @@ class Schedule:
         self._n_low = sum(n <= low for n, low in zip(self._loads, self._lows, strict=True))
 
     def failed(self, worker: int, step: int, error: BaseException) -> None:
-        """A worker could not fill the block of a step; the error is raised when its turn comes."""
+        """Record that a worker could not fill the block of a step; its turn raises the error."""
         self._free.append(self._answered(worker, step))
         self._failed[step] = error
 
     def lost(self, worker: int) -> None:
-        """A worker has died: its tasks will be assigned again, each with the block that it had."""
+        """Put the tasks of an exited worker back to be assigned again, each with its block."""
         for step in self.tasks_of(worker):
             self._lost[step] = self._answered(worker, step)
 
     def cancelled(self, worker: int, step: int) -> None:
-        """A worker has dropped a step of this pass, which has been cancelled."""
+        """Record that a worker has dropped a step of this cancelled pass."""
         self._free.append(self._answered(worker, step))
 
     def _answered(self, worker: int, step: int) -> int:
@@ -197,14 +198,14 @@ class Schedule:
         return block
 
     def tasks_of(self, worker: int) -> dict[int, int]:
-        """The unanswered tasks of a worker: step to block, the one that it works on first."""
+        """Return the unanswered tasks of a worker, step to block, the current one first."""
         return dict(self._tasks[worker])
 
     def deliver(self) -> int | None:
-        """The block of the next step, if it is ready; the caller has it until it is freed.
+        """Return the block of the next step, if it is ready; the caller has it until `free`.
 
         Raises:
-            BaseException: what `failed` was given for this step, once; the pass is then over.
+            BaseException: the error that `failed` got for this step, once; the pass is then over.
         """
         block = self._ready.pop(self.next_step, None)
         if block is not None:
@@ -212,18 +213,21 @@ class Schedule:
             self.n_circulating -= 1
         elif self.next_step in self._failed:
             self._last = self.next_step
-            # ReplyBuffer nowhere, not even under a name: its traceback leads to the loop, and so to the
+            # Kept nowhere, not even under a name: its traceback leads to the loop, and so to the
             # loader, which would live on with it.
             raise self._failed.pop(self.next_step)
         return block
 
     def deliver_any(self) -> tuple[int, int] | None:
-        """A step that is ready, and its block: the one that was done first; not beside `deliver`.
+        """Return the step that was done first, and its block, if any is ready.
 
-        There is none any more once the pass is over, whatever else is answered then.
+        Not beside `deliver`.
+
+        Returns None once the pass is over, whatever is answered afterwards.
 
         Raises:
-            BaseException: what `failed` was given for a step, once nothing is ready; the pass is
+            BaseException: the error that `failed` got for a step, once nothing is ready; the pass
+                is
                 then over.
         """
         if self.is_over:
@@ -239,13 +243,13 @@ class Schedule:
         return None
 
     def end_at(self, last: int) -> None:
-        """The end of the pass has become known; no step from `last` on may have been assigned."""
+        """Set the end of the pass, once known; no step from `last` on may have been assigned."""
         if last < self._next_assigned:
             raise AssertionError(f"step {self._next_assigned - 1} has been assigned already")
         self._last = last
 
     def surrender(self) -> list[int]:
-        """Give up every block that no worker has: for when the pass is cancelled."""
+        """Release and return every block that no worker has, for a cancelled pass."""
         blocks = [*self._free, *self._lost.values(), *self._ready.values()]
         self._free.clear()
         self._lost.clear()

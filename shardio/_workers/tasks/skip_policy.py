@@ -12,19 +12,19 @@ _NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemor
 
 
 class ErrorBudget:
-    """How many items may fail: none, and the first failure is raised, or so many.
+    """The number of items that may fail and be skipped; without one the first failure is raised.
 
     Args:
-        most: None for none.
+        most: the maximum number of skipped items; None for none.
     """
 
     def __init__(self, most: int | None) -> None:
         self.most = most
         self.skipped: list[SkippedItem] = []
-        """Those that have been."""
+        """The skipped items."""
 
     def forgives(self, error: BaseException) -> bool:
-        """Whether an item that has failed so is skipped."""
+        """Return True if an item that failed with this error may be skipped."""
         is_its_own = isinstance(error, Exception) and not isinstance(error, _NOT_OF_AN_ITEM)
         return self.most is not None and is_its_own
 

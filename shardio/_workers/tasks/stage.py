@@ -1,9 +1,8 @@
-"""One stage of a line: what waits before it, what is under way, what waits behind it. Pure.
+"""One stage of a pipeline: its waiting inputs, its jobs, its waiting results. Pure.
 
-A stage knows neither threads nor functions. It says which job may begin, takes what jobs give, and
-keeps the order; `line.py` moves what is out of one stage into the next.
-
-What stands between stages without a thread: batches being gathered, and results being taken.
+A stage knows neither threads nor functions. It decides which job may begin, takes the results of
+jobs, and keeps the order; `pipeline_runner` moves results on to the next stage. `ListBatcher` and
+`OutputQueue` stand between stages without a thread.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _S_PER_NS: Final = 1e-9
 
 
 class SourceItem(NamedTuple):
-    """Which items of the source something was made of, and where the source is to go on behind it.
+    """The source items that something was made of, and the position where the source resumes.
 
-    That is `after`; but where a generator gives several results for an item, of which this is the
+    That is `after`; but where a generator yields several results for an item, of which this is the
     one numbered `n_given` from 1, it is `before`, to make the others.
     """
 
@@ -55,7 +54,7 @@ class StageJob:
     origin: SourceItem
     item: Any
     results: Any = None
-    """The generator that is at work, if it is one, or by what it is known elsewhere."""
+    """The generator at work, if there is one, or its identifier elsewhere."""
     n_given: int = 0
     began_ns: int = 0
     thread_id: int = 0
@@ -66,7 +65,7 @@ class StageJob:
 
 
 class _Failed(Exception):
-    """What a schedule raises for an error: were it raised itself, its traceback would lead here."""
+    """An error as a schedule raises it: raising the error itself would add to its traceback."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -78,10 +77,10 @@ class Stage:
 
     Args:
         name: in errors and figures.
-        call: what its jobs call; the stage itself never does.
+        call: the call of its jobs; the stage itself never makes it.
         concurrency: how many jobs may be under way.
-        in_order: whether results come in the order of input, or as they are ready.
-        yields_many: whether a job may give any number of results.
+        in_order: True if results come in the order of input, else as they are ready.
+        yields_many: True if a job may give any number of results.
         n_passed_over: how many results the first job is not to give again.
     """
 
@@ -93,15 +92,15 @@ class Stage:
     n_passed_over: int = 0
     inputs: deque[Entry] = field(default_factory=deque)
     out: deque[Entry] = field(default_factory=deque)
-    """What the next stage has not taken yet."""
+    """The results that the next stage has not taken yet."""
     running: dict[int, StageJob] = field(default_factory=dict)
     error: Exception | None = None
-    """What it has failed of; nothing comes behind what is out."""
+    """The error the stage has failed with; nothing comes behind the results in `out`."""
     has_told_end: bool = False
     is_halted: bool = False
-    """Whether nothing is to begin any more, since a later stage has failed."""
+    """True if no job is to begin any more, since a later stage has failed."""
     n_hands: int = 1
-    """How many of the jobs that are under way can be worked on."""
+    """The number of jobs under way that can be worked on at once."""
     n_in: int = 0
     n_supplied: int = 0
     n_out: int = 0
@@ -124,35 +123,35 @@ class Stage:
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes another input: as many as it works on wait, but two at least."""
+        """True if it takes another input: as many as its concurrency may wait, but at least two."""
         return len(self.inputs) < max(2, self.concurrency)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will be out any more."""
+        """True if there will be no more results."""
         if self.out:
             return False
         return self.error is not None or (self._is_ended and self._schedule.is_over)
 
     @property
     def last_words(self) -> Exception | None:
-        """What the next stage is told when this one is over: the error that comes behind all."""
+        """The error that the next stage gets behind all results when this one is over."""
         return self.error or self._end_error
 
     def put(self, entry: Entry) -> None:
-        """Take an input."""
+        """Add an input."""
         self.inputs.append(entry)
         self.n_in += 1
         self.waiting_ns -= now_ns()
 
     def end(self, error: Exception | None) -> None:
-        """No further input will come; `error`, if there is one, is what comes behind the last."""
+        """Record that no further input will come; `error`, if any, comes behind the last."""
         self._is_ended, self._end_error = True, error
         self._schedule.end_at(self.n_in)
 
     @property
     def has_work(self) -> bool:
-        """Whether `begin` has a job."""
+        """True if `begin` has a job."""
         if self.is_halted:
             return False
         return self._may_begin or (bool(self._suspended) and self._resumable() is not None)
@@ -169,11 +168,11 @@ class Stage:
         )
 
     def _resumable(self) -> int | None:
-        """The step of a generator that may go on."""
+        """The step of a suspended generator that may resume."""
         return next((s for s in self._suspended if self._may_give(s, is_next=False)), None)
 
     def begin(self) -> StageJob | None:
-        """A job that may go on, or else begin; None if there is none."""
+        """Return a job to resume, or else to begin; None if there is none."""
         if self.is_halted:
             return None
         if self._suspended and (step := self._resumable()) is not None:
@@ -190,7 +189,7 @@ class Stage:
         return job
 
     def give(self, job: StageJob, value: Any) -> None:
-        """A job has a result; None drops the item."""
+        """Accept a result of a job; None drops the item."""
         job.n_given += 1
         if value is None:
             self.n_dropped += 1
@@ -203,7 +202,7 @@ class Stage:
         self._add(job.step, (origin, value))
 
     def supply(self, job: StageJob, entry: Entry) -> None:
-        """The source has an item."""
+        """Accept an item of the source."""
         job.n_given += 1
         self.n_supplied += 1
         self._add(job.step, entry)
@@ -216,7 +215,10 @@ class Stage:
             self._held.setdefault(step, []).append(entry)
 
     def may_go_on(self, job: StageJob) -> bool:
-        """Whether a job may give another result; if not, it is suspended until `begin` has it."""
+        """Return True if a job may give another result.
+
+        Else it is suspended until `begin` returns it.
+        """
         if self._may_give(job.step, is_next=True):
             return True
         self._suspended[job.step] = job
@@ -230,18 +232,18 @@ class Stage:
         return len(self.out) < (_MOST_OUT if is_next else 1)
 
     def finish(self, job: StageJob) -> None:
-        """A job is through."""
+        """Record that a job is done."""
         self._leave(job)
         self._schedule.done(0, job.step)
         self._collect()
 
     def skip(self, job: StageJob) -> None:
-        """A job has failed, and the item is dropped for it."""
+        """Record that a job has failed and its item is dropped."""
         self.n_failed += 1
         self.finish(job)
 
     def fail(self, job: StageJob, error: Exception) -> None:
-        """A job has failed, and so has this stage when the job's turn has come."""
+        """Record that a job has failed; the stage fails when the job's turn comes."""
         self.n_failed += 1
         self._has_failed = True  # nothing behind it will be asked for
         self._leave(job)
@@ -252,7 +254,7 @@ class Stage:
         del self.running[job.step]
 
     def _collect(self) -> None:
-        """Put out what has its turn now."""
+        """Move results whose turn it is to `out`."""
         schedule = self._schedule
         try:
             while self.error is None:
@@ -270,21 +272,21 @@ class Stage:
             self.error = failed.error
 
     def surrender(self) -> list[Any]:
-        """Give up the generators that are suspended: whoever lets go of them ends them."""
+        """Return the suspended generators, which end when the caller drops them."""
         found = [job.results for job in self._suspended.values()]
         for job in self._suspended.values():
             job.results = None
         return found
 
     def clear(self) -> None:
-        """Let go of everything of the user's, errors too, since tracebacks hold what they saw."""
+        """Drop all objects of user code, errors too, since tracebacks hold local variables."""
         for each in (self.inputs, self.out, self.running, self._suspended, self._held):
             each.clear()
         self.error = self._end_error = None
         self._schedule = Schedule(0, 0, 1)
 
     def stats(self, elapsed_ns: int) -> StageStats:
-        """Its figures so far."""
+        """Return its figures so far."""
         waiting_ns = self.waiting_ns + len(self.inputs) * now_ns()
         return StageStats(
             name=self.name,
@@ -317,22 +319,22 @@ class ListBatcher:
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes another item: not while a list waits."""
+        """True if it takes another item: not while a list waits."""
         return not self.out
 
     @property
     def is_over(self) -> bool:
-        """Whether no list will come any more."""
+        """True if no more lists will come."""
         return self._is_ended and not self.out
 
     def put(self, entry: Entry) -> None:
-        """Take an item."""
+        """Add an item."""
         self._gathered.append(entry)
         if len(self._gathered) == self._n:
             self._put_out()
 
     def end(self, error: Exception | None) -> None:
-        """No further item will come; `error`, if there is one, is what comes behind the last."""
+        """Record that no further item will come; `error`, if any, comes behind the last."""
         self._is_ended, self.last_words = True, error
         if self._gathered and not self._drop_last and error is None:
             self._put_out()
@@ -350,13 +352,13 @@ class ListBatcher:
 
 
 class OutputQueue:
-    """What waits for the loop at the end of a line, `most` of them, and what wakes the loop."""
+    """The results that wait for the loop at the end of a pipeline, up to `most`, and its wakeup."""
 
     def __init__(self, most: int) -> None:
         self.entries: deque[Entry] = deque()
         self.is_over = False
         self.error: Exception | None = None
-        """What comes behind all that is here."""
+        """The error that comes behind all results here."""
         self.n_taken = self.waiting_ns = 0
         self._most = most
         self._is_awaited = False
@@ -366,20 +368,23 @@ class OutputQueue:
 
     @property
     def has_room(self) -> bool:
-        """Whether another result may wait here."""
+        """True if another result may wait here."""
         return len(self.entries) < self._most
 
     def put(self, entry: Entry) -> None:
-        """Take a result."""
+        """Add a result."""
         self.entries.append(entry)
         self.waiting_ns -= now_ns()
 
     def end(self, error: Exception | None) -> None:
-        """No further result will come; `error`, if there is one, is what comes behind the last."""
+        """Record that no further result will come; `error`, if any, comes behind the last."""
         self.is_over, self.error = True, error
 
     def take(self) -> Entry | None:
-        """A result if there is one; if not, the next is announced, and so is the end."""
+        """Return a result, if there is one.
+
+        Otherwise the next one, or the end, will be announced.
+        """
         if not self.entries:
             self._is_awaited = not self.is_over
             return None

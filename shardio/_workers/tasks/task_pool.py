@@ -1,13 +1,11 @@
-"""An item that was put into a flow and not taken: where it is, and what has come of it.
+"""A pool that calls one function in worker processes for item after item: main's side.
 
-One function called in worker processes for item after item: main's side.
-
-Whoever has a TaskPool drives it: puts items while there is room, takes what is ready, and waits where
-nothing is. There is no thread in main.
+The owner of a TaskPool drives it: it puts items while there is room, takes values that are ready,
+and waits otherwise. There is no thread in main.
 
         main                                                          worker
   A  put ── Schedule.assign ── BLOCK (once each), CALL: step, block ▶ the function
-  B  wait ◀───────────── small value, or error, or bytes in block ─── `values.py`: into the block
+  B  wait ◀───────────── small value, or error, or bytes in block ─── `values`: into the block
   C  take ── lease ─▶ value, whose arrays lie in the block
   D  last view gone ─▶ deque ─▶ A
 """
@@ -47,12 +45,12 @@ _NOTHING: Final[Bytes] = np.zeros(0, np.uint8)
 
 
 class PendingCall:
-    """The state of one item; its block is that of a flow's `ValueBlocks`.
+    """The state of one item; its block belongs to the pool's `ValueBlocks`.
 
     Args:
         step: its number.
-        item: what errors name.
-        request: what the function is called with, pickled.
+        item: its name in errors.
+        request: the pickled argument of the function.
     """
 
     __slots__ = (
@@ -79,19 +77,22 @@ class PendingCall:
         self.error: BaseException | None = None
         """Why it is to be skipped."""
         self.worker: int | None = None
-        """Who has it."""
+        """The worker that has it."""
         self.is_begun = self.is_suspended = False
-        """Whether that worker has a generator for it; whether main is to ask for more of that."""
+        """True if that worker has a generator for it.
+
+        And True if main is to request more results.
+        """
         self.n_given = 0
-        """How many results of the generator have come."""
+        """The number of results of the generator that have come."""
 
     @property
     def named(self) -> str:
-        """What it is in messages."""
+        """Describe it for messages."""
         return f"item {self.step} ({shortened(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
-        """What has come so far, which is so many results of a generator; more are to come."""
+        """Return the n_results results of a generator so far; more are to come."""
         part = PendingCall(self.step, self.item, b"")
         part.block, part.n_bytes, part.memory = self.block, self.n_bytes, self.memory
         self.block = self.memory = None
@@ -100,17 +101,17 @@ class PendingCall:
         return part
 
     def lose(self) -> None:
-        """The worker that had it is dead."""
+        """Record that its worker has exited."""
         self.worker, self.is_begun = None, False
 
     def give_back(self, blocks: ValueBlocks) -> None:
-        """Its block is not needed any more."""
+        """Return its block to the pool."""
         if self.block is not None:
             blocks.give_back(self.block)
             self.block = None
 
     def value(self, blocks: ValueBlocks, is_called: str, *, is_last: bool) -> Any:
-        """What the function has returned; its arrays keep the block while they are held.
+        """Return the function's value; its arrays keep the block while they are held.
 
         Raises:
             TransformError: it cannot be unpickled.
@@ -132,28 +133,28 @@ class PendingCall:
 
 
 _MOST_DEATHS: Final = 2
-"""An item of which so many workers have died is given up."""
+"""An item that has crashed this many workers is reported, not retried."""
 _PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.call_worker")
 
 
 class TaskPool(Closing):
-    """Owns worker processes, each of which calls `function` for items; ends them on `close`.
+    """A pool of worker processes that each call `function` for items; it ends them on `close`.
 
-    Everything but `nudge` is for one thread at a time. One that is collected without `close` is
-    closed then. The arrays of values that were taken stay valid for as long as they are held.
+    Everything but `nudge` is for one thread at a time. A pool that is collected without `close` is
+    closed then. The arrays of taken values stay valid for as long as they are held.
 
     Args:
-        function: of one item; travels by cloudpickle, once. Where it returns `ResultChunks`, each is a
-            value by itself, which comes as it is ready; `has_more` and `go_on` are for those.
+        function: takes one item; travels by cloudpickle, once. If it returns `ResultChunks`, each
+            result is a value by itself, which comes as it is ready; see `has_more` and `go_on`.
         n_workers: how many processes, at least 1.
-        most_items: how many may have been put and not taken; by default two for each worker and
-            two more.
-        in_order: whether values are taken in the order of their items, or as they get ready.
-        memory_bytes: budget of the blocks that values arrive in, and the most that one may take; by
-            default half of what is available.
-        max_skips: how many items may fail, which are then left out; None raises the first failure.
+        most_items: how many items may have been put and not taken; by default two for each worker
+            and two more.
+        in_order: True if values are taken in the order of their items, else as they get ready.
+        memory_bytes: the budget of the blocks that values arrive in, and the limit of one value; by
+            default half of the available memory.
+        max_skips: how many items may fail and be left out; None raises the first failure.
         start_method: how workers start.
-        is_called: what the function is in messages.
+        is_called: the function's name in messages.
 
     Raises:
         InvalidArgument: the function cannot be pickled.
@@ -176,7 +177,7 @@ class TaskPool(Closing):
         self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
         budget = default_budget() if memory_bytes is None else memory_bytes
         self.lenience = ErrorBudget(max_skips)
-        """Which items were left out; whoever has the flow may add what failed elsewhere."""
+        """The items that were left out; the owner may add items that failed elsewhere."""
         self._schedule = Schedule(0, ENDLESS, n_workers)
         self._calls: dict[int, PendingCall] = {}
         self._parts: deque[PendingCall] = deque()
@@ -205,18 +206,18 @@ class TaskPool(Closing):
 
     @property
     def has_room(self) -> bool:
-        """Whether an item may be put."""
+        """True if an item may be put."""
         n_under_way = self.n_put - self._schedule.next_step
         return not self._has_ended and n_under_way < self._most_items
 
     @property
     def is_over(self) -> bool:
-        """Whether all items have been taken, and no more will be put; or one has failed."""
+        """True if all items have been taken and no more will be put, or if one has failed."""
         return self._schedule.is_over
 
     @property
     def stats(self) -> ItemStats:
-        """What has been done so far."""
+        """Return the figures so far."""
         return ItemStats(
             n_put=self.n_put,
             n_taken=self._schedule.next_step - self._n_skipped,
@@ -228,9 +229,9 @@ class TaskPool(Closing):
         )
 
     def put(self, request: Any, item: Any = None) -> int:
-        """Have the function called with `request`; returns the item's number, from 0 up.
+        """Queue a call of the function with `request`; return the item's number, from 0 up.
 
-        `item` is what errors name, if that is another.
+        `item` is its name in errors, if it differs.
 
         Raises:
             InvalidArgument: it cannot be pickled.
@@ -254,12 +255,12 @@ class TaskPool(Closing):
                 self._schedule.end_at(self.n_put)
 
     def take(self) -> tuple[int, Any] | None:
-        """The number of an item and its value, if there is one; does not wait.
+        """Return the number and value of a finished item, or None; does not wait.
 
         Raises:
-            what the function raised, with a note of where; the flow is then over.
-            TooManySkipped: one more failed than may.
-            WorkerDied: two workers ended while they were at the item.
+            Exception: raised by the function, with a note of where; the pool is then over.
+            TooManySkipped: one more item failed than may.
+            WorkerDied: two workers crashed at the item.
             InsufficientMemory: there is no memory for the value.
         """
         self._give_out()
@@ -276,11 +277,11 @@ class TaskPool(Closing):
         return None
 
     def has_more(self, step: int) -> bool:
-        """Whether there will be another value of an item of which one was taken."""
+        """Return True if there will be another value of an item of which one was taken."""
         return step in self._calls
 
     def go_on(self, step: int) -> None:
-        """Have the next value of such an item made, of which the latest was taken."""
+        """Request the next value of such an item, whose latest value was taken."""
         call = self._calls[step]
         call.is_suspended = False
         if call.worker is not None:  # else it goes to the next that has room
@@ -315,17 +316,17 @@ class TaskPool(Closing):
         self._give_out()
 
     def nudge(self) -> None:
-        """Have `wait` return, this time or the next; for any thread."""
+        """Make `wait` return, this time or the next; for any thread."""
         self._crew.nudge()
 
     def overdue(self, timeout_s: float) -> BatchTimeout:
-        """The error for a value that did not come in time, with what every worker is doing."""
+        """Return the error for a late value, with the activity of every worker."""
         which = f"item {self._schedule.next_step}" if self._in_order else "any item"
         first = f"{which} of {self._is_called} did not come within {timeout_s:g} s"
         return BatchTimeout("\n".join([first, *self.at_work(lambda step: self._calls[step].named)]))
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
-        """What every worker is doing, where it is in the code; `named` says what a number is."""
+        """Describe the activity of every worker; `named` describes an item by its number."""
         stacks = self._crew.stacks(self._whereabouts.stacks)
         workers = list(zip(self._crew.names(), stacks, strict=True))
         return describe_workers(workers, lambda w: [named(i) for i in self._begun_by(w)])
@@ -335,7 +336,7 @@ class TaskPool(Closing):
         return [step for step in tasks if not self._calls[step].is_suspended]
 
     def _give_out(self) -> None:
-        """Give workers that have room the items that wait, as far as there are blocks."""
+        """Send waiting items to workers that have room, as far as there are blocks."""
         schedule = self._schedule
         while self._resumed or (schedule.n_wanted and not schedule.wants_block):
             block = self._blocks.take()
@@ -399,7 +400,7 @@ class TaskPool(Closing):
             self._schedule.failed(worker, step, error)
 
     def _bury(self, died: WorkerExit) -> None:
-        """Replace a dead worker; what it had not answered is done by others, or given up."""
+        """Replace an exited worker; others do its unanswered items, or these are given up."""
         worker, step = died.worker, self._whereabouts.take_step(died.worker)
         how = died.manner
         if text := self._last_words.pop(worker, ""):

@@ -1,13 +1,13 @@
-"""Any Python value in a block or in a message: arrays are copied there once, and read in place.
+"""Python values in blocks and messages: arrays are copied once and read in place.
 
-What pickle calls out-of-band buffers lie beside the pickled rest, each where 64 bytes begin:
+Pickle's out-of-band buffers lie beside the rest of the pickle, each aligned to 64 bytes:
 
     head    number of buffers, bytes of the pickle     two uint64
             bytes of each buffer                       uint64 each
     pickle
     buffers
 
-The blocks that values of workers arrive in: how many there are, how large, and who has them.
+`ValueBlocks` is the pool of blocks that the values of workers arrive in.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PackedValue(NamedTuple):
     skeleton: bytes
     buffers: list[memoryview]
     n_bytes: int
-    """How much all of it takes."""
+    """The size of all of it."""
 
 
 def pack_value(value: Any) -> PackedValue:
@@ -54,7 +54,7 @@ def pack_value(value: Any) -> PackedValue:
 
 
 def write_value(packed: PackedValue, memory: Bytes) -> None:
-    """Write what was packed to the beginning of memory, which has room for it."""
+    """Write a packed value to the beginning of memory that has room for it."""
     skeleton, buffers, _ = packed
     sizes = [buffer.nbytes for buffer in buffers]
     head = _HEAD.pack(len(buffers), len(skeleton)) + np.array(sizes, "<u8").tobytes()
@@ -72,7 +72,7 @@ def write_buffers(buffers: Sequence[memoryview], memory: Bytes, starts: Sequence
 
 
 def read_value(memory: Bytes) -> Any:
-    """The value that was written there; its arrays are views of the memory, which they keep."""
+    """Return the value written to memory; its arrays are views that keep the memory."""
     n_buffers, n_skeleton = _HEAD.unpack_from(memory.data)
     n_head = _HEAD.size + 8 * n_buffers
     sizes = np.frombuffer(memory[_HEAD.size : n_head], "<u8").tolist() if n_buffers else []
@@ -82,7 +82,7 @@ def read_value(memory: Bytes) -> Any:
 
 
 def read_buffers(sizes: Sequence[int], memory: Bytes, starts: Sequence[int]) -> list[Bytes]:
-    """What lies at each place in memory: views of it."""
+    """Return a view of each buffer in memory."""
     return [memory[start : start + n] for start, n in zip(starts, sizes, strict=False)]
 
 
@@ -91,7 +91,7 @@ def _places(sizes: Sequence[int], n_skeleton: int) -> list[int]:
 
 
 def place(sizes: Sequence[int], end: int = 0) -> list[int]:
-    """Where buffers behind the first `end` bytes begin, and at last where all of it ends."""
+    """Return where each buffer behind the first `end` bytes begins, and where the last one ends."""
     places = []
     for n_bytes in sizes:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -103,19 +103,20 @@ def place(sizes: Sequence[int], end: int = 0) -> list[int]:
 _FIRST_BYTES: Final = 1 << 18
 """Of a block, before it is known how large values are."""
 _N_RECENT: Final = 32
-"""So many values say how large the next may be."""
+"""The number of recent values that predict the size of the next."""
 
 
 class ValueBlocks(Closing):
-    """Owns a pool of blocks that grow with the values; of each one place is known.
+    """A pool of blocks that grow with the values; each block is in one known place.
 
-    A block is idle; or under way, from `take` to `give_back` or `hand_over`; or leased by what was
-    handed over. It keeps the memory of its largest value while the budget has room for that.
+    A block is idle; or under way, from `take` to `give_back` or `hand_over`; or leased by the
+    memory that was handed over. It keeps the memory of its largest value while the budget has room
+    for that.
 
     Args:
-        n_enough: if more are under way, workers have enough whatever is leased; None where that is
-            not to be told from their number.
-        memory_bytes: budget of all blocks.
+        n_enough: with more blocks under way, workers have enough whatever is leased; None if their
+            number does not tell.
+        memory_bytes: the budget of all blocks.
     """
 
     def __init__(self, n_enough: int | None, memory_bytes: int) -> None:
@@ -128,27 +129,27 @@ class ValueBlocks(Closing):
 
     @property
     def n_copies(self) -> int:
-        """How many values have been copied out of their blocks."""
+        """The number of values that were copied out of their blocks."""
         return self._pool.n_copies
 
     @property
     def n_leased(self) -> int:
-        """How many are held by what was handed over."""
+        """The number of blocks that handed-over memory holds."""
         self._pool.take_back_returned(None)
         return len(self._pool) - self._pool.n_idle - self._n_under_way
 
     @property
     def _most(self) -> int:
-        """How many may be under way, if all values are as large as the largest of late."""
+        """Return how many blocks may be under way if all are as large as the largest recent."""
         return max(1, self._budget // self._pool.block_bytes)
 
     def take(self, *, is_needed: bool = False) -> Block | None:
-        """A block for a value, or None while those under way are as many as memory allows.
+        """Return a block for a value; None if as many are under way as memory allows.
 
-        None once closed, too: a block that were made then would never be let go of.
+        Also None after `close`: a block created then would leak.
 
         Args:
-            is_needed: make one beyond that rather than none: nothing else would come to an end.
+            is_needed: create one beyond that limit, because nothing else could finish.
 
         Raises:
             InsufficientMemory: there is no memory for a single one.
@@ -168,20 +169,20 @@ class ValueBlocks(Closing):
         return pool[number]
 
     def see(self, block: Block, n_bytes: int) -> None:
-        """A worker has written so much to a block, and perhaps made it grow."""
+        """Record that a worker wrote n_bytes to a block and may have grown it."""
         self._pool.see_growth(block.number, n_bytes)
         self._recent.append(n_bytes)
         self._pool.block_bytes = -(-max(self._recent) // PAGESIZE) * PAGESIZE
 
     def give_back(self, block: Block) -> None:
-        """What is in a block is not needed."""
+        """Return a block whose content is not needed."""
         self._pool.give_back(block.number)
         self._n_under_way -= 1
 
     def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
-        """The first bytes of a block for as long as they are held, or of a copy.
+        """Return the first n_bytes of a block, leased for as long as they are held, or a copy.
 
-        It is copied where workers would have too few blocks left, unless it is known to be spare.
+        It is copied if workers would have too few blocks left, unless it is known to be spare.
 
         Raises:
             InsufficientMemory: there is no memory for the copy.
@@ -205,11 +206,11 @@ class ValueBlocks(Closing):
         return memory
 
     def forget(self, worker: int) -> None:
-        """A worker has died: another in its place knows no block."""
+        """Record that a worker has exited: its successor knows no block."""
         for number in range(len(self._pool)):
             self._pool[number].known_to.discard(worker)
 
     def close(self) -> None:
-        """Let go of all blocks; what was handed over stays valid."""
+        """Release all blocks; memory that was handed over stays valid."""
         self._is_closed = True
         self._pool.close()
