@@ -1,7 +1,4 @@
-"""How far a loader has come, and the state that says so to another process or another day.
-
-In which order the epochs of a loader visit its samples, as its options say; main's side.
-"""
+"""The order of a loader's epochs, its progress, and its state for another process."""
 
 from __future__ import annotations
 
@@ -37,11 +34,11 @@ _ADVICE: Final = "load it into a loader that is made as the one was that it come
 
 
 class LoaderState(NamedTuple):
-    """The epoch, how many of its positions are consumed, and how many it has.
+    """The epoch, the number of its consumed positions, and the number it has.
 
-    `window` is what it is shuffled by, if it is shuffled in blocks or in shards; `sizes` are those
-    that the sources of a mixture had when it began, and `tokens` how many tokens the stream of each
-    source had, where the last ones are padded to a window.
+    `window` is the window of a shuffle in blocks or shards; `sizes` are those of a mixture's
+    sources when it began, and `tokens` the number of tokens of each source's stream, if the last
+    ones are padded to a window.
     """
 
     epoch: int
@@ -53,10 +50,10 @@ class LoaderState(NamedTuple):
 
 
 def state_of(progress: LoaderState, dataset: Dataset, order: Mapping[str, Any]) -> dict[str, Any]:
-    """What `progress_of` makes the progress from, as JSON can say it.
+    """Return the state for `progress_of`, as JSON values.
 
-    `order` is what decides the order of that epoch, beside its number; what is None in it has no
-    part in that.
+    `order` holds the options that determine the order of that epoch, beside its number; None marks
+    an option without effect.
     """
     state = {
         "version": _VERSION,
@@ -72,14 +69,14 @@ def state_of(progress: LoaderState, dataset: Dataset, order: Mapping[str, Any]) 
 
 
 def _identity(dataset: Dataset, order: Mapping[str, Any]) -> dict[str, Any]:
-    """What the meaning of a position depends on."""
+    """Return everything that the meaning of a position depends on."""
     return {"lineage": dataset.lineage, "view": dataset.rows.view_id, **order}
 
 
 def progress_of(
     state: object, dataset: Dataset, order_of: Callable[[int], Mapping[str, Any]]
 ) -> LoaderState:
-    """The progress that a state tells of; `order_of` gives what decides the order of an epoch.
+    """Return the progress recorded in a state; `order_of` returns the order options of an epoch.
 
     Raises:
         InvalidArgument: it is not a state of a loader like this one.
@@ -121,7 +118,7 @@ def progress_of(
 
 
 def _sizes(state: Mapping[str, Any], mixture: Mixture) -> tuple[int, ...]:
-    """How many samples the sources of a mixture had when the state's epoch began."""
+    """Return the sizes of a mixture's sources when the state's epoch began."""
     found, now = state.get("sizes"), mixture.blend.sizes
     if isinstance(found, list | tuple) and len(found) == len(now):
         if all(type(n) is int and 0 < n <= m for n, m in zip(found, now, strict=True)):
@@ -135,7 +132,10 @@ def _sizes(state: Mapping[str, Any], mixture: Mixture) -> tuple[int, ...]:
 def _tokens(
     state: Mapping[str, Any], dataset: Dataset, packed: PackedWindows, had: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """How many tokens each source had when the state's epoch began; `had` is how many windows."""
+    """Return the number of tokens of each source when the state's epoch began.
+
+    `had` is the number of windows.
+    """
     found, now = state.get("tokens"), packed.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
         if all(type(n) is int and 0 <= n <= m for n, m in zip(found, now, strict=True)):
@@ -166,10 +166,10 @@ class _Table(NamedTuple):
 
 
 class EpochSampler:
-    """Decides which samples an epoch has, and in which order.
+    """The samples of each epoch and their order.
 
     Args:
-        dataset: what is read; it is asked for its size only, now.
+        dataset: only its size is read, now.
         choice: the options.
 
     Raises:
@@ -225,22 +225,22 @@ class EpochSampler:
 
     @property
     def n_at_most(self) -> int | None:
-        """How many positions an epoch can have; None where nobody knows."""
+        """The maximum number of positions of an epoch; None if unknown."""
         is_known = self._choice.sampler is None or self._is_fixed
         return self.n_positions(0) if is_known else None
 
     @property
     def is_foreseen(self) -> bool:
-        """Whether the plan of a later epoch costs nothing: no function is asked, nothing drawn."""
+        """True if the plan of a later epoch is free: no function is called, nothing is drawn."""
         return self._is_fixed if self._choice.sampler is not None else self._weights is None
 
     @property
     def repeats(self) -> bool:
-        """Whether an epoch may have more positions than there are samples."""
+        """True if an epoch may have more positions than there are samples."""
         return self._choice.sampler is not None or self._choice.weights is not None
 
     def n_positions(self, epoch: int) -> int:
-        """How many positions an epoch has that begins now."""
+        """Return the number of positions of an epoch that begins now."""
         if self.blend is not None:
             return self.blend.n_positions
         if self._choice.sampler is not None:
@@ -248,7 +248,7 @@ class EpochSampler:
         return self._n_samples if self._choice.weights is None else self._n_draws
 
     def beginning(self, epoch: int) -> LoaderState:
-        """The first position of an epoch that begins now."""
+        """Return the first position of an epoch that begins now."""
         sizes = None if self.blend is None else self.blend.sizes
         return LoaderState(epoch, 0, self.n_positions(epoch), self.window, sizes, self._tokens)
 
@@ -265,9 +265,9 @@ class EpochSampler:
         return EpochPlan(epoch, partition, window, tokens=tokens)
 
     def identity(self, epoch: int) -> dict[str, Any]:
-        """What the positions of an epoch depend on, beside the dataset; None where not at all.
+        """Return the options that the positions of an epoch depend on, beside the dataset.
 
-        `rows`, if the epoch can have no other number of positions.
+        Options without effect are None; `rows` is set if the epoch can have no other size.
         """
         shuffle = "full" if self._choice.is_full else self._choice.shuffle
         found: dict[str, Any] = {"seed": self._choice.seed, "shuffle": shuffle}
@@ -286,7 +286,7 @@ class EpochSampler:
         return found
 
     def _table(self, epoch: int) -> _Table:
-        """The samples of an epoch, by position; the latest is kept."""
+        """Return the samples of an epoch by position; the latest table is cached."""
         if self._latest is None or (self._latest.epoch != epoch and not self._is_fixed):
             if self._weights is None:
                 numbers = self._sampled(epoch)
@@ -325,7 +325,7 @@ class EpochSampler:
 
     @property
     def _is_fixed(self) -> bool:
-        """Whether every epoch has the same samples in the same order."""
+        """True if every epoch has the same samples in the same order."""
         return self._choice.has_fixed_sampler
 
 
@@ -360,7 +360,7 @@ def _check_has_shards(dataset: Dataset) -> None:
 
 
 def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:
-    """A copy of weights, one for each of n samples."""
+    """Return a copy of the weights, one for each of n samples."""
     what = f"weights must be {n} numbers from 0 up, one for each sample, not all 0"
     try:
         if is_masked(weights):

@@ -19,10 +19,10 @@ from shardio.errors import ClosedError, InvalidArgument, TransformError
 
 
 class Loader(ABC):
-    """A recipe for loading items: make a request of each, load it in a worker, finish it here.
+    """An interface for loading items: make a request of each, load it in a worker, finish it here.
 
     `make_request` and `post_process` run in the process and thread that iterates, `load` in a
-    worker, which gets a copy of the loader when it starts: what it changes of itself stays there.
+    worker, which gets a copy of the loader when it starts: changes of that copy stay there.
     """
 
     @abstractmethod
@@ -31,7 +31,7 @@ class Loader(ABC):
 
     @abstractmethod
     def load(self, request: Any) -> Any:
-        """Load what was asked for: a tuple of arrays, or anything else that can be pickled."""
+        """Load a request: return a tuple of arrays, or any other value that can be pickled."""
 
     @abstractmethod
     def post_process(self, response: Any) -> Any:
@@ -41,14 +41,14 @@ class Loader(ABC):
         """
 
     def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing
-        """Let go of what the loader holds in this process; called once loading has ended."""
+        """Release the loader's resources in this process; called once loading has ended."""
 
 
 class ItemIteration(Closing, Generator[Any, None, None]):
-    """What `load_with_workers` returns: a generator, also for a `with`; for one pass.
+    """The iterator that `load_with_workers` returns: a generator, also for a `with`; for one pass.
 
-    Workers start with the `with`, or with the first item. They are gone, and then `shutdown` of the
-    loader is called, when it comes to its end, fails, is closed or dropped; in a `with` that
+    Workers start with the `with`, or with the first item. They end, and then `shutdown` of the
+    loader is called, when the iterator is exhausted, fails, is closed or dropped; in a `with`,
     `shutdown` is called at the end of the `with`.
     """
 
@@ -85,15 +85,14 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         return self._body
 
     def send(self, value: None) -> Any:
-        """The next item; see `__next__`.
+        """Return the next item, as `__next__` does.
 
         Raises:
-            what the loader or the source raised, with a note of where.
+            Exception: raised by the loader or the source, with a note of where.
             BatchTimeout: it did not come within `timeout_s`.
-            WorkerDied: two workers ended while they were at the item.
+            WorkerDied: two workers crashed at the item.
             ClosedError: the pass was closed before its end.
-            InvalidArgument: it is asked for an item while it waits for one: by another thread, or
-                by its own source.
+            InvalidArgument: another thread, or its own source, asked for an item during the call.
         """
         with self._alone:  # it goes on for whoever asked first
             return self._next()
@@ -109,12 +108,12 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             raise
 
     def throw(self, *raised: Any) -> Any:
-        """End the pass, and raise what is given."""
+        """End the pass, and raise the exception."""
         self._leave()
         return super().throw(*raised)
 
     def _leave(self) -> None:
-        """The pass is over; a `with` around it lets go of the loader."""
+        """End the pass; a `with` around it shuts the loader down."""
         self._is_over = True
         if self._is_within and self._flow is not None:
             self._body = None
@@ -123,14 +122,14 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             self.close()
 
     def close(self) -> None:
-        """End the workers, whatever they do. What came of items stays valid. Idempotent."""
+        """End the workers, whatever they do; loaded items stay valid. Idempotent."""
         self._is_closed = True
         self._body = None
         if self._end is not None:
             self._end()
 
     def stats(self) -> ItemStats:
-        """What has been done so far; also once closed."""
+        """Return the figures so far; also after `close`."""
         return ItemStats() if self._flow is None else self._flow.stats
 
     @property
@@ -142,7 +141,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
 def values(
     flow: TaskPool | InlinePool, loader: Loader, source: Iterator[Any], timeout_s: float | None
 ) -> Generator[Any, None, None]:
-    """What becomes of all items of a source."""
+    """Yield the loaded value of each item of a source."""
     feed = _Feed(flow, loader, source)
     ready: list[tuple[int, Any]] = []
     while _await_next(flow, feed, ready, timeout_s):
@@ -154,7 +153,7 @@ def values(
 def _await_next(
     flow: TaskPool | InlinePool, feed: _Feed, ready: list[tuple[int, Any]], timeout_s: float | None
 ) -> bool:
-    """Wait until an item is loaded; False if there is none any more."""
+    """Wait until an item is loaded; return False if there are no more."""
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     feed.fill()
     while (found := flow.take()) is None:
@@ -170,7 +169,10 @@ def _await_next(
 
 
 class _Feed:
-    """Gives a flow the items of a source, and keeps what goes wrong with that until its turn."""
+    """The items of a source on their way to a pool.
+
+    Keeps a failure of the source until its turn.
+    """
 
     def __init__(self, flow: TaskPool | InlinePool, loader: Loader, source: Iterator[Any]) -> None:
         self._flow, self._loader, self._source = flow, loader, source
@@ -179,7 +181,7 @@ class _Feed:
         self._failures: list[Exception] = []
 
     def fill(self) -> None:
-        """Give the flow as many items as it has room for."""
+        """Put as many items as the pool has room for."""
         while self._flow.has_room:
             try:
                 self._put_next()
@@ -216,10 +218,11 @@ def _finished(loader: Loader, given: dict[int, Any], number: int, response: Any)
 
 
 def _called(loader: Loader, method: str, argument: Any, number: int, item: Any) -> Any:
-    """What a method of the loader returns in this process.
+    """Return the result of a method of the loader in this process.
 
     Raises:
-        what it raised, with a note of where; TransformError for what would end more than that.
+        Exception: raised by the method, with a note of where.
+        TransformError: it raised an exception that would end more than the item.
     """
     try:
         return getattr(loader, method)(argument)
@@ -232,12 +235,12 @@ def _called(loader: Loader, method: str, argument: Any, number: int, item: Any) 
 
 
 def named(loader: Loader, method: str) -> str:
-    """What a method is in messages."""
+    """Describe a method for messages."""
     return f"{type(loader).__name__}.{method}"
 
 
 def iterator(items: Any) -> Iterator[Any]:
-    """The items one by one, of whatever can be iterated."""
+    """Yield the items of any iterable."""
     refuse_path("items", items)
     try:
         return iter(items)
@@ -246,7 +249,7 @@ def iterator(items: Any) -> Iterator[Any]:
 
 
 def _end(flow: TaskPool | InlinePool, loader: Any, owner_pid: int) -> None:
-    """End the workers, then what the loader holds; not in a fork, which has neither."""
+    """End the workers, then shut the loader down; not in a fork, which owns neither."""
     if os.getpid() != owner_pid:
         return
     try:

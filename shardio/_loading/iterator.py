@@ -1,7 +1,4 @@
-"""Where a loader is: which epoch comes next, how far the latest one has come, and its state.
-
-One iteration over a loader: what the loop gets, and how a filled block becomes a batch.
-"""
+"""One iteration over a loader: filled blocks become batches, and the loader's place advances."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Epochs:
     """The epochs of a loader, for one rank.
 
     Args:
-        dataset: what is read.
+        dataset: the loader's.
         options: of the loader.
 
     Raises:
@@ -42,17 +39,17 @@ class Epochs:
 
     def __init__(self, dataset: Dataset, options: Options) -> None:
         self.course = EpochSampler(dataset, options.choice)
-        """Which samples they have, in which order."""
+        """The samples of each epoch and their order."""
         self.latest: EpochIteration | None = None
         """The latest that was begun since there is a loader, or since a state was loaded."""
         self._options = options
         self._next: LoaderState | int = 0
-        """Where the next one begins: a place that was loaded, or the epoch."""
+        """The start of the next epoch: a loaded state, or its number."""
         self._has_warned = False
 
     @property
     def number(self) -> int:
-        """That of the latest, or of the one that comes next; 0 at first."""
+        """The number of the latest epoch, or of the next one at first: 0."""
         return self._start().epoch if self.latest is None else self.latest.plan.epoch
 
     @property
@@ -79,15 +76,15 @@ class Epochs:
             warn_of_no_batch(start.epoch, n, asked.batch_size, asked.world_size)
 
     def state(self, dataset: Dataset) -> dict[str, Any]:
-        """How far the latest has come, for `load_state`."""
+        """Return the progress of the latest epoch, for `load_state`."""
         progress = self._progress()
         return state_of(progress, dataset, self.course.identity(progress.epoch))
 
     def load_state(self, state: Mapping[str, Any], dataset: Dataset) -> None:
-        """Have the next one begin where a state was taken.
+        """Begin the next epoch where a state was taken.
 
         Raises:
-            InvalidArgument: it is no state, or one of another dataset, subset, seed or order.
+            InvalidArgument: it is not a state, or one of another dataset, subset, seed or order.
         """
         self._next = progress_of(state, dataset, self.course.identity)
         self.latest = None
@@ -119,7 +116,7 @@ _EVERY_BLOCK: Final = -1
 
 
 class BatchAssembler:
-    """Makes the batches of a loader from the blocks that its engine fills.
+    """Assembles the batches of a loader from the blocks that its engine fills.
 
     Args:
         engine: whose blocks they are.
@@ -184,7 +181,7 @@ class BatchAssembler:
     def _lane(
         self, layout: BlockLayout, number: int, n_rows: int, block: npt.NDArray[np.uint8]
     ) -> dict[str, Any]:
-        """reuse=True: arrays or tensors made once per block, or once for all if they are copies."""
+        """Return the arrays or tensors of reuse=True: one set per block, or one for all copies."""
         lanes = self._engine.pool.kept
         if self._adapter is not None and not self._adapter.aliases:
             arrays, adapter = layout.arrays(block, n_rows), self._adapter
@@ -203,7 +200,7 @@ class BatchAssembler:
         return values
 
     def _private_copy(self, number: int, n_bytes: int) -> npt.NDArray[np.uint8]:
-        """The batch outside of any block, because all blocks that may be had are held."""
+        """Copy the batch out of its block, because all available blocks are held."""
         pool = self._engine.pool
         copy = pool.copy(number, n_bytes)
         if pool.n_copies == 1:
@@ -219,13 +216,13 @@ class BatchAssembler:
 class LoaderIterator:
     """One iteration over a loader: an iterator that keeps its loader alive.
 
-    Leaving it, in whatever way, ends its tasks and gives its blocks back.
+    Leaving it, in any way, ends its tasks and frees its blocks.
 
     Args:
-        loader: is held, for its workers to live.
+        loader: held, to keep its workers alive.
         engine: fills the blocks.
         handover: makes batches of them.
-        iteration: what is iterated.
+        iteration: the pass.
     """
 
     def __init__(

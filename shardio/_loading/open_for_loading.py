@@ -1,7 +1,4 @@
-"""Opening what a loader is given: a dataset of its own, with its own maps.
-
-Making a mixture of several datasets.
-"""
+"""Open the dataset of a loader with maps of its own, or a mixture of several datasets."""
 
 from __future__ import annotations
 
@@ -29,9 +26,9 @@ def open_anew(
     subset: str | None,
     remote: RemoteOptions,
 ) -> Dataset:
-    """Open what a loader is given: of an open dataset, the state and the subset that it shows.
+    """Open a loader's dataset; for an open dataset, in the same state and with the same subset.
 
-    `remote` says how shards in object stores are read; those of an open dataset as it was told.
+    `remote` says how to read shards in object stores; those of an open dataset as it does.
     """
     if not isinstance(dataset, Mixture):
         return open_one(dataset, verify, access, subset, remote)
@@ -86,7 +83,7 @@ def _check_not_asked(remote: RemoteOptions, dataset: Dataset) -> None:
 _EXHAUSTED: Final = get_args(Exhausted)
 _VERIFY: Final = "first"
 _UNORDERED: Final = (Set, Mapping)
-"""Of a set of texts each process has another order, of a table nobody says which side is meant."""
+"""A set of texts has another order in each process; of a mapping, either side could be meant."""
 
 
 def mix(
@@ -97,18 +94,18 @@ def mix(
 ) -> Mixture:
     """Mix several datasets, for a ShardLoader to draw from each as often as its weight says.
 
-    Of each 256 positions, counted from an epoch's first, each source has its share. Which they
-    are, and which of its samples each takes, follows from the loader's seed and the epoch; with
-    shuffle=False the samples of a source come in their order. Sources are opened anew, in the state
-    and with the subset or the selection that they show. The mixture is a dataset of its own:
-    close it, or use it in a `with`.
+    Of each 256 positions, counted from an epoch's first, each source has its share. The positions
+    of a source, and the samples it takes, follow from the loader's seed and the epoch; with
+    shuffle=False the samples of a source come in their order. Sources are opened anew, in their
+    state and with their subset or selection. The mixture is a dataset of its own: close it, or use
+    it in a `with`.
 
     Args:
         sources: folders, or open datasets; one may come several times, with different subsets.
         weights: of each source, above 0; only their proportions count.
         exhausted: "stop": an epoch ends when the first source has no more samples. "repeat": it
-            ends when every source has been seen whole; meanwhile those that have no more begin
-            again, in another order.
+            ends when every source has been seen whole; until then exhausted sources begin again, in
+            another order.
 
     Raises:
         InvalidArgument: a weight, a source or `exhausted` is not acceptable.
@@ -147,7 +144,7 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
 
 
 def _shares(weights: Any, n: int) -> tuple[int, ...]:
-    """What each of n sources has, from 1 up: exactly in proportion, or else of WHOLE."""
+    """Return the share of each of n sources, from 1 up: exactly in proportion, or else of WHOLE."""
     what = f"weights must be {n} numbers above 0, one for each source"
     try:
         if isinstance(weights, (str, *_UNORDERED)):

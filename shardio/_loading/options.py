@@ -1,7 +1,4 @@
-"""What a loader's options may be, one by one: each is given back as it is kept, or refused.
-
-A loader's options: flat for users, one frozen and checked record inside.
-"""
+"""The options of a loader: flat for users, one frozen and checked record inside."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ _LONGEST_S: Final = 1_000_000
 
 
 def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
-    """A value that is one of those known."""
+    """Return the value if it is one of those known."""
     if not any(value is k or (isinstance(value, str) and value == k) for k in known):
         raise InvalidArgument(
             f"{name} must be one of {', '.join(map(repr, known))}; found {value!r}"
@@ -57,7 +54,7 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
 
 
 def count(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """An integer within bounds."""
+    """Return the value if it is an integer within bounds."""
     is_count = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_count or value < least or (most is not None and value > most):
         limit = "up" if most is None else f"to {most}"
@@ -82,7 +79,7 @@ def refuse_path(name: str, value: Any) -> None:
 
 
 def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
-    """Which of how many ranks this process is: as it was told, or as its launcher says."""
+    """Return the rank of this process and the number of ranks, as given or from its launcher."""
     if (rank is None) != (world_size is None):
         raise InvalidArgument(
             f"rank and world_size belong together; found rank={rank!r}, world_size={world_size!r}"
@@ -109,7 +106,7 @@ def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: in
 
 
 def most_skips(on_error: Any, max_skips: Any) -> int | None:
-    """How many samples of an epoch may be skipped; None for those who skip none."""
+    """Return how many samples of an epoch may be skipped; None if none are."""
     skips = one_of("on_error", on_error, _ON_ERROR) == "skip"
     if max_skips is None:
         if skips:
@@ -127,7 +124,7 @@ def most_skips(on_error: Any, max_skips: Any) -> int | None:
 
 
 def seconds(name: str, value: Any) -> float | None:
-    """A span of time, or None for ever."""
+    """Return a span of time, or None for ever."""
     if value is None:
         return None
     is_number = isinstance(value, int | float | np.integer | np.floating)
@@ -139,7 +136,7 @@ def seconds(name: str, value: Any) -> float | None:
 
 
 def known_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
-    """The names of fields, those of nested records spelled out; None is all."""
+    """Return the names of fields, those of nested records spelled out; None is all."""
     if fields is None:
         return tuple(schema)
     if isinstance(fields, str):
@@ -155,21 +152,21 @@ def known_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
 
 
 def _below(name: Any, schema: Schema) -> list[Any]:
-    """The fields of a nested record, or else the name itself."""
+    """Return the fields of a nested record, or else the name itself."""
     if not isinstance(name, str) or name not in schema.groups:
         return [name]
     return [each for each in schema if each.startswith(f"{name}.")]
 
 
 def callable_or_none(name: str, function: Any) -> Any:
-    """A function, or None."""
+    """Return the function if it is callable or None."""
     if function is not None and not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
     return function
 
 
 def collation_for(collation: Collation, device: Any) -> Collation:
-    """A collation that goes with the device."""
+    """Return the collation if it fits the device."""
     rules = collation.others, *collation.named.values()
     if isinstance(device, tuple | list) and any(rule.kind == "ragged" for rule in rules):
         raise InvalidArgument(
@@ -180,7 +177,7 @@ def collation_for(collation: Collation, device: Any) -> Collation:
 
 
 def device_or_none(device: Any, output: str) -> Any:
-    """The name of a device or several, or None for the default."""
+    """Return the name of a device or several, or None for the default."""
     if device is None:
         return None
     if output == "numpy":
@@ -207,10 +204,10 @@ _MOST_WORKERS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """Which fields are read, and how pictures, videos and sound are decoded, or tokens packed.
+    """The fields to read, and how pictures, videos and sound are decoded, or tokens packed.
 
-    `pictures` and `sounds` are the fields of such that are decoded, `video` is that which clips are
-    cut out of: none of them where encoded bytes are asked for.
+    `pictures` and `sounds` are the decoded fields of these types, `video` the field that clips are
+    cut out of: all are empty if encoded bytes are requested.
     """
 
     fields: tuple[str, ...]
@@ -225,7 +222,7 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a ShardLoader was asked for, checked and with defaults filled in; see there."""
+    """The options of a ShardLoader, checked and with defaults filled in; see there."""
 
     batch_size: int
     choice: SamplingOptions
@@ -285,10 +282,10 @@ class LoaderArguments(TypedDict):
 
 
 def check_options(dataset: Dataset, choice: SamplingOptions, asked: LoaderArguments) -> Options:
-    """Check every option against what is acceptable, and fields against the dataset's schema.
+    """Check every option for its values, and fields against the dataset's schema.
 
     Raises:
-        InvalidArgument: naming the option, what is acceptable, and what was found.
+        InvalidArgument: naming the option, the accepted values, and the value found.
     """
     transform = callable_or_none("transform", asked["transform"])
     batch_transform = callable_or_none("batch_transform", asked["batch_transform"])
@@ -337,7 +334,7 @@ def check_options(dataset: Dataset, choice: SamplingOptions, asked: LoaderArgume
 
 
 def _media_of(dataset: Dataset, asked: LoaderArguments) -> Media:
-    """The fields that are read, and how those of pictures, videos and sound are decoded."""
+    """Return the fields to read, and how pictures, videos and sound are decoded."""
     schema, clip, sound = dataset.schema, asked["clip"], asked["sound"]
     names = known_fields(asked["fields"], schema)
     if asked["pack"] is not None:
@@ -364,7 +361,7 @@ def _media_of(dataset: Dataset, asked: LoaderArguments) -> Media:
 
 
 def _packed(schema: Schema, names: tuple[str, ...], asked: LoaderArguments) -> Media:
-    """The one field that is read where samples are windows of tokens."""
+    """Return the one field to read if samples are windows of tokens."""
     given = [name for name in ("clip", "sound") if asked[name] is not None]
     if given:
         raise InvalidArgument(f"with pack a sample is a window of tokens: leave out {given[0]}")
@@ -373,7 +370,7 @@ def _packed(schema: Schema, names: tuple[str, ...], asked: LoaderArguments) -> M
 
 
 def _delivered(schema: Schema, media: Media) -> Schema:
-    """The schema of samples as a batch has them, but for clips."""
+    """Return the schema of samples in a batch, without clips."""
     chosen = Schema({name: schema[name] for name in media.fields})
     if media.pack is not None:
         return media.pack.delivered(chosen)
@@ -384,10 +381,10 @@ def _delivered(schema: Schema, media: Media) -> Schema:
 def recipe_of(
     options: Options, dataset: Dataset, n_at_most: int | None, cut: ClipSpec | None
 ) -> BatchSpec:
-    """What is in the batches of a loader whose epochs have so many positions, None if unknown.
+    """Return the BatchSpec of a loader whose epochs have n positions, None if unknown.
 
     Raises:
-        InvalidArgument, ShardCorrupt: as `hearing.hear` says.
+        InvalidArgument, ShardCorrupt: from planning the sound.
     """
     # No more rows than there are positions, unless a batch is filled up.
     is_whole = n_at_most is None or options.tail == "pad"
@@ -424,18 +421,18 @@ def recipe_of(
 
 
 def cut_of(options: Options, dataset: Dataset, *, is_asked: bool) -> ClipSpec | None:
-    """Have a dataset show the clips that its loader was asked for; None if it has no videos.
+    """Make a dataset show the clips that its loader requests; return None if it has no videos.
 
-    Or the windows of tokens, if it was asked for those.
+    Windows of tokens are shown likewise.
 
     Args:
         options: of the loader.
-        dataset: that it reads.
-        is_asked: whether the user said which clips.
+        dataset: of the loader.
+        is_asked: True if the user specified the clips.
 
     Raises:
-        InvalidArgument, ShardCorrupt: as `cutting.cut` or `pack_documents` says; or it is a mixture
-            of datasets that have different clips by default.
+        InvalidArgument, ShardCorrupt: from cutting clips or packing documents; or a mixture of
+            datasets with different default clips.
     """
     clip, video = options.media.clip, options.media.video
     if options.media.pack is not None:

@@ -1,7 +1,4 @@
-"""Where the items of a pipeline come from, and where in them a pass may begin.
-
-What DataLoader and Pipeline have in common: passes, and steps whose arguments are checked.
-"""
+"""The common parts of DataLoader and Pipeline: sources, passes that resume, and checked steps."""
 
 from __future__ import annotations
 
@@ -29,15 +26,16 @@ _VERSION: Final = 1
 
 
 class MapIterator:
-    """Goes over the values of a mapping, in the order in which a sampler gives its keys.
+    """An iterator over the values of a mapping, in the order in which a sampler yields its keys.
 
     Args:
         mapping: a mapping, or a sequence, whose keys are 0, 1, ….
-        sampler: an iterable of keys, asked anew for every pass, and the same again where one goes
-            on in the midst of another; None is all keys in their order.
+        sampler: an iterable of keys, iterated again for every pass, and the same again if one
+            resumes
+            in the middle of another; None is all keys in their order.
 
     Raises:
-        InvalidArgument: `mapping` cannot be looked up in, or `sampler` not be iterated.
+        InvalidArgument: `mapping` cannot be indexed, or `sampler` not be iterated.
     """
 
     def __init__(self, mapping: Any, sampler: Iterable[Any] | None = None) -> None:
@@ -57,15 +55,15 @@ class MapIterator:
         return self.iterate_from(0)
 
     def __len__(self) -> int:
-        """How many values: as many as the sampler has keys, if it tells.
+        """Return the number of keys of the sampler.
 
         Raises:
-            TypeError: it does not.
+            TypeError: it has no length.
         """
         return len(self._mapping if self._sampler is None else self._sampler)  # type: ignore[arg-type]
 
     def iterate_from(self, index: int) -> Iterator[Any]:
-        """The values from the key at a place on; nothing is looked up for those before."""
+        """Yield the values from the key at a position on; earlier ones are not looked up."""
         for place, key in enumerate(self._keys()):
             if place >= index:
                 yield self._mapping[key]
@@ -77,16 +75,16 @@ class MapIterator:
 
 
 class ResumePosition(NamedTuple):
-    """Where a pass is: behind so many items of the source, and so many results of the next."""
+    """The position of a pass: a number of source items, and of results of the next item."""
 
     item: int = 0
     n_passed_over: int = 0
     source_state: Any = None
-    """Where the source is by its own account, if it gives one."""
+    """The source's own state, if it has one."""
 
 
 def behind(origin: SourceItem) -> ResumePosition:
-    """The position behind a result: the next item, or what else a generator made of this one."""
+    """Return the position behind a result: the next item, or a generator's next result."""
     if origin.n_given:
         return ResumePosition(origin.last, origin.n_given, origin.before)
     return ResumePosition(origin.last + 1, 0, origin.after)
@@ -116,17 +114,17 @@ class PipelineSource:
         self._is_sequence = is_sync and is_sequence and not is_mapping
 
     def count(self) -> int:
-        """How many items it has.
+        """Return the number of items.
 
         Raises:
-            TypeError: it does not tell.
+            TypeError: the source has no length.
         """
         if not hasattr(self.source, "__len__"):
             raise TypeError(f"the source has no length: {shortened(self.source)}")
         return len(self.source)
 
     def begin_at(self, position: ResumePosition) -> tuple[Any, PipelineStart, ResumePosition]:
-        """What a line is to go over, to begin at a position; which item that is; the position."""
+        """Return the iterable for a pass from a position, its first item, and the position."""
         start = PipelineStart(position.item, position.n_passed_over)
         if self._has_state:
             if position.source_state is not None:
@@ -142,7 +140,7 @@ class PipelineSource:
         return rest, start, position
 
     def state_of(self, position: ResumePosition) -> dict[str, Any]:
-        """A position as it is kept.
+        """Return a position in the form of a state.
 
         Raises:
             InvalidArgument: the source cannot be brought there again.
@@ -162,10 +160,10 @@ class PipelineSource:
         }
 
     def position_in(self, state: Any) -> ResumePosition:
-        """The position that was kept.
+        """Return the position in a state.
 
         Raises:
-            InvalidArgument: it is none, or not one of this source.
+            InvalidArgument: it is not a state, or not one of this source.
         """
         self._check_positions()
         kept = {*self.state_of(ResumePosition(0, 0, {}))}
@@ -244,7 +242,7 @@ class PipelineIterations(Closing):
             raise ClosedError(f"this {type(self).__name__} was closed")
 
     def stats(self) -> PipelineStats:
-        """What the stages of the latest iteration have done, so far; of none before the first."""
+        """Return the figures of the latest iteration's stages; of none before the first."""
         return _UNUSED if self._latest is None else self._latest.stats()
 
     def close(self) -> None:
@@ -295,7 +293,7 @@ def piped(
     name: str | None = None,
     crew: str = "threads",
 ) -> PipeStep:
-    """A function as a step, with everything about it checked."""
+    """Return a function as a step, with all its options checked."""
     call = user_call(argument, function)
     if not isinstance(name, str | None):
         raise InvalidArgument(f"name must be a string; found {shortened(name)}")
@@ -314,7 +312,7 @@ def piped(
 
 
 def one_for_one(step: PipeStep) -> PipeStep:
-    """A step that gives one result for what comes."""
+    """Return the step if it gives one result for each item."""
     if step.call.yields_many:
         raise InvalidArgument(
             f"{step.name} gives one result; a generator function is for the preprocessor"
@@ -323,5 +321,5 @@ def one_for_one(step: PipeStep) -> PipeStep:
 
 
 def each_of(items: Iterable[Any]) -> Iterator[Any]:
-    """The elements of what comes."""
+    """Yield the elements of an item."""
     yield from items

@@ -1,7 +1,7 @@
-"""Bring what a loader reads into the page cache before its first batch, where there is room.
+"""Read a loader's data into the page cache before its first batch, if there is room.
 
-Pages are read, not copied: all processes of the machine share them. Nothing pins them: memory that
-others ask for later may still push some out, and these are then read again.
+Pages are read, not copied: all processes of the machine share them. Nothing pins them: under memory
+pressure some may be evicted, and are then read again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from shardio.dataset.dataset import Dataset
 from shardio.storage.file_access import open_shard, resized_error
 
 _N_THREADS: Final = 4
-"""So many reads at a time keep a disk busy; more gain little."""
+"""This many reads at a time keep a disk busy; more gain little."""
 _PIECE_BYTES: Final = 4 << 20
 """Between two of these a thread looks whether it is to stop."""
 _GRAIN_BYTES: Final = 64 << 10
-"""Reading what lies between two ranges costs less than beginning anew."""
+"""Reading a gap of this size between two ranges costs less than another read."""
 _AT_ONCE: Final = 1 << 16
 """Samples whose places are worked out in one go."""
 _WAY_OUT: Final = (
@@ -43,12 +43,12 @@ class _PreloadRange(NamedTuple):
 
 
 def preload(dataset: Dataset, fields: Sequence[str]) -> int:
-    """Read all that the samples of a view have of some fields; returns how many bytes.
+    """Read all data of some fields of a view's samples; return the number of bytes.
 
-    What lies in memory already is only looked at. Ctrl-C ends it within a few MiB.
+    Data in memory already is only checked. Ctrl-C ends it within a few MiB.
 
     Raises:
-        InsufficientMemory: it does not fit into what can be had, before any value is read.
+        InsufficientMemory: it does not fit into the available memory; nothing was read.
         ShardChanged: a file is shorter than it was.
         OSError: a file cannot be read.
     """
@@ -67,7 +67,7 @@ def _require(n_bytes: int) -> None:
 
 
 def _all(dataset: Dataset, extents: Extents, *, of_records: bool) -> Ranges:
-    """Where the values of all samples of a view lie."""
+    """Return the byte ranges of all samples of a view."""
     of = extents.records if of_records else extents.fixed
     found = [NOTHING]
     is_packed = dataset.rows.packed is not None
@@ -80,7 +80,7 @@ def _all(dataset: Dataset, extents: Extents, *, of_records: bool) -> Ranges:
 
 
 def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_PreloadRange]:
-    """The pieces of all ranges, none of them beyond the end of its file."""
+    """Yield the pieces of all ranges, none beyond the end of its file."""
     for number, places in extents.files.pieces(ranges):
         path, most = extents.files.path(number), int(extents.files.sizes[number])
         for offset, n_bytes in places:

@@ -1,4 +1,4 @@
-"""How far an epoch is: on a terminal a bar, elsewhere now and then a line."""
+"""Progress of an epoch: a bar on a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _LINE_EVERY_S: Final = 10.0
 
 
 class ProgressBar:
-    """An iterator over batches that shows how far it is; it keeps no batch.
+    """An iterator over batches that shows its progress; it keeps no batch.
 
     Args:
-        batches: what is iterated.
-        n_batches: how many there are.
-        n_done: how many of them were consumed before.
-        stats: what loading has taken so far.
+        batches: the iterator.
+        n_batches: their number.
+        n_done: the number consumed before.
+        stats: returns the loading figures.
         title: stands before the bar.
-        file: where it is shown; standard error by default.
+        file: the output; standard error by default.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ProgressBar:
         return batch
 
     def _show(self) -> None:
-        """Say how far it is; where nobody can be told, go on without."""
+        """Show the progress; ignore an output that cannot be written."""
         stats = self._stats()
         elapsed_s = stats.elapsed_s or 1.0
         rate = f"{stats.n_samples / elapsed_s:,.0f} samples/s"

@@ -1,4 +1,4 @@
-"""Which shards of datasets in object stores a pass will need, in order; and having them brought."""
+"""Downloads of a pass ahead of its use: the shards it needs from object stores, in order."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def remote_of(
     num_workers: Any,
     access: Access,
 ) -> RemoteOptions:
-    """How a loader with so many workers reads a dataset in an object store.
+    """Return how a loader with n_workers workers reads a dataset in an object store.
 
-    Where there are workers, main looks at little of it, by ranges.
+    With workers, main reads only small parts of it, by ranges.
     """
     n_workers = num_workers if isinstance(num_workers, int) else usable_cpus()
     return RemoteOptions.of(
@@ -52,11 +52,11 @@ def remote_of(
 
 
 class RemotePrefetch:
-    """Has what a loader's latest pass needs downloaded ahead of it; does nothing of folders.
+    """Downloads shards for a loader's latest pass ahead of their use; does nothing for folders.
 
     Args:
-        dataset: what main has opened.
-        recipe: what is in a batch.
+        dataset: opened by main.
+        recipe: determines the content of batches.
         choice: the order of its epochs.
 
     Raises:
@@ -67,7 +67,7 @@ class RemotePrefetch:
         self._dataset, self._recipe = dataset, recipe
         self._ahead: Prefetcher | None = None
         self._at_once = 0
-        """How many bytes a pass goes to and fro among, and which are not to make room."""
+        """The bytes that a pass uses in turn, which must not evict each other."""
         self._here = set[str]()
         """The paths of files that have come, and stay, if all fit into the cache."""
         self._is_done = not dataset.remote_storages
@@ -104,7 +104,7 @@ class RemotePrefetch:
             )
 
     def follow(self, iteration: EpochIteration) -> None:
-        """Bring what a pass needs, and no more what the one before needed."""
+        """Download for a pass, and stop downloading for the one before."""
         if self._is_done or self._has_all():
             return
         if self._ahead is not None:
@@ -120,11 +120,11 @@ class RemotePrefetch:
         self._ahead = Prefetcher(wanted, reached, most_ahead, self._here)
 
     def bring_all(self) -> None:
-        """Have all files here, now.
+        """Download all files now.
 
         Raises:
             InvalidArgument: they do not fit into the cache.
-            StoreUnavailable, StoreAccessDenied, ShardCorrupt, …: one cannot be had.
+            StoreUnavailable, StoreAccessDenied, ShardCorrupt, …: a file cannot be downloaded.
         """
         if not self._all_fit():
             raise InvalidArgument(
@@ -134,7 +134,7 @@ class RemotePrefetch:
         run_parallel(N_THREADS, lambda file: file[0].download(file[1]), self._all_files())
 
     def _has_all(self) -> bool:
-        """Whether there is nothing left to bring, now or ever."""
+        """True if there is nothing left to download."""
         self._is_done = self._all_fit() and all(
             storage.path_of(summary) in self._here for storage, summary in self._all_files()
         )
@@ -149,17 +149,17 @@ class RemotePrefetch:
                     yield storage, summary
 
     def _sizes(self) -> Rows:
-        """The bytes of the files in object stores that the fields lie in."""
+        """Return the sizes of the files in object stores that hold the fields."""
         storages = self._dataset.files.sizes_by_storage(self._recipe.fields)
         brought = [sizes for storage, sizes in storages if isinstance(storage, RemoteStorage)]
         return np.concatenate([np.zeros(0, np.int64), *brought])
 
     def _most_bytes(self) -> int:
-        """How much the caches may hold."""
+        """Return how many bytes the caches may hold."""
         return min(storage.max_bytes for storage in self._dataset.remote_storages)
 
     def _bytes_of_windows(self) -> int:
-        """The most that a window of shards takes."""
+        """Return the size of the largest window of shards."""
         of_shards = self._sizes().reshape(-1, len(self._dataset.shards)).sum(axis=0)
         return int(np.sort(of_shards)[-SHARDS_PER_WINDOW:].sum())
 
@@ -167,7 +167,7 @@ class RemotePrefetch:
         return all(storage.fits(self._sizes()) for storage in self._dataset.remote_storages)
 
     def end_with(self, close: Callable[[], None]) -> None:
-        """End, and close the engine meanwhile."""
+        """Stop downloading, and close the engine at the same time."""
         if self._ahead is not None:
             self._ahead.cancel()
         try:

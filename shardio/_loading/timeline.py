@@ -1,9 +1,7 @@
-"""What an engine has recorded of an iteration, as a timeline.
+"""A timeline of workers and batches: when each batch was filled, and what main did.
 
-A drawing of workers and batches over time: who filled which batch when, and what main did.
-
-One lane for each worker, with a bar for every batch that it filled, one lane for main, and below
-them how many filled batches lay ready. An SVG file, for any browser.
+It is drawn with one lane for each worker, with a bar for every batch that it filled, one lane for
+main, and below them the number of filled batches that were ready. An SVG file, for any browser.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ _S_PER_NS = 1e-9
 def timeline_of(
     title: str, fillings: Sequence[Sequence[FillRecord]], lap: IterationTimer
 ) -> Timeline:
-    """The timeline of one iteration.
+    """Return the timeline of one iteration.
 
     Args:
-        title: what it was.
+        title: names it.
         fillings: of each worker.
-        lap: what main has seen, with its moments.
+        lap: main's timings.
     """
     began_ns = lap.began_ns
     main = [
@@ -81,12 +79,12 @@ _COLOURS: Final = {
     BODY: "#56b4e9",
 }
 N_SHOWN: Final = 100
-"""How many batches are drawn: more than that would be too narrow to see."""
+"""The number of batches drawn: more would be too narrow to see."""
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1280, 96, 24, 84
 _LANE, _BAR, _DEPTH, _AXIS = 34, 22, 72, 46
 _LEAST_NAMED: Final = 22
-"""A bar of so many pixels has room for the number of its step."""
+"""A bar of this many pixels has room for the number of its step."""
 _N_TICKS: Final = 12
 
 
@@ -117,7 +115,7 @@ class _Bar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The latest batches of one iteration: what each worker filled, and what the loop got."""
+    """The latest batches of one iteration: those each worker filled, and those the loop got."""
 
     title: str
     workers: Sequence[Sequence[FillEvent]]
@@ -149,13 +147,13 @@ class Timeline:
         return drawing.text()
 
     def save(self, path: str | os.PathLike[str], n_batches: int = N_SHOWN) -> None:
-        """Write the drawing to a file, in place of what was there."""
+        """Write the drawing to a file, replacing an earlier one."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg(n_batches))
 
 
 def _phases_of(filled: FillEvent) -> list[_Bar]:
-    """A worker's batch as bars, phase by phase: how long each took, not when it was."""
+    """Return a worker's batch as bars by phase: durations, not moments."""
     bars, start_s = [], filled.start_s
     whole_s = filled.end_s - filled.start_s
     parts = ", ".join(f"{kind} {_duration(s)}" for kind, s in filled.phases_s.items() if s)
@@ -168,7 +166,7 @@ def _phases_of(filled: FillEvent) -> list[_Bar]:
 
 
 def _bars_of(main: Sequence[DeliveryEvent]) -> Iterator[list[_Bar]]:
-    """What main did for each batch, and the loop's body behind it."""
+    """Yield main's work for each batch, and the loop's body behind it."""
     for i, one in enumerate(main):
         begun_s = one.asked_s + one.waited_s
         waited = f"batch {one.step}: waited {_duration(one.waited_s)}"
@@ -190,7 +188,7 @@ def _depths(
     start_s: float,
     end_s: float,
 ) -> list[tuple[float, int]]:
-    """How many filled batches lay ready: from which moment on, how many."""
+    """Return the number of ready batches over time: a moment and the number from then on."""
     got_s = {one.step: one.got_s for one in main}
     last = main[-1].step
     changes = []
@@ -211,7 +209,7 @@ def _depths(
 
 
 def _duration(s: float) -> str:
-    """A duration in the unit that people would choose."""
+    """Format a duration in a readable unit."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if s * factor >= 1:
             return f"{s * factor:.3g} {unit}"
@@ -243,7 +241,7 @@ class _Drawing:
             self._legend()
 
     def text(self) -> str:
-        """The whole file."""
+        """Return the whole file."""
         ElementTree.indent(self._root)
         return ElementTree.tostring(self._root, encoding="unicode") + "\n"
 
@@ -335,6 +333,6 @@ class _Drawing:
 
 
 def _round_number(least: float) -> float:
-    """The smallest of 1, 2, 5, 10, … times a power of ten that is at least `least`."""
+    """Return the smallest of 1, 2, 5, 10, … times a power of ten that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * step for step in (1.0, 2.0, 5.0, 10.0, 20.0) if power * step >= least)

@@ -365,7 +365,7 @@ def test_of_so_many_videos_something_is_kept(
     monkeypatch.setattr(visual, name, most)
     with (
         ShardDataset(folder) as dataset,
-        visual.VideoClips(dataset, select_clips(dataset, clip, "video")) as video_clips,
+        visual.ClipReader(dataset, select_clips(dataset, clip, "video")) as video_clips,
     ):
         for row in (0, 1, 2, 0):
             video_clips.of_sample(row % 2, row // 2, 0, None)

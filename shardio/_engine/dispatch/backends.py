@@ -98,21 +98,21 @@ class InlineWorker:
         self._layout = layout
 
     def explain(self, worker: int, slot: int, plan: EpochPlan) -> None:
-        """Note what the tasks of an iteration are about."""
+        """Record the plan of an iteration's tasks."""
         self._plans[slot] = plan
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
-        """Nothing: what costs a worker its life would have cost this process its own."""
+        """Do nothing: a sample that crashes a worker would have crashed this process."""
 
     def forgive(self) -> None:
-        """Nothing: nobody dies."""
+        """Do nothing: there is no worker process to crash."""
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
         """Keep a task for the next `wait`."""
         self._tasks.append((task, block))
 
     def post(self) -> None:
-        """Nothing: a task is here as soon as it is given."""
+        """Do nothing: a task is here as soon as it is given."""
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Do the oldest task, however long it takes."""
@@ -168,7 +168,7 @@ class InlineWorker:
         return []
 
     def close(self) -> None:
-        """Forget all tasks, and what was shared."""
+        """Drop all tasks and the shared tables."""
         self._tasks.clear()
         self._cancelled, self._filler = np.zeros(0, np.uint8), None
         self._careful = self._tally = None
@@ -177,14 +177,14 @@ class InlineWorker:
 _QUICK: Final = int(Status.QUICK)
 
 STARTING_S: Final = 60.0
-"""How long starting a worker may take before the time counts as that of its task."""
+"""The time a worker may take to start before the time counts as that of its task."""
 
 _PRELOAD: Final = ("numpy.random", "shardio._engine.dispatch.worker")
 """NumPy loads numpy.random only when it is first used, 12 ms in every worker."""
 
 
 StartMethod = Start | Literal["thread"]
-"""How workers start."""
+"""The start method of workers."""
 
 
 class WorkerBackend:
@@ -198,7 +198,7 @@ class WorkerBackend:
         self.n_workers = n_workers
         # Not where functions of the user would run in his program while no loop is under way.
         self.goes_ahead = start_method != "thread" or not recipe.runs_user_code
-        """Whether workers that run dry may go on with the next epoch."""
+        """True if idle workers may go on with the next epoch."""
         self._crew = _crew(recipe, n_workers, start_method)
         self._hello: tuple[bytes, tuple[int, ...]] | None = None
         self._tables: tuple[SharedArray, ...] = ()
@@ -213,19 +213,18 @@ class WorkerBackend:
 
     @property
     def is_starting(self) -> bool:
-        """Whether a worker has not opened the dataset yet, since less than STARTING_S."""
+        """True if a worker has not opened the dataset yet, within STARTING_S."""
         return bool(self._starting) and time.monotonic() < self._start_end_s
 
     def introduce(
         self, dataset: Dataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
-        """Hand over the files that workers share with main; they stay the caller's.
+        """Send the files that workers share with main; they stay the caller's.
 
         Args:
             dataset: main's own.
-            fds: those of `wire`, and from STACKS on one for each worker.
-            tables: the rows that the dataset shows, if they were selected; the frames that the
-                videos in them have, if it shows their clips.
+            fds: those of `protocol`, and from STACKS on one for each worker.
+            tables: the tables of the dataset's view, from `shared_tables`.
         """
         self._tables = tables
         self._hello = dataset.lineage.encode(), tuple(fds)
@@ -250,22 +249,22 @@ class WorkerBackend:
             self._crew.send(worker, self._layout)
 
     def explain(self, worker: int, slot: int, plan: EpochPlan) -> None:
-        """Tell a worker what the tasks of an iteration are about, before the first of them."""
+        """Send a worker the plan of an iteration before its first task."""
         content, fds = plan.pack()
         self._crew.send(worker, _message(RequestKind.PLAN, slot=slot) + content, fds)
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
-        """Have the task that is given next done row by row, without what is left out."""
+        """Make the next task run row by row, without the samples in `left_out`."""
         self.post()
         with pack_message(_message(RequestKind.CAUTION) + pickle.dumps(left_out)) as parcel:
             self._crew.send(worker, *parcel)
 
     def forgive(self) -> None:
-        """What workers have died of is known: they do not die of something else without end."""
+        """Reset the consecutive-crash counter: the cause is known and will be skipped."""
         self._deaths_in_a_row = 0
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
-        """Give a task to a worker, which gets it with the next `post`; a later `wait` answers."""
+        """Queue a task for a worker, sent by the next `post`; a later `wait` returns the result."""
         if block is not None and worker not in block.known_to:
             self._blocks[block.number] = block
             message = _message(RequestKind.BLOCK, block=block.number)
@@ -281,9 +280,9 @@ class WorkerBackend:
                 self._crew.send(worker, tasks)
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
-        """Wait until there are answers or losses, a worker is ready, or the time is up.
+        """Wait until there are results or lost workers, a worker is ready, or the time is up.
 
-        What a dead worker had answered, or held back, comes first.
+        Results that an exited worker had sent, or held back, come first.
         """
         found: list[TaskResult | WorkerLost] = []
         for event in self._crew.wait(timeout_s):
@@ -313,7 +312,7 @@ class WorkerBackend:
         return kept[worker].take() if kept else b""
 
     def ask_what_they_do(self) -> list[tuple[str, str]]:
-        """Who each worker is, and its Python stacks."""
+        """Return the name and Python stacks of each worker."""
         if self._hello is None:
             return []
         stacks = self._crew.stacks(self._hello[1][STACKS:])
@@ -362,7 +361,7 @@ def _message(
 
 
 def _answers(worker: int, data: bytes) -> list[TaskResult]:
-    """Those of a message that has nothing else."""
+    """Return the results of a message that has nothing else."""
     return [
         tuple.__new__(TaskResult, (worker, tuple.__new__(TaskReply, words), None, None, ()))
         for words in unpack_dones(data)

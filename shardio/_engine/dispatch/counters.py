@@ -1,7 +1,7 @@
-"""What goes on, in numbers: a line of shared memory per pass and worker, and main's own clock.
+"""Counters of loading: a line of shared memory per pass and worker, and main's own timer.
 
-Whoever fills adds to its line after every batch; main reads the lines when it is asked, and not
-before. If it was wanted, workers also keep when they filled their latest batches, in a ring each.
+Each filler adds to its line after every batch; main reads the lines on request. Workers can also
+record when they filled their latest batches, in a ring each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM = range(7)
 _N_WORKERS, _N_SLOTS, _N_RECORDS = range(3)
 
 N_RECORDS: Final = 4096
-"""How many batches of each worker are kept, where they are."""
+"""The number of recorded batches of each worker."""
 
 _S_PER_NS: Final = 1e-9
 
@@ -66,7 +66,7 @@ class IterationCounters:
         self._ring = _LINE * (1 + n_slots * n_workers + worker * _ring_lines(self._n_records))
 
     def start(self) -> int:
-        """Begin to fill a batch; what it returns is for `add`."""
+        """Start timing a batch; the result is for `add`."""
         PHASE_TIMES.sums_ns[:] = 0, 0, 0
         return now_ns()
 
@@ -131,18 +131,18 @@ class CounterTable:
         self._n_begun = 0
 
     def begin(self, slot: int, began_ns: int) -> None:
-        """Begin the lines of a pass, which nobody writes to any more."""
+        """Reset the lines of a pass, which no process writes to any more."""
         self._n_begun = max(self._n_begun, slot + 1)
         self._lines[slot] = 0
         self._lines[slot, :, _BEGAN] = began_ns
 
     def close(self) -> None:
-        """Give the map back, which has a descriptor of its own; what was counted stays."""
+        """Unmap the table, which has a descriptor of its own; the counts stay readable."""
         self._lines = self._lines[: self._n_begun].copy()
         self._rings = self._rings.copy()
 
     def of(self, slot: int) -> npt.NDArray[np.uint64]:
-        """The words of a pass, of all workers together."""
+        """Return the words of a pass, summed over all workers."""
         sums: npt.NDArray[np.uint64] = self._lines[slot].sum(axis=0)
         return sums
 
@@ -159,19 +159,21 @@ class CounterTable:
 
 @dataclass(slots=True, eq=False)
 class IterationTimer:
-    """What main has seen of one pass. The moments that are summed up count from `began_ns` on."""
+    """Main's timings of one pass. Times are in ns since `began_ns`."""
 
     began_ns: int = field(default_factory=now_ns)
     head_start_ns: int = 0
-    """How long before that the first tasks were given out, where they were before it was asked."""
+    """The time before `began_ns` at which the first tasks were assigned, if the pass was begun
+    ahead.
+    """
     n_filled_ahead: int = 0
-    """How many batches were filled by then,"""
+    """The number of batches filled by `began_ns`."""
     ready_ahead_ns: int = 0
-    """and what its lines had, by then, as the sum of the moments at which they were."""
+    """The sum of the times, in the counters, at which those were filled."""
     entered_ns: int = 0
     """The sum of the moments at which the loop asked for a batch,"""
     left_ns: int = 0
-    """and of those at which it got one."""
+    """The sum of the times at which the loop got a batch."""
     waited_ns: int = 0
     ended_ns: int | None = None
     heap_bytes: int = 0
@@ -183,21 +185,21 @@ class IterationTimer:
     """Of the latest batches, if they are kept."""
 
     def renewed(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
-        """The clock of a pass that was begun ahead, from now on.
+        """Return the timer of a pass that was begun ahead, from now on.
 
         Args:
-            words: its lines by now, summed up.
+            words: its counters so far, summed up.
         """
         lap = IterationTimer(n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY]))
         lap.head_start_ns = lap.began_ns - self.began_ns
         return lap
 
     def start(self) -> None:
-        """The first tasks are given out, which counts as handing over: the loop goes on."""
+        """Record the first assignment of tasks, which counts as handing over: the loop goes on."""
         self.entered_ns -= now_ns() - self.began_ns
 
     def end(self) -> None:
-        """The pass is over; may be called again."""
+        """Record the end of the pass; may be called again."""
         if self.ended_ns is None:
             self.ended_ns = now_ns()
 
@@ -208,13 +210,13 @@ class IterationTimer:
         row_bytes: int,
         words: npt.NDArray[np.uint64],
     ) -> LoadingStats:
-        """The figures of the pass, so far.
+        """Return the figures of the pass so far.
 
         Args:
             partition: of its positions.
             n_handed_over: the step that is next.
             row_bytes: of the fixed fields of a sample.
-            words: its lines, summed up.
+            words: its counters, summed up.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
         # The moments of asking and of getting cancel out, but those of a batch still to come.
@@ -243,6 +245,6 @@ class IterationTimer:
         )
 
     def _filled_ns(self, words: npt.NDArray[np.uint64]) -> int:
-        """The sum of the moments at which batches were filled; of those from before, 0."""
+        """Return the sum of the times at which batches were filled; those from before count 0."""
         n_filled = int(words[_FILLED]) - self.n_filled_ahead
         return int(words[_READY]) - self.ready_ahead_ns - n_filled * self.head_start_ns

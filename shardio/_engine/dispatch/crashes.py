@@ -1,12 +1,12 @@
-"""What a worker was doing when it died: read from the origin table that it left in its block.
+"""Crash reports: the samples that a crashed worker was reading, and those to skip.
 
-A worker that touches a mapped page which the storage cannot give is killed (SIGBUS). The sizes of
-the files that it read from then tell whether one of them was cut short.
+The origin table in a worker's block names the samples it was reading. A worker that touches a
+mapped page which the storage cannot provide is killed (SIGBUS); the sizes of the files it read from
+then show whether one of them was cut short.
 
-What workers have died of, sample by sample: for passes in which such samples are skipped.
-
-A sample is left out once two workers have died while they tried it alone. The first death of a
-batch without a transform names all its samples; from then on it is done row by row.
+If samples may be skipped, a sample is skipped once two workers have crashed while they tried it
+alone. The first crash of a batch without a transform names all its samples; from then on it is
+filled row by row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardio.errors import ShardChanged, WorkerDied
 from shardio.shard.writer import ShardSummary
 
 MOST_DEATHS: Final = 2
-"""What so many workers died of is not tried again."""
+"""A batch that has crashed this many workers is reported, not retried."""
 _NAMED_SAMPLES: Final = 3
 
 
@@ -46,7 +46,7 @@ class InFlightRows:
 
 
 def claim_of_first(recipe: BatchSpec, dataset: Dataset, number: int = 0) -> InFlightRows:
-    """The sample, of a number in the view, that the schema of batches is made from."""
+    """Return the sample of the view, by number, that the schema of batches is made from."""
     rows = dataset.rows.at(np.array([number]))
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
@@ -61,7 +61,7 @@ def claim_of_first(recipe: BatchSpec, dataset: Dataset, number: int = 0) -> InFl
 def claims_in(
     layout: BlockLayout, block: Block, dataset: Dataset, fields: tuple[str, ...]
 ) -> InFlightRows:
-    """Which samples of which shards were being read or transformed for the batch of a block."""
+    """Return the samples and shards that were being read or transformed for a block's batch."""
     origins = layout.origins(block.bytes)
     at = np.flatnonzero(origins["status"] == CLAIMED)
     claimed = origins[at]
@@ -88,21 +88,21 @@ def claims_in(
 
 
 def clear_claims(layout: BlockLayout, block: Block) -> None:
-    """Forget what was being read for a batch that was not finished: no later death is its fault."""
+    """Clear the claims of an unfinished batch: no later crash is attributed to it."""
     layout.origins(block.bytes)["status"] = EMPTY
 
 
 def error_of_death(
     how: str, by_signal: int | None, claims: InFlightRows, where: str, dataset: Dataset
 ) -> WorkerDied | ShardChanged:
-    """What to raise for a batch whose worker has died.
+    """Return the error of a batch whose worker has crashed.
 
     Args:
-        how: in words.
-        by_signal: what it was killed by, if it was.
-        claims: what it was busy with.
-        where: which batch that was for; the end of the sentence.
-        dataset: main's own; nothing of it is read.
+        how: describes the exit.
+        by_signal: the signal that killed it, if any.
+        claims: the samples it was reading.
+        where: names the batch; the end of the sentence.
+        dataset: main's own; none of its data is read.
     """
     text = f"{how}, {claims.text}{where}"
     if by_signal != signal.SIGBUS:
@@ -131,21 +131,21 @@ def error_of_death(
 
 
 def is_final(error: WorkerDied | ShardChanged, n_deaths: int) -> bool:
-    """Whether what so many workers have died of is reported, rather than tried again."""
+    """Return True if a batch with this many crashes is reported rather than retried."""
     return isinstance(error, ShardChanged) or n_deaths >= MOST_DEATHS
 
 
 def _suspects(
     dataset: Dataset, claims: InFlightRows
 ) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
-    """The files that were read from, each with the number of its shard."""
+    """Yield the files that were read from, each with the number of its shard."""
     for shard in claims.rows or range(len(dataset.shards)):
         for file in dataset.files.files_of_shard(shard, claims.field):
             yield shard, file
 
 
 def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
-    """The first claimed row of a shard that its file has no bytes for, as far as can be told."""
+    """Return the first claimed row of a shard that lies beyond n_bytes of its file, if known."""
     rows = claims.rows.get(shard, [])
     reader = dataset.files.reader_if_open(shard, claims.field)  # as it is now it does not open
     if claims.field in dataset.schema.columns and reader is not None:
@@ -156,13 +156,14 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
 
 
 _MOST_IN_VAIN: Final = 2 * MOST_DEATHS + 2
-"""So many deaths of one batch from which no sample to leave out was learned are no sample's fault:
-1 that names all samples, 1 for each of two samples that were tried when somebody killed workers,
-and some to spare."""
+"""After this many crashes of one batch that named no sample to skip, no sample is at fault: 1 crash
+names all samples, 1 each for two samples that were tried while an outsider killed workers, and some
+to spare.
+"""
 
 
 class SuspectSamples:
-    """What is known of one step that a worker has died of."""
+    """The crash record of one step."""
 
     def __init__(self) -> None:
         self.left_out: dict[int, dict[int, str]] = {}
@@ -172,7 +173,7 @@ class SuspectSamples:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether workers go on dying of it, and no sample can be blamed."""
+        """True if workers keep crashing at the step and no sample can be blamed."""
         return self._n_in_vain >= _MOST_IN_VAIN
 
     def learn(self, claims: InFlightRows, end: str) -> bool:

@@ -1,7 +1,7 @@
-"""Tasks to workers, their answers to passes, blocks round and round: what goes on for every batch.
+"""The dispatcher of batches: tasks to workers, results to passes, blocks round and round.
 
-One Dispatcher belongs to one worker backend, one block pool and one layout: an engine that restarts with
-others makes another. All of it is for whoever holds the engine's lock.
+One Dispatcher belongs to one worker backend, one block pool and one layout: an engine that restarts
+with others makes another. The caller holds the engine's lock for all of it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _FILL, _FILLED, _QUICK = int(RequestKind.FILL), int(Status.FILLED), int(Status.Q
 
 
 class Dispatcher:
-    """Gives tasks out, routes answers, hands filled blocks over; owns nothing of what it is given.
+    """Assigns tasks, routes results, and delivers filled blocks; it borrows all its arguments.
 
     Args:
-        recipe: what is in a batch.
-        dataset: main's own, for what is said of failures.
-        staff: who fills.
-        passes: what is under way.
-        pool: the blocks that go round.
-        n_blocks: how many there should be for one pass.
+        recipe: determines the content of batches.
+        dataset: main's own, for error messages.
+        staff: the workers that fill blocks.
+        passes: the passes under way.
+        pool: the blocks.
+        n_blocks: how many blocks one pass should have.
         memory_bytes: budget of all blocks, for messages.
     """
 
@@ -62,13 +62,14 @@ class Dispatcher:
         self.pool = pool
         self._n_blocks, self._memory_bytes = n_blocks, memory_bytes
         self.settle: Callable[[], None] | None = None
-        """Called before the memory of batches that were let go is used again."""
+        """Called before the memory of released batches is used again."""
 
     def next(self, iteration: EpochIteration, timeout_s: float | None) -> Delivered | None:
-        """The next filled block of a pass, or None at its end; waits for it, so long at most.
+        """Return the next filled block of a pass, or None at its end; waits up to `timeout_s`.
 
         Raises:
-            what failed when the block was filled; BatchTimeout; InsufficientMemory.
+            Exception: the failure of filling the block.
+            BatchTimeout, InsufficientMemory: there is no block in time, or at all.
         """
         schedule, pool, lap = iteration.schedule, self.pool, iteration.lap
         if schedule.is_over or iteration.is_cancelled:
@@ -121,10 +122,10 @@ class Dispatcher:
             )
 
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
-        """Until when to wait for what has not come by now: workers that start have more time.
+        """Return the deadline for a late batch: starting workers have more time.
 
         Raises:
-            BatchTimeout: no longer than until now, which is `end_s` or later.
+            BatchTimeout: the deadline `end_s` has passed.
         """
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._staff.is_starting:
@@ -133,9 +134,9 @@ class Dispatcher:
         return now_s + timeout_s
 
     def feed(self, iteration: EpochIteration) -> None:
-        """Give tasks out, while there are workers with room for them and blocks.
+        """Assign tasks while there are blocks, and workers with room for tasks.
 
-        None, while all workers have enough to do.
+        Does nothing while all workers have enough to do.
         """
         schedule = iteration.schedule
         if not schedule.is_low:
@@ -152,7 +153,7 @@ class Dispatcher:
             self._staff.post()
 
     def _feed_ahead(self, iteration: EpochIteration) -> None:
-        """Have workers that run dry go on with the next epoch, in blocks that are idle."""
+        """Let idle workers go on with the next epoch, in idle blocks."""
         ahead = self._passes.ahead or self._passes.begin_ahead(iteration)
         if ahead is None:
             return
@@ -166,14 +167,14 @@ class Dispatcher:
             self._give(ahead, *schedule.assign())
 
     def _end(self, iteration: EpochIteration) -> None:
-        """A pass is at its end; the block delivered last stays as it is until another begins."""
+        """End a pass; the block delivered last stays as it is until another pass begins."""
         if iteration.successor is not None and not iteration.is_cancelled:
             self.reap()
             self.feed(iteration)
         self._take_back(iteration)
 
     def _find_block(self, iteration: EpochIteration) -> bool:
-        """Give a pass a block, be it a new one; False if there is none for it."""
+        """Give a pass a block, perhaps a new one; return False if there is none for it."""
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
@@ -197,7 +198,7 @@ class Dispatcher:
         self._staff.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
-        """Whether a pass keeps every worker busy, and there are as many blocks as there should."""
+        """Return True if a pass keeps every worker busy and has as many blocks as it should."""
         n_enough, n_to_come = self._n_blocks, schedule.n_circulating
         if len(self._passes) > 1:  # hardly ever
             n_enough *= self._passes.n_live
@@ -242,7 +243,7 @@ class Dispatcher:
         return is_answered
 
     def _route(self, answer: TaskResult | WorkerLost) -> None:
-        """Tell the pass that an answer belongs to."""
+        """Apply a result to its pass."""
         if isinstance(answer, WorkerLost):
             self._passes.n_restarts += 1
             for iteration in self._passes:
@@ -272,7 +273,7 @@ class Dispatcher:
             self._finish(iteration)
 
     def _lose(self, iteration: EpochIteration, loss: WorkerLost) -> None:
-        """Have the tasks of a dead worker done again, but one that kills whoever does it."""
+        """Reassign a crashed worker's tasks, except one that crashes each worker in turn."""
         schedule = iteration.schedule
         tasks = schedule.tasks_of(loss.worker)
         if iteration.is_cancelled:
@@ -299,7 +300,7 @@ class Dispatcher:
         schedule.lost(loss.worker)
 
     def _tasks_of(self, worker: int) -> list[str]:
-        """What a worker works on, in words; or else what it was given first of each pass."""
+        """Describe a worker's current task, or else the first it was given of each pass."""
         found, given = [], []
         for iteration in self._passes:
             tasks = iteration.schedule.tasks_of(worker)
@@ -312,9 +313,9 @@ class Dispatcher:
     def _at_work(
         self, iteration: EpochIteration, tasks: dict[int, int]
     ) -> Iterator[tuple[int, int, InFlightRows]]:
-        """Which of a worker's tasks it works on, if it does: step, block, and samples.
+        """Yield the current task of a worker, if it has one: step, block, and samples.
 
-        What comes before it is done, though not answered yet.
+        Tasks before it are done, though not answered yet.
         """
         fields = self._recipe.fields
         for step, number in tasks.items():
@@ -324,14 +325,14 @@ class Dispatcher:
                 return
 
     def reap(self) -> None:
-        """Do what finalizers asked for: end passes, take back blocks that were let go."""
+        """Apply the requests of finalizers: end passes, take back released blocks."""
         if self._passes.ended:
             for iteration in self._passes.take_ended():
                 self._finish(iteration)
         self.pool.take_back_returned(self.settle)
 
     def _finish(self, iteration: EpochIteration) -> None:
-        """Take back what a cancelled pass has; forget it when its last task is answered."""
+        """Take back the blocks of a cancelled pass; drop it when its last task is answered."""
         for block in iteration.schedule.surrender():
             self.pool.give_back(block)
         self._take_back(iteration)
@@ -339,7 +340,7 @@ class Dispatcher:
             self._passes.forget(iteration)
 
     def _take_back(self, iteration: EpochIteration) -> None:
-        """The block delivered last, unless it was leased, may be filled again."""
+        """Free the block delivered last, unless it was leased."""
         block = iteration.held
         if block is not None:
             iteration.held = None

@@ -1,8 +1,8 @@
-"""Main's side: what a loader has for as long as it lives, and makes anew where it may be wrong.
+"""The engine of a loader: workers, blocks and passes, restarted if their state may be wrong.
 
 One Engine belongs to one loader and lives as long. Every pass over an epoch is an `EpochIteration`
 with a Schedule of its own; several may go on at the same time over the same workers and blocks.
-What goes on for every batch is in `traffic.py`.
+`dispatcher` does the work of every batch.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ _TEAR_NOTHING: Final = (
 
 
 class Engine:
-    """Owns the workers, the blocks, and what they share; all of it ends with `close`.
+    """The workers and blocks of a loader, owned until `close`.
 
     Args:
-        recipe: what is in a batch.
+        recipe: determines the content of batches.
         n_workers: processes or threads; 0 fills blocks in this process.
-        prefetch: blocks beyond one per worker; None for what suits their size.
+        prefetch: blocks beyond one per worker; None for a number that suits their size.
         memory_bytes: budget of all blocks.
-        timeout_s: how long `next` waits for a batch that workers make; None for ever.
+        timeout_s: how long `next` waits for a batch of the workers; None for ever.
         start_method: how workers start.
-        n_records: of how many batches of each worker it is kept when they were filled.
+        n_records: the number of recorded batches of each worker.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Engine:
         self._tables: tuple[SharedArray, ...] = ()
         self._is_closed = False
         self._is_inside = False
-        """Whether a call is under way; a signal handler in the same thread may call `close`."""
+        """True during a call; a signal handler in the same thread may call `close`."""
         self.dataset: Dataset
 
     @files_explained()
@@ -126,10 +126,10 @@ class Engine:
             self._lay_out(schemas)
 
     def layout(self) -> BlockLayout:
-        """How batches lie in blocks; waits for the first sample to have been transformed.
+        """Return the layout of batches; waits until the first sample has been transformed.
 
         Raises:
-            TransformError: it could not be.
+            TransformError: the transform failed.
             BatchTimeout: it takes too long.
         """
         with self._lock:
@@ -157,7 +157,7 @@ class Engine:
         return layout
 
     def _begin_traffic(self, layout: BlockLayout, schemas: Schemas, block_bytes: int) -> None:
-        """Have blocks, and workers that know how batches lie in them."""
+        """Create the blocks, and send workers the layout of batches."""
         self._staff.use_layout(layout, schemas, self._memory_bytes)
         self._traffic = Dispatcher(
             self._recipe,
@@ -171,16 +171,16 @@ class Engine:
         self._traffic.settle = self._settle
 
     def settle_by(self, settle: Callable[[], None]) -> None:
-        """Have `settle` called before the memory of batches that were let go is used again."""
+        """Call `settle` before the memory of released batches is used again."""
         self._settle = settle
         if self._traffic is not None:
             self._traffic.settle = settle
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
-        """Start a pass, or take over the one that was begun ahead, if that goes over `plan`.
+        """Start a pass, or take over the one begun ahead if it has the same plan.
 
-        `successor` is what the next one goes over, if that may be begun ahead.
+        `successor` is the plan of the next pass, if it may be begun ahead.
         """
         with self._inside():
             layout, traffic = self.layout(), self.traffic
@@ -200,11 +200,11 @@ class Engine:
             return iteration
 
     def next(self, iteration: EpochIteration) -> Delivered | None:
-        """The next filled block of a pass, or None at its end; waits for it.
+        """Return the next filled block of a pass, or None at its end; waits for it.
 
         Raises:
-            what failed when the block was filled; ClosedError; WorkerDied or ShardChanged;
-            BatchTimeout.
+            Exception: the failure of filling the block.
+            ClosedError, WorkerDied, ShardChanged, BatchTimeout: there is no block.
         """
         with self._lock:
             if self._is_closed or this_process.pid != self._owner_pid or self._passes.is_torn:
@@ -225,7 +225,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """What `next` does around itself, for calls that need not be fast."""
+        """Enter the engine as `next` does, for calls that need not be fast."""
         with self._lock:
             self._check_usable()
             self._mend()
@@ -242,14 +242,14 @@ class Engine:
                     self._release()
 
     def distrust(self) -> None:
-        """Before the next call, start anew: Ctrl-C has struck in the middle of a hand-over."""
+        """Restart before the next call: Ctrl-C has interrupted a delivery."""
         self._passes.is_torn = True
 
     def _mend(self) -> None:
-        """If the bookkeeping may be wrong: start anew with other workers and other blocks.
+        """Restart with new workers and blocks if the state may be wrong.
 
-        What was delivered stays valid, and passes go on with the step that they have come to: who
-        fills a batch, and how often, makes no difference to it.
+        Delivered batches stay valid, and passes resume at their step: a batch is the same whichever
+        worker fills it, and however often.
         """
         if not self._passes.is_torn:
             return
@@ -272,9 +272,9 @@ class Engine:
         self._passes.cancel(iteration, is_known=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
-        """The block delivered last, for as long as anything refers to it.
+        """Lease the block delivered last, for as long as any object refers to it.
 
-        None if this pass, or the next one, could not go on without it: copy what is in it.
+        Returns None if this pass, or the next one, could not go on without it: copy its content.
         """
         block = iteration.held
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
@@ -292,9 +292,9 @@ class Engine:
             return iteration.schedule.n_circulating + self._passes.n_coming_back > 0
 
     def stats(self, iteration: EpochIteration | None) -> tuple[LoadingStats, LoadingStats]:
-        """What a pass, the latest, has taken so far, and what all of them have; also once closed.
+        """Return the figures of a pass, the latest, and of all passes; also after `close`.
 
-        Nothing is waited for: it may be asked from a thread beside the one that iterates.
+        Does not wait, so another thread than the iterating one may call it.
         """
         latest = LoadingStats() if iteration is None else self._passes.stats_of(iteration)
         return latest, self._passes.total()
@@ -312,7 +312,7 @@ class Engine:
 
     @property
     def traffic(self) -> Dispatcher:
-        """What goes on, once batches are laid out."""
+        """The dispatcher, once batches are laid out."""
         if self._traffic is None:
             raise ClosedError("the loader is closed")
         return self._traffic
@@ -327,9 +327,9 @@ class Engine:
             )
 
     def close(self) -> None:
-        """End the workers and let go of everything; batches that are held stay valid. Idempotent.
+        """End the workers and release everything; held batches stay valid. Idempotent.
 
-        In a fork of the process that made the engine nothing is done: nothing is its own.
+        Does nothing in a fork of the process that made the engine, which owns none of it.
         """
         if self._is_closed or this_process.pid != self._owner_pid:
             return

@@ -42,35 +42,35 @@ class EpochIteration:
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Rows, and bytes of varying values, of the steps that are ready."""
     deaths: dict[int, int] = field(default_factory=dict)
-    """How many workers died while they worked on a step that is still to be done."""
+    """The number of workers that crashed at each step that is still to be done."""
     cautions: dict[int, SuspectSamples] = field(default_factory=dict)
-    """What is known of steps that workers have died of, where their samples may be skipped."""
+    """The crash records of steps whose samples may be skipped."""
     skips: dict[int, tuple[Skipped, ...]] = field(default_factory=dict)
     """The samples that were skipped in steps that are ready, where there are any."""
     n_skipped: int = 0
-    """How many samples of the batches that the loop has got were skipped."""
+    """The number of skipped samples in the batches that the loop has got."""
     known_to: set[int] = field(default_factory=set)
     """The workers that have the plan."""
     lap: IterationTimer = field(default_factory=IterationTimer)
     n_handed_over: int = 0
-    """How many steps the loop has got."""
+    """The number of steps that the loop has got."""
     is_exhausted: bool = False
-    """Whether the loop was told that there is no more."""
+    """True once the loop has got the end."""
     held: int | None = None
     """The block delivered last, until it is leased, or taken back before the next."""
     is_cancelled: bool = False
     is_watched: bool = False
-    """Whether somebody iterates, who will cancel it."""
+    """True if an iterator exists, which will cancel it."""
     is_ahead: bool = False
-    """Whether it was begun before anybody asked for it, and nobody has until now."""
+    """True if it was begun ahead and no loop has asked for it yet."""
     successor: EpochPlan | None = None
-    """What the next pass goes over, if it may be begun when nothing is left to give out of this."""
+    """The plan of the next pass, if that may begin once all steps of this one are assigned."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
-        """The samples that were skipped in a step that is delivered now, in order.
+        """Return the skipped samples of a step that is delivered now, in order.
 
         Raises:
-            TooManySkipped: in this step they become more than `most`.
+            TooManySkipped: they exceed `most` in this step.
         """
         found = self.skips.pop(step, ())
         self.n_skipped += len(found)
@@ -84,13 +84,13 @@ class EpochIteration:
 
 
 N_SLOTS: Final = 4096
-"""How many passes of one loader can be under way at the same time."""
+"""The maximum number of passes of one loader at the same time."""
 
 
 class IterationTable:
-    """Keeps every pass, by its slot, until the last of its tasks is answered.
+    """The passes under way, by slot, until the last of their tasks is answered.
 
-    All but `cancel` is for whoever holds the engine's lock.
+    The caller holds the engine's lock, except for `cancel`.
     """
 
     def __init__(self) -> None:
@@ -104,14 +104,14 @@ class IterationTable:
         self._latest: EpochIteration | None = None
         """The pass that was begun, or taken over, last; while it is under way."""
         self._foreseen: EpochPlan | None = None
-        """What the next pass should go over."""
+        """The plan that the next pass should have."""
         self._tallies: CounterTable
         self._n_records = 0
         self._forgotten = LoadingStats()
         self.n_restarts = 0
-        """How many workers have been replaced, whether they had anything to do or not."""
+        """The number of replaced workers, busy or not."""
         self.is_torn = False
-        """Whether the bookkeeping may be wrong: an exception has left it half done."""
+        """True if the state may be wrong: an exception has left it half changed."""
 
     def share(self) -> int:
         """Put the words into memory that workers can map; the caller owns its descriptor."""
@@ -124,7 +124,7 @@ class IterationTable:
         return fd
 
     def share_tallies(self, n_workers: int, n_records: int) -> int:
-        """Have whoever fills keep count; the caller owns the descriptor of the table."""
+        """Create the counter table of the fillers; the caller owns its descriptor."""
         self._tallies, self._n_records = CounterTable(N_SLOTS, n_workers, n_records), n_records
         return self._tallies.fd
 
@@ -145,17 +145,17 @@ class IterationTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether no other pass can begin."""
+        """True if no other pass can begin."""
         return not self._free_slots
 
     @property
     def n_live(self) -> int:
-        """How many are not cancelled."""
+        """The number of passes that are not cancelled."""
         return sum(not each.is_cancelled for each in self._by_slot.values())
 
     @property
     def n_coming_back(self) -> int:
-        """How many blocks workers still have for passes that are cancelled."""
+        """The number of blocks that workers still have for cancelled passes."""
         each_cancelled = (each for each in self._by_slot.values() if each.is_cancelled)
         return sum(each.schedule.n_in_flight for each in each_cancelled)
 
@@ -171,13 +171,14 @@ class IterationTable:
 
     @property
     def has_blocks_ahead(self) -> bool:
-        """Whether the next pass has blocks already."""
+        """True if the next pass has blocks already."""
         return self.ahead is not None and self.ahead.schedule.n_circulating > 0
 
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
-        """Begin the pass that is to follow another, though nobody iterates it yet.
+        """Begin the pass that follows another before any loop iterates it.
 
-        None if there must be none now: it is for the blocks and the time that nobody else needs.
+        Returns None if it must not begin now: it only gets blocks and time that no other pass
+        needs.
         """
         plan = before.successor
         if plan is None or not before.schedule.is_given_out or self.is_full or self.n_live > 1:
@@ -189,9 +190,9 @@ class IterationTable:
         return iteration
 
     def take_over(self, plan: EpochPlan) -> EpochIteration | None:
-        """The pass that was begun ahead, if it goes over `plan`; else it is cancelled.
+        """Return the pass begun ahead, with its clock reset, if it has this plan.
 
-        Its clock begins now.
+        Else cancel it.
         """
         iteration, self.ahead = self.ahead, None
         if iteration is None:
@@ -206,9 +207,10 @@ class IterationTable:
         return iteration
 
     def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
-        """Note what should follow a pass, the latest: of no other one anything follows now.
+        """Record the plan that should follow a pass, the latest; no other pass has a successor.
 
-        If this is not what was to follow the last, neither may that follow: nothing is begun ahead.
+        If this pass is not the foreseen one, its successor is not foreseen either: none begins
+        ahead.
         """
         if self._latest is not None:
             self._latest.successor = None
@@ -228,7 +230,7 @@ class IterationTable:
         self.ended.append(iteration)
 
     def take_ended(self) -> Iterator[EpochIteration]:
-        """Give out, once each, the passes that were cancelled since the last call."""
+        """Yield, once each, the passes cancelled since the last call."""
         while self.ended:
             iteration = self.ended.popleft()
             if not iteration.is_cancelled:
@@ -264,7 +266,7 @@ class IterationTable:
         self._words[:] = 0
 
     def stats_of(self, iteration: EpochIteration) -> LoadingStats:
-        """What a pass has taken so far; good until another begins in its slot."""
+        """Return the figures of a pass so far; valid until another begins in its slot."""
         plan, lap = iteration.plan, iteration.lap
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
         words = self._tallies.of(iteration.slot)
@@ -272,7 +274,7 @@ class IterationTable:
         return replace(found, n_skipped=iteration.n_skipped)
 
     def total(self) -> LoadingStats:
-        """What all passes together have taken so far."""
+        """Return the figures of all passes together."""
         counted = (self.stats_of(each) for each in self if not each.is_ahead)
         found = sum(counted, self._forgotten)
         return replace(found, n_restarts=self.n_restarts)

@@ -1,18 +1,14 @@
-"""What crosses a process boundary: descriptors of 32 bytes. Pixels never do.
+"""The messages between main and batch workers: descriptors of 32 bytes. Pixels never travel.
 
-Main sends a `Task` (fill this block with that batch); the worker answers with a `TaskReply`. A message
-may have several of either, one behind the other: tasks that are given out at the same time, and
-answers of which the first is QUICK. Behind a Done that reports a failure or skipped samples, or the
-schemas that were asked for, follow their bytes, in the same message (or in a file, see
-`parcels.py`). The other messages of main hand over what tasks refer to: a block's memory, and the
-schemas that blocks are laid out from.
+Main sends a `Task` (fill this block with that batch); the worker answers with a `TaskReply`. A
+message may hold several of either: tasks assigned at the same time, and replies of which the first
+is QUICK. The bytes of a failure, of skipped samples or of requested schemas follow the reply in the
+same message (or in a file, see `pack_message`). Other messages of main deliver the blocks' memory
+and the schemas that blocks are laid out by.
 
-What comes back to main of the tasks that it gives out: answers, and the news of losses.
-
-Answers that a worker holds back for a moment, where main finds them if it dies meanwhile.
-
-What it had done by then is not done again: perhaps it could not be, if the file that killed the
-worker is too short to be opened anew.
+A worker holds quick replies back for a moment, in a `ReplyBuffer` that main reads if the worker
+exits: its finished tasks are not repeated, which might be impossible if the file that crashed it is
+too short to be opened again.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ asks for them; and from TABLES on those of `showing`, if any."""
 
 
 class RequestKind(IntEnum):
-    """What a message of main asks for."""
+    """The kind of a message from main."""
 
     FILL = 1
     SCHEMA = 2  # run the transform on sample number `step`, and say what comes out
@@ -53,7 +49,7 @@ class RequestKind(IntEnum):
 
 
 class Status(IntEnum):
-    """What became of a task."""
+    """The outcome of a task."""
 
     FILLED = 1  # the samples that were skipped follow, if there are any
     FAILED = 2  # a pickled exception follows
@@ -96,7 +92,7 @@ class TaskReply(NamedTuple):
 
 
 pack_done = _DONE.pack
-"""The message of an answer, from its words, without what may follow."""
+"""Pack a reply, without its payload, from its words."""
 
 
 def unpack_task(message: bytes) -> Task:
@@ -116,21 +112,18 @@ def unpack_done(message: bytes) -> TaskReply:
 
 
 def pack_skips(skips: tuple[Skipped, ...]) -> bytes:
-    """The samples that were skipped, for the bytes behind a Done; none for none."""
+    """Pack the skipped samples that follow a reply; empty for none."""
     return pickle.dumps(skips) if skips else b""
 
 
 def unpack_skips(packed: bytes) -> tuple[Skipped, ...]:
-    """The samples that a worker has skipped."""
+    """Unpack the samples that a worker has skipped."""
     found: tuple[Skipped, ...] = pickle.loads(packed)  # from our own worker, never from data
     return found
 
 
 class TaskResult(NamedTuple):
-    """What a worker answers to a task: done, and what goes with it.
-
-    That is an error, schemas, or the samples that were skipped.
-    """
+    """A worker's reply to a task, with its error, schemas, or skipped samples."""
 
     worker: int
     done: TaskReply
@@ -181,7 +174,7 @@ class ReplyBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether no other answer has room."""
+        """True if there is no room for another reply."""
         return self._words[_COUNT] == _ROOM
 
     def add(self, answer: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Which fields a batch has: those that are read, or what is made of the first sample or batch.
+"""The schema of batches: that of the fields read, or of the first transformed sample or batch.
 
-The user's functions are run where they always run, in a worker, while main goes on opening files.
-Where samples may be skipped, and the first one fails, others are tried.
+User functions run where they always run, in a worker, while main goes on opening files. If samples
+may be skipped and the first one fails, others are tried.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import WorkerDied
 
 _NEXT, _SPREAD = 8, 24
-"""How many samples are tried for the schema: the first ones, and some from all over the view."""
+"""The number of samples tried for the schema: the first ones, and some from all over the view."""
 _ASKED = 0
 """The worker that is asked."""
 
 
 class SchemaProbe:
-    """Asks for the schemas of batches, until it is answered. Borrows all it is given."""
+    """A request for the schemas of batches, until it is answered. Borrows its arguments."""
 
     def __init__(
         self, recipe: BatchSpec, dataset: Dataset, staff: WorkerBackend | InlineWorker
@@ -33,14 +33,14 @@ class SchemaProbe:
         self._n_deaths = 0
         self._candidates = _candidates(recipe.n_samples) if recipe.skips else [0]
         self._number = 0
-        """Which of them is tried."""
+        """The index of the candidate that is tried."""
 
     @property
     def _sample(self) -> int:
         return self._candidates[self._number]
 
     def ask(self) -> Schemas | None:
-        """The schemas, if they are known; else a worker is asked, unless it was already."""
+        """Return the schemas if they are known; else ask a worker, unless it was asked already."""
         recipe = self._recipe
         if not recipe.runs_user_code or not recipe.n_samples:
             return Schemas(recipe.delivered(self._dataset))
@@ -51,9 +51,9 @@ class SchemaProbe:
         return None
 
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:
-        """Ask, and wait for the answer; None when it does not come within `timeout_s`.
+        """Ask, and wait for the answer; return None if it does not come within `timeout_s`.
 
-        The time in which workers are started is not counted.
+        The time in which workers start is not counted.
 
         Raises:
             TransformError, WorkerDied, ShardChanged: naming the sample; ask again.
@@ -76,7 +76,7 @@ class SchemaProbe:
         return known
 
     def tasks_of(self, worker: int) -> list[str]:
-        """What a worker has been asked and has not answered, in words."""
+        """Describe a worker's unanswered request."""
         is_busy = self._is_asked and worker == _ASKED
         return [claim_of_first(self._recipe, self._dataset, self._sample).text] if is_busy else []
 
@@ -96,12 +96,12 @@ class SchemaProbe:
             del answer  # or the error would refer to itself, and keep the loader alive
 
     def _has_another(self) -> bool:
-        """Whether there is another sample to try; if not, the first will be the next again."""
+        """Return True if there is another sample to try; if not, start over at the first."""
         self._number = (self._number + 1) % len(self._candidates)
         return self._number > 0
 
     def _ask_again(self, loss: WorkerLost) -> Schemas | None:
-        """Ask another worker, unless the first sample has killed enough of them."""
+        """Ask another worker, unless the first sample has crashed enough of them."""
         self._n_deaths += 1
         claim = claim_of_first(self._recipe, self._dataset, self._sample)
         n = self._n_deaths
@@ -120,7 +120,7 @@ class SchemaProbe:
 
 
 def _candidates(n_samples: int) -> list[int]:
-    """The samples that are tried for the schema, in order, each once."""
+    """Return the samples that are tried for the schema, in order, each once."""
     spread = [n_samples * (i + 1) // (_SPREAD + 1) for i in range(_SPREAD)]
     first = range(min(_NEXT, n_samples))
     return list(dict.fromkeys([*first, *spread])) if n_samples else [0]

@@ -1,13 +1,10 @@
-"""Whose turn it is with the global generators of `global_generators.py`, which a process has once.
+"""Workers that are threads of this process, with the interface of a WorkerPool.
 
-Wherever code of the user runs in this process, in worker threads or with num_workers=0, they are
-keyed for the sample; so one thread at a time has them.
-
-Workers that are threads of this process: a crew like that of `crew.py`, without processes.
-
-They run the same loop over the same messages, each with a dataset of its own, and share the maps of
-blocks. What a process keeps apart they have in common: the user's function is one object, and the
-global generators are one each, which `turns.py` deals out.
+They run the same loop over the same messages as processes, each with a dataset of its own, and
+share the maps of blocks. The user's function is one object for all of them, and so are the global
+generators of Python, NumPy and torch. Wherever user code runs in this process, in worker threads or
+with num_workers=0, the generators are keyed for the sample; so a lock gives them to one thread at a
+time.
 """
 
 from __future__ import annotations
@@ -49,9 +46,9 @@ __all__ = ["ThreadWorkers"]
 
 
 class GeneratorLock:
-    """Gives the global generators to one thread at a time; the program's own states come back.
+    """A lock on the global generators that restores the program's own states afterwards.
 
-    A thread that is given up loses its turn: it may never come back from the user's code.
+    A thread that is given up loses the lock: it may never return from user code.
     """
 
     def __init__(self) -> None:
@@ -82,7 +79,7 @@ class GeneratorLock:
                 self._changed.notify_all()  # another is first now
 
     def wake(self) -> None:
-        """Have all that wait look whether they are still wanted."""
+        """Make all waiting threads check whether they are still needed."""
         with self._changed:
             self._changed.notify_all()
 
@@ -96,7 +93,10 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """A turn of this thread, or a part of the one that it has; the states come back after."""
+        """Hold the lock in this thread, also if it holds it already.
+
+        The states are restored afterwards.
+        """
         thread = threading.current_thread()
         if self._holder is thread:
             states = generator_states()
@@ -113,7 +113,10 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """If this thread has the turn: others may have theirs meanwhile, which it waits for."""
+        """Release the lock, if this thread holds it, for others to take.
+
+        Acquire it again afterwards.
+        """
         thread = threading.current_thread()
         if self._holder is not thread:
             yield
@@ -128,7 +131,7 @@ class GeneratorLock:
 
 
 TURNS: Final = GeneratorLock()
-"""Those of this process."""
+"""The lock of this process."""
 
 os.register_at_fork(after_in_child=TURNS.__init__)  # type: ignore[misc]  # nobody's turn there
 
@@ -137,7 +140,7 @@ _Letter = tuple[bytes, tuple[int, ...]]
 
 
 class _SharedState:
-    """What the threads of one crew share, until the last of them and the crew are through."""
+    """The shared state of one pool's threads, until the last thread and the pool have ended."""
 
     def __init__(self) -> None:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -156,9 +159,9 @@ class _SharedState:
             TURNS.end(threading.current_thread())
 
     def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
-        """The map of a block, one for all threads: a block is with one of them at a time.
+        """Return the map of a block, one for all threads: one thread at a time has the block.
 
-        `fd` is not the caller's any more.
+        Takes over `fd`.
         """
         file = os.fstat(fd).st_ino  # no other's while it is mapped
         with self._lock:
@@ -189,7 +192,7 @@ class _SharedState:
 
 
 class _ThreadWorker(BatchWorker):
-    """What a worker is in a thread of main."""
+    """A batch worker in a thread of main."""
 
     def __init__(self, index: int, recipe: BatchSpec, common: _SharedState) -> None:
         self._common = common
@@ -219,14 +222,14 @@ class _ThreadWorker(BatchWorker):
         return ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
     def _listen_for_questions(self, fd: int) -> None:
-        """Nothing: main sees the stacks of its own threads."""
+        """Do nothing: main can read the stacks of its own threads."""
 
 
 class ThreadWorkers(Closing):
-    """Owns `n_workers` threads that fill blocks by `recipe`; a WorkerPool in what it is asked.
+    """A pool of `n_workers` threads that fill blocks by `recipe`; it stands in for a WorkerPool.
 
-    A thread cannot be ended from outside: `close` lets each finish the sample that it is at, for
-    GRACE_S; one that is not through by then ends as soon as it is, and nobody hears of it.
+    A thread cannot be ended from outside: `close` lets each finish its current sample, for GRACE_S;
+    a thread that takes longer ends unobserved as soon as it can.
     """
 
     def __init__(self, n_workers: int, recipe: BatchSpec) -> None:
@@ -258,7 +261,7 @@ class ThreadWorkers(Closing):
         return inbox, thread
 
     def names(self) -> list[str]:
-        """What each worker is, in words."""
+        """Return the name of each worker for messages."""
         return [f"worker {i} ({thread.name})" for i, thread in enumerate(self._threads)]
 
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
@@ -295,7 +298,7 @@ class ThreadWorkers(Closing):
         return [event for event in events if event is not None]
 
     def stacks(self, fds: Sequence[int]) -> list[str]:
-        """The Python stacks of all workers; their files are not needed."""
+        """Return the Python stacks of all workers; their files are not needed."""
         frames = sys._current_frames()
         return [_stack(frames.get(thread.ident or 0)) for thread in self._threads]
 
@@ -334,7 +337,7 @@ def _closed() -> ClosedError:
 def _serve(
     index: int, recipe: BatchSpec, inbox: queue.SimpleQueue[_Letter | None], common: _SharedState
 ) -> None:
-    """Be a worker: answer main's messages until it closes the crew."""
+    """Answer main's messages until it closes the pool."""
     try:
         with _ThreadWorker(index, recipe, common) as worker:
             while (letter := inbox.get()) is not None:
@@ -354,7 +357,7 @@ def _serve(
 
 
 def _stack(frame: FrameType | None) -> str:
-    """A thread's stack as `faulthandler` writes it: the innermost call first."""
+    """Return a thread's stack as `faulthandler` writes it: the innermost call first."""
     if frame is None:
         return "it is being started"
     lines = [

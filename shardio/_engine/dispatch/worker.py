@@ -78,7 +78,7 @@ def work(recipe: BatchSpec, channel: Channel) -> None:
 
 
 def _open(recipe: BatchSpec) -> Dataset:
-    """The dataset that main has opened, or the mixture of several, in the same state."""
+    """Open main's dataset, or its mixture of several, in the same state."""
     if recipe.mixed is not None:
         return Mixture.reopen(recipe.mixed, recipe.verify, recipe.access)
     return ShardDataset(
@@ -92,11 +92,11 @@ def _open(recipe: BatchSpec) -> Dataset:
 
 
 class BatchWorker(Closing):
-    """What one worker holds: dataset, layout and the blocks it has met.
+    """The state of one worker: dataset, layout, and the blocks it has received.
 
     Args:
-        recipe: what is in a batch.
-        send: takes the messages for main.
+        recipe: determines the content of batches.
+        send: sends messages to main.
     """
 
     def __init__(self, recipe: BatchSpec, send: Callable[[bytes], None]) -> None:
@@ -106,7 +106,7 @@ class BatchWorker(Closing):
         self._filler = self._new_filler(recipe, self._dataset)
         self._careful = RowByRowFiller(self._filler, recipe.seed) if recipe.skips else None
         self._left_out: LeftOut | None = None
-        """What the next task must not try; None: that task is one like others."""
+        """The samples that the next task must not try; None for an ordinary task."""
         self._cancelled = np.zeros(0, np.uint8)
         self._blocks: dict[int, BlockMap] = {}
         self._plans: dict[int, EpochPlan] = {}
@@ -118,7 +118,7 @@ class BatchWorker(Closing):
         """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
 
     def close(self) -> None:
-        """Let go of the dataset, and first of what is open of it."""
+        """Close the dataset, and first the decoders and files opened from it."""
         self._filler.close()
         self._dataset.close()
 
@@ -135,7 +135,7 @@ class BatchWorker(Closing):
         answer_with_stacks(fd)
 
     def take(self, message: bytes, fds: tuple[int, ...]) -> None:
-        """Do what a message asks for, and send the answers that are due."""
+        """Handle a message, and send the replies that are due."""
         if not fds and message[0] <= _LAST_OF_WORK:
             self._do_all(message)
             return
@@ -184,7 +184,7 @@ class BatchWorker(Closing):
             self._send(answers)
 
     def _meet(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
-        """Take over what main shares, once all shards have been opened."""
+        """Take over the files that main shares, once all shards have been opened."""
         self._listen_for_questions(fds[STACKS])
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
         self._tally, self._kept = (
@@ -204,7 +204,7 @@ class BatchWorker(Closing):
             )
 
     def _do(self, task: Task) -> tuple[int, bytes]:
-        """What became of a task, and its answer."""
+        """Return the status of a task, and its reply."""
         n_rows = heap_bytes = 0
         status, rest = _CANCELLED, b""
         try:

@@ -30,14 +30,14 @@ _MOST_STREAMS: Final = 256
 
 
 class AudioReader(Closing):
-    """Decodes the sound in some fields of a dataset, which it borrows.
+    """A decoder of the sound in some fields of a dataset, which it borrows.
 
     It owns decoders until `close`, and is closed before the dataset.
 
     Args:
-        dataset: where it is stored.
-        hearing: how it arrives.
-        clips: of the videos that it is beside, if samples are clips; borrowed.
+        dataset: holds the sound.
+        hearing: the form in which it is delivered.
+        clips: the decoder of the videos beside it, if samples are clips; borrowed.
     """
 
     def __init__(self, dataset: Dataset, hearing: AudioSpec, clips: ClipReader | None) -> None:
@@ -52,7 +52,7 @@ class AudioReader(Closing):
         self._streams: OrderedDict[tuple[str, int, int], EncodedStream | None] = OrderedDict()
 
     def starts(self, stretch: IndexChunk, part: slice) -> list[int]:
-        """What says of each sample where its sound begins: its clip, or a number that is drawn."""
+        """Return the number that decides where each sample's sound begins: its clip, or a draw."""
         found = [0] * (part.stop - part.start)
         if self._clips is not None:
             found = stretch.cuts.starts[part].tolist()
@@ -63,12 +63,12 @@ class AudioReader(Closing):
     def decode(
         self, name: str, rows: Rows, shards: Rows, starts: Sequence[int]
     ) -> list[tuple[Samples, Span] | None]:
-        """The sound of some samples, each with its span; None where there is none.
+        """Return the sound of some samples, each with its span; None where there is none.
 
         Args:
             name: of the field.
             rows, shards: of the samples, in all shards.
-            starts: what `starts` gives for them.
+            starts: from `starts`.
 
         Raises:
             ShardCorrupt, MediaError: naming the sample.
@@ -78,7 +78,7 @@ class AudioReader(Closing):
         return [self.of_sample(name, *place) for place in places]
 
     def of_sample(self, name: str, shard: int, row: int, start: int) -> tuple[Samples, Span] | None:
-        """The sound of one sample and its span; the row is that in its shard.
+        """Return the sound of one sample and its span; the row is within its shard.
 
         Raises:
             ShardCorrupt, MediaError: naming the sample.
@@ -103,7 +103,7 @@ class AudioReader(Closing):
         return self._typed(found), span
 
     def fields_of(self, shard: int, row: int, start: int) -> dict[str, Any]:
-        """What a sample has of sound, and the spans; where there is none, None or silence."""
+        """Return the sound fields of a sample and their spans; absent sound is None or silence."""
         made: dict[str, Any] = {}
         for name, field in self._fields.items():
             found = self.of_sample(name, shard, row, start)
@@ -112,7 +112,7 @@ class AudioReader(Closing):
         return made
 
     def _nothing(self, field: AudioField) -> Samples | None:
-        """What stands for sound that is not there."""
+        """Return the stand-in for absent sound."""
         if field.n_samples is None:
             return None
         return np.zeros((field.n_samples, field.channels), self._dtype)
@@ -130,7 +130,7 @@ class AudioReader(Closing):
         return begin, Fraction(stream.n_frames, rate)
 
     def _channels(self, field: AudioField, stream: EncodedStream) -> int | None:
-        """As many as the field has, however many those are; of a stream with as many, its own."""
+        """Return the number of channels to decode to; None if the stream has the field's own."""
         return None if stream.width == field.channels else field.channels
 
     def _typed(self, found: npt.NDArray[np.float32]) -> Samples:
@@ -140,7 +140,7 @@ class AudioReader(Closing):
         return scaled
 
     def _stream(self, name: str, shard: int, row: int) -> EncodedStream | None:
-        """The stream of a sample, one of the latest or read anew; None if it has none."""
+        """Return the stream of a sample, a recent one or read again; None if it has none."""
         key = name, shard, row
         if key in self._streams:
             self._streams.move_to_end(key)

@@ -1,7 +1,7 @@
-"""Make batches step by step: rows, then arrays of all rows, then what the user makes of them.
+"""Build batches in steps: rows, then arrays of all rows, then the results of user functions.
 
-Used by `fill` where a layout says so. Each step but the last is written into a scratch: memory of
-this process alone, kept from batch to batch.
+Used by `filler` if a layout asks for it. Each step but the last is written into a scratch block:
+memory of this process alone, kept from batch to batch.
 """
 
 from __future__ import annotations
@@ -49,15 +49,14 @@ _NAMED_SAMPLES: Final = 3
 
 
 OneByOne = Callable[[BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
-"""Fills the rows of a batch, whose states are given, one by one; returns how much of the heap is
-used."""
+"""Fills the rows of a batch one by one, given their states; returns the used bytes of the heap."""
 
 
 class RowRange(NamedTuple):
-    """What one batch is made of.
+    """The samples of one batch.
 
-    `stretch` and `part` say where its samples lie; the position of the first is `start`. It has
-    n_rows, those that fill it up included. `states` are the samples' in the origin table.
+    `stretch` and `part` locate them; the position of the first is `start`. There are n_rows,
+    padding included. `states` are those of the samples in the origin table.
     """
 
     stretch: IndexChunk
@@ -69,12 +68,12 @@ class RowRange(NamedTuple):
 
     @property
     def n_read(self) -> int:
-        """How many samples are read."""
+        """The number of samples that are read."""
         return len(self.states)
 
 
 class BatchBuilder:
-    """Makes batches step by step; borrows the dataset, and owns its scratches."""
+    """A builder of batches in steps; borrows the dataset and owns its scratch blocks."""
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class BatchBuilder:
         return self._join(layout, memory, rows, share, used)
 
     def _scratch(self, layout: BlockLayout) -> Scratch:
-        """The memory for batches of an inner layout."""
+        """Return the scratch block for batches of an inner layout."""
         for found in self._scratches:
             if found.layout is layout:
                 return found
@@ -134,7 +133,7 @@ class BatchBuilder:
     def _fill_rows(
         self, layout: BlockLayout, memory: BlockMap, share: RowRange, one_by_one: OneByOne | None
     ) -> int:
-        """Fill the rows themselves, and join what is stored."""
+        """Fill the rows, and collate the stored fields."""
         stretch, part, epoch, start, n_rows, states = share
         rows, shards = stretch.rows[part], stretch.shards[part]
         if one_by_one is not None:
@@ -159,7 +158,7 @@ class BatchBuilder:
     def _fill_and_join(
         self, layout: BlockLayout, memory: BlockMap, share: RowRange, one_by_one: OneByOne
     ) -> int:
-        """Fill the rows one by one into a scratch, and join what is there."""
+        """Fill the rows one by one into a scratch block, and collate them from there."""
         plain = layout_for_samples(layout.samples, layout.n_rows)
         below = Scratch(plain)
         self._fill_rows(plain, below, share, one_by_one)
@@ -171,7 +170,7 @@ class BatchBuilder:
     def _join(
         self, layout: BlockLayout, memory: BlockMap, rows: Batch, share: RowRange, used: int
     ) -> int:
-        """Join what a transform has made of each sample."""
+        """Collate the results of the sample transform."""
         try:
             for slot in layout.joins:
                 values: Values = rows[slot.join.name]
@@ -182,7 +181,7 @@ class BatchBuilder:
         return used
 
     def _make(self, layout: BlockLayout, memory: BlockMap, share: RowRange) -> Any:
-        """What the user's functions make of a batch that is there.
+        """Return the result of the user's batch functions for a batch.
 
         Raises:
             TransformError: they raised.
@@ -224,10 +223,11 @@ class BatchBuilder:
             raise TransformError(f"{error}\n  at {self._named(share)}") from None
 
     def first(self, samples: Schema, share: RowRange) -> Schemas:
-        """What the user makes of the first batch, of such samples.
+        """Return the schemas of the first batch, built of samples of this schema.
 
         Raises:
-            what `fill` does; TransformError: it cannot be put into a batch.
+            Exception: as `fill`.
+            TransformError: the result cannot be put into a batch.
         """
         inner = self._recipe.lay_out(Schemas(samples))
         scratch = Scratch(inner)
@@ -243,10 +243,10 @@ class BatchBuilder:
         return Schemas(samples, schema, whole, heap_bytes)
 
     def _write(self, layout: BlockLayout, memory: BlockMap, made: Any, share: RowRange) -> int:
-        """Copy what the user made of a batch into a block; returns how much of the heap is used.
+        """Copy the user's batch into a block; return the used bytes of the heap.
 
         Raises:
-            TransformError: it is unlike what he made of the first.
+            TransformError: it differs from the first batch in its fields or types.
             InsufficientMemory: there is no memory for it.
         """
         used = 0
@@ -275,14 +275,14 @@ class BatchBuilder:
         return place
 
     def _named(self, share: RowRange) -> str:
-        """Which batch it is, in words."""
+        """Describe the batch for messages."""
         places = [self._places(share)(i) for i in range(min(share.n_read, _NAMED_SAMPLES))]
         more = ", …" if share.n_read > _NAMED_SAMPLES else ""
         return f"the batch of {', '.join(places)}{more} of {self._recipe.path}"
 
 
 def _samples(batch: Batch, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The samples of a batch, as the user's function gets them."""
+    """Return the samples of a batch in the form that the user's function takes."""
     present = {name: batch.present(name) for name in batch}
     return [
         {name: columns[name][i] if present[name][i] else None for name in columns}

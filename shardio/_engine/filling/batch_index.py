@@ -1,7 +1,7 @@
-"""Where the samples of a pass lie, worked out for many steps at a time.
+"""The samples of a pass: their numbers, rows and shards, computed for many steps at a time.
 
-Used by `fill`. What is the same for every sample is cheap when it is done for many: a batch only
-takes its slice.
+Used by `filler`. Work that is the same for every sample is cheap when it is done for many: a batch
+only takes its slice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATE_SHIFT: Final = 32
 
 
 class Keys(NamedTuple):
-    """What is drawn for some samples depends on this: seed, epoch, and positions of the epoch."""
+    """The keys of random draws for some samples: seed, epoch, and positions in the epoch."""
 
     seed: int
     epoch: int
@@ -36,12 +36,12 @@ class Keys(NamedTuple):
 
 
 class IndexChunk:
-    """The samples of some steps of a pass; arrays are not to be written to.
+    """The samples of some steps of a pass; the arrays are read-only.
 
-    `first` is the first of the steps, `last` comes behind all of them; `numbers` are the numbers of
-    their `n` samples, `rows` their rows of all shards, `shards` the numbers of their shards,
-    `origins` their lines of a block's origin table, (n, 3), claimed for no field yet. `keys` are
-    what random numbers of them are drawn by, `tokens` what the plan says of them.
+    The steps are `first` to `last` - 1. `numbers` are the numbers of their `n` samples, `rows`
+    their rows in all shards, `shards` the numbers of their shards, `origins` their lines of a
+    block's origin table, (n, 3), claimed for no field yet. `keys` are the keys of their random
+    draws, `tokens` the plan's token counts.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class IndexChunk:
         self._slots: dict[str, Rows] = {}
 
     def shards_within(self, part: slice) -> Rows:
-        """The shards that some of the samples are made of."""
+        """Return the shards that some of the samples are made of."""
         if self._dataset.rows.packed is None:
             return self.shards[part]
         return self._dataset.locate(self._dataset.rows.covered_rows(self.origins[part, 0]))
 
     def slots(self, name: str) -> Rows:
-        """Where each sample's row of a column lies; for `ColumnGather.gather`."""
+        """Return where each sample's row of a column lies, for `ColumnGather.gather`."""
         found = self._slots.get(name)
         if found is None:
             found = self._dataset.gather(name).place(self.rows, self.shards)
@@ -79,7 +79,7 @@ class IndexChunk:
 
     @cached_property
     def cuts(self) -> ClipDraws:
-        """Where the clip of each sample begins, and is cropped; of a dataset that shows clips."""
+        """Return where the clip of each sample begins and how it is cropped."""
         clips = self._dataset.rows.clips
         if clips is None:
             raise AssertionError("a recipe with a cut is for a dataset that shows its clips")
@@ -94,10 +94,10 @@ class IndexChunk:
 
 
 class Ordering(Protocol):
-    """Which sample of the view is visited at which position of an epoch."""
+    """The sample of the view at each position of an epoch."""
 
     def at(self, positions: Rows) -> Rows:
-        """The sample at each of `positions`, in any order; int64, not to be written to."""
+        """Return the sample at each of `positions`, which are in any order; int64, read-only."""
 
 
 class TableOrder:
@@ -107,7 +107,7 @@ class TableOrder:
         self._table = table
 
     def at(self, positions: Rows) -> Rows:
-        """The sample at each of `positions`, in any order."""
+        """Return the sample at each of `positions`, which are in any order."""
         return self._table[positions]
 
 
@@ -119,7 +119,7 @@ def order_of(
     clip_grouping: ClipGrouping | None = None,
     shard_ends: Rows | None = None,
 ) -> Ordering:
-    """The order of a pass.
+    """Return the order of a pass.
 
     `shuffle` is for plans that do not set it, `clip_grouping` for shuffled clips that stay in
     groups, and `shard_ends` for windows of shards.
@@ -153,16 +153,16 @@ def order_of(
 
 
 class IndexPlanner:
-    """The way of a loader's passes through a dataset; keeps the latest stretches.
+    """The samples of a loader's passes; caches the latest chunks.
 
-    Where `n_workers` share the steps of a pass, each does one of so many, in the main (`Schedule`
-    sees to that), and a stretch has those alone: what others do is not worked out.
+    If `n_workers` share the steps of a pass, each worker does every n-th in the main (`Schedule`
+    assigns them so), and a chunk has only those steps.
     """
 
     def __init__(self, dataset: Dataset, *, shuffle: bool, seed: int) -> None:
         self._dataset, self._shuffle, self._seed = dataset, shuffle, seed
         self.n_workers = 1
-        """How many share the steps of a pass."""
+        """The number of workers that share the steps of a pass."""
         self._plan: EpochPlan | None = None
         self._order: Ordering
         self._stretches: dict[int, IndexChunk] = {}
@@ -182,13 +182,13 @@ class IndexPlanner:
         return found, slice(start, min(start + n_whole, found.n))  # only the last has fewer
 
     def at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
-        """A stretch of its own with the samples at some positions of a pass."""
+        """Return a chunk of the samples at some positions of a pass."""
         order = self._order if plan is self._plan else self._order_of(plan)
         keys = Keys(self._seed, plan.epoch, positions)
         return IndexChunk(self._dataset, 0, 1, order.at(positions), keys, plan.tokens)
 
     def first(self, number: int) -> IndexChunk:
-        """A stretch with one sample of the view, as it comes first in a first epoch."""
+        """Return a chunk with one sample of the view, as it comes first in a first epoch."""
         numbers = np.array([number])
         return IndexChunk(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
 

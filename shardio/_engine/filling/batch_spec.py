@@ -1,9 +1,8 @@
-"""A recipe and a plan: everything that decides what is in a batch; and what that looks like.
+"""The specification of batches and of epochs: everything that determines the content of a batch.
 
-What main's dataset shows, for workers to show the same: long tables, one copy for all.
-
-The rows of a selection; of clips, how many frames the video in each of the rows has, and which
-events; of windows, where the documents in the rows end, and which one each begins in.
+The long tables of main's view of the dataset travel to workers as shared arrays, one copy for all:
+the rows of a selection; for clips, the number of frames and the events of each video; for windows
+of tokens, where documents end and in which one each window begins.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ Dct = Literal["accurate", "fast"]
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """Everything that decides what is in a batch; travels to the workers once.
+    """Everything that determines the content of a batch; travels to the workers once.
 
-    `transform` is the user's; `takes_rng` says whether it wants a generator too. `n_samples` are
-    those of `subset`, if one is named, in the state of the dataset that `generation` numbers.
-    `block_rows` is how many samples a block has room for. `skips` says whether a sample that fails
-    gives its place to another. `batch_transform` is the user's as well, and is given whole batches.
-    `mixed` is what several datasets are opened by, in the place of one, and `path` for messages.
-    `pictures` are the fields that are decoded, with that `dct`; `cut` says which clips of videos
-    samples are, and `hearing` how their sound arrives; `packing` which windows of tokens they are.
-    `remote` says how a dataset in an object store is read.
+    `transform` is the user's; `takes_rng` is True if it takes a generator too. `n_samples` counts
+    those of `subset`, if one is named, in generation `generation` of the dataset. `block_rows` is
+    the number of samples that a block has room for. `skips` is True if a failed sample gives its
+    place to another. `batch_transform` is the user's as well and takes whole batches. `mixed` has
+    the arguments that open several datasets in the place of one, and `path` is for messages.
+    `pictures` are the fields that are decoded, with that `dct`; `cut` specifies the clips of
+    videos, `hearing` the delivery of their sound, `packing` the windows of tokens. `remote` has the
+    options of a dataset in an object store.
     """
 
     path: str
@@ -75,7 +74,7 @@ class BatchSpec:
 
     @property
     def n_selected(self) -> int:
-        """How many rows main hands over, if what is read is a selection."""
+        """The number of rows that main sends, if the dataset is a selection."""
         if self.mixed is not None:
             return self.mixed.n_selected
         if self.packing is not None:
@@ -89,19 +88,19 @@ class BatchSpec:
 
     @property
     def makes_batches(self) -> bool:
-        """Whether a function of the user makes something of whole batches."""
+        """True if a user function transforms whole batches."""
         return self.batch_transform is not None or self.collation.function is not None
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether any function of the user runs where batches are made."""
+        """True if any user function runs in the workers."""
         return self.transform is not None or self.makes_batches
 
     def delivered(self, dataset: Dataset) -> Schema:
-        """What samples are without a transform: the fields, with whatever is decoded.
+        """Return the schema of samples without a transform: the fields, decoded where asked.
 
         Raises:
-            ShardCorrupt: the part of the index is damaged that has the sizes of pictures.
+            ShardCorrupt: the index entries with the sizes of pictures are damaged.
         """
         found = Schema({name: dataset.schema[name] for name in self.fields})
         if self.packing is not None:
@@ -113,10 +112,10 @@ class BatchSpec:
         return image_schema(found, common_sizes(dataset, self.pictures)) if self.pictures else found
 
     def lay_out(self, schemas: Schemas) -> BlockLayout:
-        """How batches lie in blocks.
+        """Return the layout of batches in blocks.
 
         Raises:
-            InvalidArgument: the collation does not go with the samples.
+            InvalidArgument: the collation does not fit the samples.
         """
         samples = schemas.samples
         layout = layout_for_samples(samples, self.block_rows, self.collation)
@@ -131,10 +130,11 @@ class BatchSpec:
 
 
 class Schemas(NamedTuple):
-    """What samples are when they are put into a batch, and what the user makes of whole batches.
+    """The schema of samples in a batch, and that of the user's whole batches.
 
-    Of `batch`, None if he makes nothing, `whole` are the arrays; all else are lists. `heap_bytes`
-    is what a batch takes in a heap, as far as the first sample or batch tells.
+    `batch` is None without a batch function; of its fields, `whole` are arrays and the others
+    lists. `heap_bytes` is the size of a batch in the heap, estimated from the first sample or
+    batch.
     """
 
     samples: Schema
@@ -143,13 +143,13 @@ class Schemas(NamedTuple):
     heap_bytes: int = 0
 
     def pack(self) -> bytes:
-        """The bytes that travel between main and its workers."""
+        """Return the bytes that travel between main and its workers."""
         batch = None if self.batch is None else self.batch.to_json()
         return pickle.dumps((self.samples.to_json(), batch, self.whole, self.heap_bytes))
 
     @classmethod
     def unpack(cls, packed: bytes) -> Schemas:
-        """What was packed, by our own parent or worker: never data."""
+        """Restore packed schemas of our own parent or worker, never data."""
         samples, batch, whole, heap_bytes = pickle.loads(packed)
         made = None if batch is None else Schema.from_json(batch)
         return cls(Schema.from_json(samples), made, whole, heap_bytes)
@@ -157,12 +157,12 @@ class Schemas(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """What one pass goes over; travels to a worker before the first task of the pass.
+    """The samples of one pass; travels to a worker before the first task of the pass.
 
-    How its samples are chosen: `listed`, by a table of all; `sums`, by weighted draws; `window`,
-    shuffled inside of windows, of runs or of shards; with none of these, as the recipe says. With
-    `blend` they are those of several sources, each of which is shuffled so. `tokens` is how many
-    tokens each source has, where the last ones are padded to a window.
+    The order is `listed`, a table of all samples; `sums`, weighted draws; `window`, a shuffle
+    inside of windows, of runs or of shards; or, without these, the order of the BatchSpec. With
+    `blend` the samples are those of several sources, each shuffled so. `tokens` is the number of
+    tokens of each source, if the last ones are padded to a window.
     """
 
     epoch: int
@@ -175,11 +175,14 @@ class EpochPlan:
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
-        """How many samples each source of a mixture has."""
+        """The number of samples of each source of a mixture."""
         return None if self.blend is None else self.blend.sizes
 
     def pack(self) -> tuple[bytes, list[int]]:
-        """It as a message, and the descriptors that go with it, which stay its own."""
+        """Serialize the plan. Return the message and the file descriptors to send.
+
+        The plan keeps them.
+        """
         tables = {}
         if self.listed is not None:
             tables["listed"] = self.listed
@@ -191,7 +194,7 @@ class EpochPlan:
 
     @classmethod
     def unpack(cls, message: bytes, fds: Sequence[int]) -> Self:
-        """What `pack` gave; takes the descriptors over."""
+        """Restore a packed plan; takes over the descriptors."""
         # From our own parent, never from data.
         epoch, partition, window, blend, tokens, shapes = pickle.loads(message)
         tables = {
@@ -202,10 +205,10 @@ class EpochPlan:
 
 
 def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
-    """Put into memory files what a dataset shows and its recipe does not tell.
+    """Put the tables of a dataset's view that its BatchSpec does not hold into memory files.
 
     Raises:
-        InsufficientMemory: there is not that much memory.
+        InsufficientMemory: the memory is not available.
     """
     tables, rows = [], dataset.rows
     if rows.row_list is not None:
@@ -231,7 +234,7 @@ def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
 
 
 def show_as_told(dataset: Dataset, recipe: BatchSpec, fds: Sequence[int]) -> None:
-    """Have a worker's dataset show what main's does; takes over the descriptors of its tables."""
+    """Give a worker's dataset the view of main's; takes over the descriptors of its tables."""
     left = list(fds)
     if recipe.packing is not None:
         firsts = SharedArray.received(left.pop(), "<i8", recipe.n_samples)

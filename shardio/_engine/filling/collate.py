@@ -1,13 +1,8 @@
-"""Put values into a block's heap, which grows as far as they need.
+"""Collate the values of a batch's samples: padded, stacked or concatenated arrays in the heap.
 
-Of arrays over a block that were made before it grew, all stay valid: the pages are the same.
-
-Memory that a batch is put together in, and what is copied from there as it is.
-
-Make one array of the values that all samples of a batch have for a field. Used by `fill`.
-
-Each is written straight into the heap of the block, behind what is there already: padded, stacked,
-or one after another. Rows that only fill a batch up repeat those before them, round and round.
+The heap of a block grows as needed; arrays over a block that were made before it grew stay valid,
+since the pages are the same. A `Scratch` block holds a batch while it is put together. Rows that
+only pad a batch repeat those before them.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ from shardio.shard.verification import Rows
 def put_value(
     layout: BlockLayout, memory: BlockMap, slot: VaryingSlot, i: int, value: object, used: int
 ) -> int:
-    """The value that row i has for a varying field; returns how much of the heap is used then.
+    """Write the value of row i of a varying field; return the used bytes of the heap.
 
     Raises:
         SchemaError: it does not fit the field.
@@ -144,9 +139,9 @@ def _copy_records(
 
 
 Values = list[npt.NDArray[Any] | None]
-"""What the rows of a batch have for a field, None where it is absent."""
+"""The values of a field for the rows of a batch, None where it is absent."""
 Places = Callable[[int], str]
-"""Says which sample a row of the batch is, for messages."""
+"""Describes the sample of a row of the batch, for messages."""
 
 
 def join(
@@ -158,18 +153,18 @@ def join(
     used: int,
     places: Places,
 ) -> int:
-    """Put the values of a field into the heap as one array; returns how much is used then.
+    """Write the values of a field into the heap as one array; return the used bytes.
 
     Args:
         layout, memory: of the block.
-        slot: where the array goes.
+        slot: the array's.
         values: of the rows that are read, as arrays of the field's dtype.
-        n_rows: how many rows the batch has, those that fill it up included.
-        used: how much of the heap is used.
-        places: names samples.
+        n_rows: the number of rows of the batch, padding included.
+        used: the bytes of the heap used so far.
+        places: describes samples.
 
     Raises:
-        SchemaError: the shapes cannot be joined; it names the samples.
+        SchemaError: the shapes cannot be collated; it names the samples.
         InsufficientMemory: there is no memory for it.
     """
     n_read = len(values)
@@ -198,7 +193,7 @@ def join(
 def _sizes(
     join: JoinedField, values: Values, lengths: npt.NDArray[np.int64], places: Places
 ) -> tuple[int, ...]:
-    """How large the array of each sample becomes."""
+    """Return the shape that the array of each sample is padded to."""
     # Where nothing is there, an axis that does not vary is as long as ever.
     largest = np.maximum(lengths.max(0), [n or 0 for n in join.field.shape])
     if join.rule.kind == "stack":
@@ -233,7 +228,7 @@ def _check_equal(join: JoinedField, values: Values, first_axis: int, places: Pla
 
 
 def _mask(out: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64], sizes: Rows | Any) -> None:
-    """True where there are values: below the lengths, in every dimension."""
+    """Fill a mask: True below the lengths, in every dimension."""
     out.fill(True)
     n_rows, n_dims = lengths.shape
     for axis, size in enumerate(sizes):
@@ -252,7 +247,7 @@ def _concatenate(
     used: int,
     places: Places,
 ) -> int:
-    """The values one after another along the first axis, and where each begins."""
+    """Write the values one after another along the first axis, and where each begins."""
     _check_equal(slot.join, values, 1, places)
     there = [value for value in values if value is not None]
     inner = there[0].shape[1:] if there else tuple(n or 0 for n in slot.join.field.shape[1:])
@@ -268,7 +263,7 @@ def _concatenate(
 
 
 class StoredCollation:
-    """Joins what is stored; borrows the dataset."""
+    """The collation of stored fields; borrows the dataset."""
 
     def __init__(self, dataset: Dataset, source: Schema) -> None:
         self._dataset = dataset
@@ -310,7 +305,7 @@ class StoredCollation:
     def _read(
         self, join: JoinedField, shard: int, places: Rows, local: Rows, values: Values
     ) -> None:
-        """The arrays that some samples of one shard have: views of its map, where it is raw."""
+        """Read the arrays of some samples of one shard: views of its map, if it is raw."""
         name, field = join.name, join.field
         reader = self._dataset.files.reader(shard, name)
         entries = reader.records.entries(name, local)

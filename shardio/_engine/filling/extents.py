@@ -1,16 +1,11 @@
-"""Ranges of bytes, many at a time: joined, rounded and merged. Pure arithmetic.
+"""The byte ranges in a dataset's files that reading samples touches: joined, rounded, merged.
 
-Where in the files of a dataset the values of samples lie: what reading them will touch.
+All files are treated as laid one behind another, so that a place is one number, and ranges in many
+files are computed and merged at once. Maps are not touched, which could kill the process: index
+entries are read by descriptor and used as an unchecked hint.
 
-All files are thought of as laid one behind another, so that a place is one number, and what lies
-in many files is worked out and merged at once. Maps are not touched, which could kill: what the
-index says of records is read by descriptor, and taken as a hint, unchecked.
-
-Where in the files of a dataset clips of its videos lie, about: what decoding them will touch.
-
-Used by `advice`. As in `extents`, maps are not touched, and what the index says is a hint. Which
-packets a clip needs, the table of its video says, which is to be read first itself; here it is
-taken that all frames have as many bytes, and what lies around is added.
+For clips the packet tables would have to be read first; instead all frames are assumed to have the
+same size, with a margin around them.
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ class Ranges(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes they have together; what two of them share counts twice."""
+        """The sum of their sizes; overlaps count twice."""
         return int((self.ends - self.starts).sum())
 
 
@@ -57,9 +52,9 @@ def joined(parts: Sequence[Ranges]) -> Ranges:
 
 
 def merged(ranges: Ranges, grain: int) -> Ranges:
-    """The same places ascending and each once, rounded out to multiples of a power of 2.
+    """Return the union of ranges, ascending, rounded out to multiples of a power of 2.
 
-    Ranges that touch or overlap then are one.
+    Ranges that then touch or overlap become one.
     """
     filled = ranges.ends > ranges.starts
     starts = ranges.starts[filled] & -grain
@@ -73,7 +68,7 @@ def merged(ranges: Ranges, grain: int) -> Ranges:
 
 
 def blocks_of(ranges: Ranges, size: int) -> Rows:
-    """The numbers of all blocks of a size that ranges reach into, ascending and each once."""
+    """Return the numbers of the blocks that ranges reach into, ascending and unique."""
     filled = ranges.ends > ranges.starts
     firsts, lasts = ranges.starts[filled] // size, (ranges.ends[filled] - 1) // size
     counts = lasts - firsts + 1
@@ -116,7 +111,7 @@ class ShardFileNumbers:
         self.starts: Rows = np.concatenate([[0], np.cumsum(taken)])
 
     def path(self, number: int) -> str:
-        """Where a file is."""
+        """Return the path of a file."""
         for name, shards in self._shards:
             if number < len(shards):
                 summary = self._dataset.files.summaries(name)[int(shards[number])]
@@ -142,10 +137,10 @@ class ShardFileNumbers:
 
 
 class _Lane(NamedTuple):
-    """Where something of every row lies, at one stride in each shard's file.
+    """A section with an item for every row, at one stride in each shard's file.
 
-    `find` says where a shard has it, `starts` is where its file begins; `firsts` is filled, shard
-    by shard, as they are asked for.
+    `find` returns a shard's section, `starts` the offset of each file; `firsts` is filled shard by
+    shard, on demand.
     """
 
     stride: int
@@ -159,20 +154,20 @@ class _Lane(NamedTuple):
         return cls(stride, n_bytes, find, starts, np.full(len(starts), -1, np.int64))
 
     def first(self, shards: Rows) -> Rows:
-        """Where it begins in each of these shards."""
+        """Return where the section begins in each of these shards."""
         if self.firsts.take(shards).min(initial=0) < 0:
             for shard in distinct(shards).tolist():
                 self.firsts[shard] = self.starts[shard] + self.find(shard)
         return self.firsts.take(shards)
 
     def ranges(self, local: Rows, shards: Rows) -> Ranges:
-        """What some rows of shards have of it."""
+        """Return the ranges of some rows."""
         starts = self.first(shards) + local * self.stride
         return Ranges(starts, starts + self.n_bytes)
 
 
 class _ColumnExtents:
-    """A column, with what has to be hashed of it."""
+    """A column, and the runs of it that have to be hashed."""
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._dataset = name, verify, dataset
@@ -205,7 +200,7 @@ class _ColumnExtents:
         return found
 
     def _is_fresh(self, units: Rows, shards: Rows) -> npt.NDArray[np.bool_]:
-        """Which units are still to be hashed, and therefore read whole."""
+        """Return True for each run that is still to be hashed, and therefore read whole."""
         if self._verify == "always":
             return np.ones(len(units), np.bool_)
         name, reader = self._name, self._dataset.files.reader
@@ -243,9 +238,9 @@ class _RecordExtents:
         return find
 
     def _entries_of(self, shard: int) -> tuple[int, list[int]]:
-        """The bytes that the index has for a row, and which entries of them are the fields'.
+        """Return the bytes of a row in the index, and which entries of them are the fields'.
 
-        Of a mixture, shards may have other fields besides.
+        Shards of a mixture may have other fields besides.
         """
         found = self._entries.get(shard)
         if found is None:
@@ -255,16 +250,16 @@ class _RecordExtents:
         return found
 
     def tables(self, local: Rows, shards: Rows) -> list[Ranges]:
-        """What says where the records of some rows lie, and which shapes they have."""
+        """Return the ranges of the index entries and shapes of some rows."""
         row_bytes = np.array([self._entries_of(shard)[0] for shard in shards.tolist()], np.int64)
         starts = self._index.first(shards) + local * row_bytes
         shapes = [lane.ranges(local, shards) for lane in self._shapes]
         return [Ranges(starts, starts + row_bytes), *shapes]
 
     def ranges(self, local: Rows, shards: Rows) -> Ranges:
-        """Where the records of some rows lie; the index is read, and waited for.
+        """Return the ranges of the records of some rows; reads the index and waits for it.
 
-        What cannot be right, in an index that nobody has checked yet, is left out.
+        Impossible entries of an index that is not verified yet are left out.
 
         Raises:
             OSError: a file cannot be read.
@@ -284,7 +279,7 @@ class _RecordExtents:
         return Ranges(starts[is_right], ends[is_right])
 
     def _read_index(self, shard: int, local: Rows) -> npt.NDArray[np.void]:
-        """The fields' entries of rows of one shard, which ascend: (rows, fields)."""
+        """Read the fields' entries of ascending rows of one shard: (rows, fields)."""
         number, (row_bytes, chosen) = np.array([shard]), self._entries_of(shard)
         first = int(self._index.first(number)[0] - self._starts[shard])
         entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)
@@ -301,14 +296,14 @@ class _RecordExtents:
 
 
 class Extents:
-    """Where the values of some fields lie. Borrows the dataset.
+    """The byte ranges of some fields. Borrows the dataset.
 
     Args:
-        dataset: whose shards are opened when they are first asked about.
+        dataset: its shards are opened on demand.
         fields: their names.
-        verify: as the loader has it: what is to be hashed is read whole.
-        has_streams: whether all packets of streams are among the values, or none: how much of them
-            a clip or a transform will read, nobody can tell.
+        verify: as for the loader: runs that have to be hashed are read whole.
+        has_streams: True if all packets of streams count, else none: how much of them a clip or a
+            transform will read is unknown.
     """
 
     def __init__(
@@ -334,14 +329,14 @@ class Extents:
                 self._records.append(_RecordExtents(dataset, records, self.files, numbers))
 
     def fixed(self, rows: Rows, shards: Rows) -> Ranges:
-        """What is read of rows of the dataset but records: columns, hashes, tables of records."""
+        """Return the ranges of all that is read of some rows except records."""
         local = rows - self._dataset.starts.take(shards)
         found = [each for column in self._columns for each in column.ranges(local, shards)]
         found += [each for records in self._records for each in records.tables(local, shards)]
         return joined(found)
 
     def records(self, rows: Rows, shards: Rows) -> Ranges:
-        """Where the records of rows of the dataset lie: what says so is read, and waited for.
+        """Return the ranges of the records of some rows; reads the index and waits for it.
 
         Raises:
             OSError: a file cannot be read.
@@ -359,11 +354,11 @@ _HEAD_BYTES: Final = 4096
 
 
 class ClipExtents:
-    """Where the packets of clips lie, and their tables. Borrows the dataset.
+    """The byte ranges of the packets of clips, and of their tables. Borrows the dataset.
 
     Args:
-        dataset: whose shards are opened when they are first asked about.
-        cut: which clips there are.
+        dataset: its shards are opened on demand.
+        cut: specifies the clips.
         files: of fields that the videos are among.
     """
 
@@ -372,7 +367,9 @@ class ClipExtents:
         (self._numbers,) = (numbers for names, numbers in files.groups if cut.name in names)
 
     def ranges(self, rows: Rows, shards: Rows, starts: Rows) -> Ranges:
-        """What decoding some clips touches; lines of the index are read, and waited for.
+        """Return the ranges that decoding some clips touches.
+
+        Reads index entries and waits for them.
 
         Args:
             rows, shards: of their videos, in all shards.
@@ -433,7 +430,7 @@ def _numbers(lines: npt.NDArray[np.void], name: str) -> Rows:
 
 
 def _lines(fd: int, offsets: Rows, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """What a file has at some offsets."""
+    """Read a record of a file at each of some offsets."""
     found = np.zeros(len(offsets), dtype)
     lines = found.view(np.uint8).reshape(len(offsets), dtype.itemsize)
     for line, offset in zip(lines, offsets.tolist(), strict=True):

@@ -48,13 +48,13 @@ class _BatchRows(NamedTuple):
     part: slice
     """Of the stretch."""
     rows: Rows
-    """Those of the dataset,"""
+    """The rows in the dataset."""
     shards: Rows
-    """and the shard of each."""
+    """The shard of each row."""
 
 
 class FieldReader:
-    """Copies fields of a dataset, which it borrows, into blocks."""
+    """A reader that copies fields of a dataset, which it borrows, into blocks."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class FieldReader:
         part: slice,
         states: npt.NDArray[np.int32],
     ) -> int:
-        """Fill the rows of a batch; returns how much of the heap is used.
+        """Fill the rows of a batch; return the used bytes of the heap.
 
         Args:
             layout, memory, views: of the block.
-            stretch, part: where the samples lie.
-            states: of their rows in the origin table, which say what is being read.
+            stretch, part: locate the samples.
+            states: of their rows in the origin table, which record the field being read.
 
         Raises:
             ShardCorrupt, InsufficientMemory: naming the sample.
@@ -123,7 +123,7 @@ class FieldReader:
             yield shard, places, batch.rows[places] - self._dataset.starts[shard]
 
     def _fill_presence(self, batch: _BatchRows, presence: PresenceSlot) -> Present:
-        """Which of the samples have an optional field; returns the same."""
+        """Write which of the samples have an optional field; return the same."""
         out = batch.layout.present(batch.memory.bytes, presence)
         for shard, places, local in self._by_shard(batch):
             reader = self._dataset.files.reader(shard, presence.name)
@@ -154,7 +154,7 @@ class FieldReader:
             self._decode_fixed(batch, name, out)
 
     def _fill_varying(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Values of several sizes into the heap; returns how much of it is used then."""
+        """Write values of several sizes into the heap; return its used bytes."""
         if slot.name in self._pictures.names:
             return self._fill_pictures(batch, slot, used)
         if self._sounds is not None and slot.name in self._sounds.names:
@@ -187,7 +187,7 @@ class FieldReader:
                     self._pictures.decode(data, name, shard, row, outs[place])
 
     def _fill_pictures(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Pictures of several sizes into the heap; returns how much of it is used then."""
+        """Write pictures of several sizes into the heap; return its used bytes."""
         layout, memory, n = batch.layout, batch.memory, len(batch.rows)
         sizes = np.zeros((n, 3), np.int64)
         for shard, places, local in self._by_shard(batch):
@@ -226,13 +226,13 @@ class FieldReader:
             out[i] = 0 if samples is None else samples
 
     def _fill_sounds(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Sound of several lengths into the heap; returns how much of it is used then."""
+        """Write sound of several lengths into the heap; return its used bytes."""
         for i, samples in enumerate(self._sound(batch, slot.name)):
             used = put_value(batch.layout, batch.memory, slot, i, samples, used)
         return used
 
     def _fill_records(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Records of varying size into the heap; returns how much of it is used then."""
+        """Write records of varying size into the heap; return its used bytes."""
         layout, memory = batch.layout, batch.memory
         by_shard: list[tuple[int, Rows, Rows, Entries]] = []
         n_bytes = np.zeros(len(batch.rows), np.int64)
@@ -287,7 +287,7 @@ class FieldReader:
 
 
 def _placed(n_bytes: Rows, used: int, alignment: int) -> tuple[Rows, int]:
-    """Where in the heap values of so many bytes begin, and how much is used with them."""
+    """Return where values of n_bytes each begin in the heap, and its used bytes with them."""
     taken = -(-n_bytes // alignment) * alignment
     ends = -(-used // alignment) * alignment + np.cumsum(taken)
     return ends - taken, int(ends[-1])

@@ -1,8 +1,8 @@
-"""Fill a block with a batch: the work of a worker, and of main when it has no workers.
+"""Fill a block with a batch: the work of a worker, and of main if it has no workers.
 
-A batch is a pure function of (dataset, recipe, plan, step): whoever fills it, and however often,
-writes the same bytes. The origin table is written before mapped memory is touched or user code is
-called, so that whatever kills the process, main can say what it was doing.
+A batch is a pure function of (dataset, batch spec, plan, step): any process that fills it, however
+often, writes the same bytes. The origin table is written before mapped memory is touched or user
+code is called, so that main can report what a crashed process was doing.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ from shardio.samples.media import image_schema
 from shardio.shard.verification import Rows
 
 RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
-"""Fills the rows of a block, or of a scratch, one by one; returns how much of the heap is used. The
-first argument and the last are the batch's origins and their states."""
+"""Fills the rows of a block, or of a scratch block, one by one; returns the used bytes of the heap.
+
+The first argument and the last are the batch's origins and their states.
+"""
 
 _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 
 
 class Filler:
-    """Fills blocks by one recipe.
+    """A filler of blocks by one BatchSpec.
 
     Args:
-        recipe: what is in a batch.
+        recipe: determines the content of batches.
         dataset: opened on recipe.path; borrowed.
-        passes: what user code may raise without its being counted as the transform's failure.
+        passes: exception types of user code that are re-raised as they are, not as TransformError.
         beware: called with the shards of a batch before any of it is read.
-        call: how functions of the user are called.
+        call: calls user functions.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Filler:
         )
 
     def close(self) -> None:
-        """Let go of what is open of the dataset. Idempotent."""
+        """Close decoders and files of the dataset. Idempotent."""
         if self._packed is not None:
             self._packed.close()
         if self._sounds is not None:
@@ -99,16 +101,17 @@ class Filler:
             self._clips.close()
 
     def share_steps(self, n_workers: int) -> None:
-        """So many fill the blocks of a pass, and this one of them about as many as any other."""
+        """Set how many workers share an epoch's steps; this filler then plans only its own."""
         self._itinerary.n_workers = n_workers
 
     def batch_schema(self, number: int = 0) -> Schema:
-        """What a sample of a batch is: the fields, or what the transform makes of one sample.
+        """Return the schema of a sample in a batch: the fields, or the transform's result.
 
-        That is sample `number` of the view, whatever the order.
+        The transform runs on sample `number` of the view, whatever the order.
 
         Raises:
-            TransformError: the transform raised, or returned what cannot be put into a batch.
+            TransformError: the transform raised, or returned a value that cannot be put into a
+                batch.
         """
         if self._recipe.transform is None or not self._recipe.n_samples:
             return self._recipe.delivered(self._dataset)
@@ -132,14 +135,14 @@ class Filler:
             raise self._transformed.placed(str(error), row, shard, number) from None
 
     def schemas(self, number: int = 0) -> Schemas:
-        """What samples are, and what the user's functions make of a batch.
+        """Return the schemas of samples and of the user's batches.
 
-        That is the first batch; where samples may be skipped, one of sample `number` alone, which
-        is filled up with copies of it.
+        User functions run on the first batch; if samples may be skipped, on a batch of sample
+        `number` alone, padded with copies of it.
 
         Raises:
             TransformError, ShardCorrupt: naming samples.
-            InvalidArgument: the collation does not go with the samples.
+            InvalidArgument: the collation does not fit the samples.
         """
         recipe = self._recipe
         samples = self.batch_schema(number)
@@ -242,5 +245,5 @@ class Filler:
         return self._stored.fill(layout, memory, views, stretch, part, states)
 
     def sample_at(self, plan: EpochPlan, position: int) -> IndexChunk:
-        """Where the sample at any position of a pass lies."""
+        """Return a chunk with the sample at a position of a pass."""
         return self._itinerary.at(plan, np.array([position]))

@@ -1,8 +1,8 @@
-"""Have the kernel read what a batch needs all at once, where it is not in memory yet.
+"""Ask the kernel to read all of a batch at once if it is not in memory yet.
 
-A page that is missing costs whoever touches it the whole way to the storage, one after another;
-asked for together, they come side by side. Asking costs more than a warm batch, so a few of its
-rows are probed first, and ever fewer batches where nothing is missing.
+A missing page costs the whole way to the storage, one after another; requested together, they are
+read side by side. Requests cost more than a warm batch, so a few of its rows are probed first, and
+ever fewer batches while nothing is missing.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ N_PROBED: Final = 4
 N_PROBED_FIRST: Final = 16
 """Rows of the first batch of a window: by then others may have asked for parts of the window."""
 N_SURE: Final = 16
-"""So many probed batches in a row lay in memory: from then on they are probed ever more rarely."""
+"""After this many probed batches in a row in memory, probes become ever rarer."""
 MOST_LEFT_OUT: Final = 127
 """Batches between two probes, in the end: a probe takes up to 400 µs, or 3 of each batch."""
 NEAR_BYTES: Final = 256 << 10
-"""Where an order keeps to neighbours, what lies around a row will be needed soon: so much is asked
-for at once."""
+"""The size of a request where an order keeps to neighbours, which will be needed soon."""
 WIDE_BYTES: Final = 512 << 10
-"""Likewise where all files fit into memory: whatever is read stays until it is needed."""
+"""The size of a request where all files fit into memory: data stays until it is needed."""
 N_NOTHING_NEW: Final = 4
-"""So many batches of a window in a row had nothing that was not asked for before: all of it was."""
+"""After this many batches of a window in a row without a new range, all of it was requested."""
 PAUSE: Final = 7
-"""Batches between two looks whether what was asked for is still there."""
+"""The number of batches between two checks that requested data is still in memory."""
 _MOST_ASKED: Final = 1 << 16
 """Blocks that are remembered as asked for."""
 
 
 class ProbePolicy:
-    """Which batches are probed, and which are asked for; told what probes have found.
+    """The choice of batches to probe and to request, updated with the results of probes.
 
-    `wait` is how many batches pass before the next that is probed, `is_cold` whether batches are
-    asked for: from a miss on, until so many in a row lay in memory that few pages can be missing.
+    `wait` is the number of batches before the next probe, `is_cold` True while batches are
+    requested:
+    from a miss on, until so many in a row were in memory that few pages can be missing.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class ProbePolicy:
 
 
 class ReadAhead:
-    """Asks for what whoever fills batches by one recipe is about to read. Borrows the dataset."""
+    """Read-ahead for a filler of batches by one BatchSpec. Borrows the dataset."""
 
     def __init__(self, recipe: BatchSpec, dataset: Dataset) -> None:
         self._recipe, self._dataset = recipe, dataset
@@ -96,7 +96,7 @@ class ReadAhead:
         self._clips: ClipExtents | None = None
         self._keeps_order = not recipe.shuffle
         self._bundle = 1 if recipe.cut is None else recipe.cut.clip.per_video or 1
-        """How many positions one of a window stands for."""
+        """The number of positions that one position of a window stands for."""
         self._cadence = ProbePolicy()
         self._window: tuple[EpochPlan, int] | None = None
         """The plan of the latest batch, and the number of its window, if it has windows."""
@@ -108,9 +108,9 @@ class ReadAhead:
         self._is_scattered = False
 
     def before(self, plan: EpochPlan, step: int, stretch: IndexChunk, part: slice) -> None:
-        """Ask for what a step of a plan reads, if something of it is missing.
+        """Request the data of a step of a plan, if some of it is missing.
 
-        Never an error: what is wrong with a file, reading it will say.
+        Never raises: reading a bad file will report it.
         """
         cadence, n_probed = self._cadence, N_PROBED
         if plan.window is not None:
@@ -160,10 +160,10 @@ class ReadAhead:
                 cadence.rest()
 
     def _expect_scattered(self) -> None:
-        """What is asked for needs no guesses of the kernel at what else might be of use.
+        """Disable the kernel's own read-ahead for the files.
 
-        Where it reads ahead 8 MiB, a page that was missed brings 2,000 that nobody needs, and in
-        little memory they push out those that were asked for.
+        Where it reads 8 MiB ahead, a missed page brings 2,000 unneeded ones, and in little memory
+        they push out the requested ones.
         """
         if self._is_scattered:
             return
@@ -192,7 +192,7 @@ class ReadAhead:
             self._cadence.miss()
 
     def _grain(self, plan: EpochPlan, extents: Extents) -> int:
-        """How much of what lies around a row is asked for with it."""
+        """Return how much around a row is requested with it."""
         if self._fits is None:
             self._fits = extents.files.n_bytes <= available_bytes() // 2
         if self._fits:
@@ -200,7 +200,7 @@ class ReadAhead:
         return PAGE_BYTES if plan.window is None else NEAR_BYTES
 
     def _ask(self, extents: Extents, ranges: Ranges, grain: int) -> None:
-        """Have the kernel begin to read ranges, but what was asked for with so large a grain."""
+        """Request ranges from the kernel, except those requested before with this grain."""
         if grain > PAGE_BYTES:
             if len(self._asked) > _MOST_ASKED:
                 self._asked.clear()
@@ -218,7 +218,7 @@ class ReadAhead:
 
 
 def _are_cached(extents: Extents, ranges: Ranges) -> bool | None:
-    """Whether the middles of all ranges lie in memory; None if the system does not tell."""
+    """Return True if the middles of all ranges are in memory; None if the system does not tell."""
     middles = np.sort((ranges.starts + ranges.ends) // 2)
     for number, places in extents.files.pieces(Ranges(middles, middles)):
         fd = open_shard(extents.files.path(number))

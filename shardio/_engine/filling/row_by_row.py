@@ -1,9 +1,9 @@
-"""Fill a block row by row, so that a sample that fails costs its row and nothing else.
+"""Fill a block row by row, so that a failing sample costs its row and nothing else.
 
-Used with on_error="skip", and only for batches that failed as a whole, or that a worker died of.
-Positions never move: the row of a sample that fails is filled by the sample at a keyed substitute
-position, exactly as that sample comes at its own position. So what is in a batch stays a pure
-function of (dataset, recipe, plan, step), as far as failing is one of the sample.
+Used with on_error="skip", and only for batches that failed as a whole or crashed a worker.
+Positions never move: the row of a failing sample is filled by the sample at a keyed substitute
+position, exactly as that sample comes at its own position. So a batch stays a pure function of
+(dataset, batch spec, plan, step), as far as failing depends on the sample alone.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ from shardio.errors import MediaError, ShardChanged, ShardCorrupt, TransformErro
 from shardio.order.permutation import substitute_position
 
 ATTEMPTS: Final = 32
-"""Substitutes that are tried for one row. Where half of all samples fail, one row in 4 * 10^9 finds
-none; where all fail, that is an error at the first of them."""
+"""Substitutes that are tried for one row.
+
+Where half of all samples fail, one row in 4 * 10^9 finds none; where all fail, that is an error at
+the first of them.
+"""
 
 _MOST_CHARACTERS: Final = 4000
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 
 LeftOut = Mapping[int, Mapping[int, str]]
-"""By row of a batch and number of the sample in the view: what must not be tried, and why."""
+"""By row of a batch and number of the sample in the view: the reason not to try it."""
 
 
 def may_skip(error: BaseException) -> bool:
-    """Whether an error is one of the sample, which fails again wherever and whenever it is tried.
+    """Return True if an error belongs to the sample, which fails again wherever it is tried.
 
-    Memory that is short, and a file that changes under its reader, have nothing to do with it.
+    Lack of memory, and a file that changes under its reader, have nothing to do with the sample.
     """
     if isinstance(error, TransformError):
         return not isinstance(error.__cause__, MemoryError)
@@ -56,7 +59,7 @@ def may_skip(error: BaseException) -> bool:
 
 
 def shortened(text: str) -> str:
-    """The reason for a skip, no longer than a reader wants it."""
+    """Return the reason for a skip, cut to a readable length."""
     if len(text) <= _MOST_CHARACTERS:
         return text
     half = _MOST_CHARACTERS // 2
@@ -64,7 +67,7 @@ def shortened(text: str) -> str:
 
 
 class RowByRowFiller:
-    """Fills blocks by way of `filler`, whose failures it puts down to single rows.
+    """A filler that uses `filler` and attributes its failures to single rows.
 
     Args:
         filler: borrowed.
@@ -82,17 +85,18 @@ class RowByRowFiller:
         step: int,
         left_out: LeftOut | None = None,
     ) -> tuple[int, int, tuple[Skipped, ...]]:
-        """Fill a block with a batch of a pass; returns (rows, bytes used in the heap, skips).
+        """Fill a block with a batch of a pass; return (rows, used bytes of the heap, skips).
 
         Args:
             layout, memory: of the block.
             plan, step: of the batch.
-            left_out: what workers have died of. If it is given, however empty, each row is claimed
-                alone, so that whoever dies of this batch names the one sample that it died of.
+            left_out: samples that workers have crashed at. If given, even empty, each row is
+                claimed
+                alone, so that another crash names the one sample.
 
         Raises:
-            TransformError, ShardCorrupt, …: of a sample for which no substitute was found, or that
-                is none of a single sample.
+            TransformError, ShardCorrupt, …: no substitute was found for a sample, or the failure is
+                not that of a single sample.
         """
         if left_out is None:
             try:
@@ -131,7 +135,7 @@ class _Rows:
         self._filler, self._seed, self._plan, self._step = filler, seed, plan, step
         self._scratch, self._left_out = scratch, left_out
         self.skips: list[Skipped] = []
-        """What has lost its row."""
+        """The samples that have lost their row."""
 
     def fill(
         self,
@@ -160,9 +164,9 @@ class _Rows:
         origin: npt.NDArray[np.int64],
         state: npt.NDArray[np.int32],
     ) -> Skipped | None:
-        """Fill the scratch with the sample at a position, or a substitute that does not fail.
+        """Fill the scratch block with the sample at a position, or a substitute that does not fail.
 
-        Returns what is to be said of a sample that has lost its row, i, in the origin table.
+        Returns the skip of the sample that has lost row i of the origin table.
         """
         found: Skipped | None = None
         first: Exception | None = None
@@ -192,7 +196,7 @@ class _Rows:
             first = error = None  # or the error would refer to itself, and keep all it saw alive
 
     def _candidates(self, position: int) -> Iterator[int]:
-        """The position itself, then those of its substitutes, each once."""
+        """Yield the position itself, then those of its substitutes, each once."""
         yield position
         tried = {position}
         plan = self._plan
@@ -222,9 +226,9 @@ class _Rows:
 
 
 def _copy_row(scratch: Scratch, layout: BlockLayout, memory: BlockMap, i: int, used: int) -> int:
-    """Copy the sample in a scratch into row i of a block, of whose heap so much is used so far.
+    """Copy the sample in a scratch block to row i of a block; return the used bytes of its heap.
 
-    Returns how much is used then.
+    `used` is the number of bytes used before.
     """
     lone = scratch.layout
     for fixed, source in zip(layout.fixed, lone.fixed, strict=True):

@@ -1,4 +1,4 @@
-"""How large a block is, and how many there are: known before the first, to check the budget."""
+"""The size and number of blocks, known before the first is made, to check the budget."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def block_bytes(
     memory_bytes: int,
     heap_bytes: int = 0,
 ) -> int:
-    """The size of a new block; what varies is guessed from the first shard, and blocks grow.
+    """Return the size of a new block; varying sizes are estimated from the first shard.
 
     Args:
         layout, recipe, dataset: of the batches.
-        memory_bytes: budget of all blocks.
-        heap_bytes: what a batch has in its heap, as far as the first sample or batch tells.
+        memory_bytes: the budget of all blocks.
+        heap_bytes: the size of a batch in its heap, estimated from the first sample or batch.
 
     Raises:
         InsufficientMemory: the budget is smaller than one block.
@@ -57,7 +57,7 @@ def block_bytes(
 
 
 def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int:
-    """What n_rows samples take in a heap, by the values that vary of one that a transform made.
+    """Return the size in a heap of n_rows samples like this transformed one.
 
     Raises:
         SchemaError: it does not fit the schema.
@@ -71,13 +71,13 @@ def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int
 
 
 def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
-    """How many blocks of n_bytes a pass needs, if there is memory.
+    """Return how many blocks of n_bytes a pass needs, if there is memory.
 
-    One per worker and `prefetch` more, and one for the batch in the loop's hands; without workers
+    One per worker and `prefetch` more, and one for the batch that the loop holds; without workers
     nothing is filled ahead. Few are faster than many, as they stay in the cache; but small ones are
-    filled so fast that main hardly comes to give out the next. So by default there are so many of
-    those that each worker can have as many tasks as a quick one may, while the loop has as many
-    batches to come.
+    filled so fast that main cannot keep up with assigning them. So by default there are enough
+    small blocks for each worker to have the tasks of a quick one while as many batches wait for the
+    loop.
     """
     if not n_workers:
         return 2
@@ -111,9 +111,9 @@ def _expected_heap(layout: BlockLayout, recipe: BatchSpec, dataset: Dataset) -> 
 
 
 def _heard_bytes(dataset: Dataset, field: AudioField, rows: Rows) -> float:
-    """What the longest of some sounds takes when it is decoded, and its mask if it is padded.
+    """Return the size of the longest of some sounds when decoded, and of its mask if it is padded.
 
-    Clips are shorter, but how much is not known here.
+    Clips are shorter, but by an unknown amount.
     """
     if dataset.rows.clips is not None:
         return 0
@@ -124,7 +124,7 @@ def _heard_bytes(dataset: Dataset, field: AudioField, rows: Rows) -> float:
 
 
 def _stated_bytes(layout: BlockLayout) -> int:
-    """What arrays take that are padded to a shape which is stated as a whole, with their masks."""
+    """Return the size of arrays that are padded to a fully stated shape, with their masks."""
     n_items = [
         (math.prod(n or 0 for n in join.rule.sizes or (0,)), join.field.numpy.itemsize + 1)
         for join, _, _ in layout.joins
@@ -133,7 +133,7 @@ def _stated_bytes(layout: BlockLayout) -> int:
 
 
 def _padded_bytes(join: JoinedField, varying: npt.NDArray[np.uint64]) -> int:
-    """What a sample's padded array takes, with its mask, if the largest are among these."""
+    """Return the size of a sample's padded array, with its mask, if the largest are among these."""
     largest = iter(varying.max(0).tolist())
     found = [next(largest) if n is None else n for n in join.field.shape]
     wanted = join.rule.sizes or found

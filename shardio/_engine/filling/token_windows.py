@@ -1,7 +1,7 @@
-"""Windows of tokens, gathered from the documents that they are made of, straight into a block.
+"""Gather windows of tokens from their documents, straight into a block.
 
-Used by `fill`. A document is read, and checked, as a whole; each window copies its part of it. Of
-documents that lie raw in a map, and are checked already, the part alone is touched.
+Used by `filler`. A document is read, and verified, as a whole; each window copies its part of it.
+For documents that lie raw in a map and are verified already, only the part is touched.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ Tokens = npt.NDArray[Any]
 Record = bytes | memoryview
 
 _PARTS_AHEAD: Final = 8192
-"""About so many parts are worked out at a time: it takes 100 µs whatever their number."""
+"""About this many parts are computed at a time: it takes 100 µs whatever their number."""
 
 _MOST_AHEADS: Final = 4
-"""So many `numbers` are gone on with by turns, as by a worker that does steps of others, too."""
+"""The number of sequences of `numbers` cached in turn, as a worker needs that does others' steps
+too.
+"""
 
 
 class _Ahead(NamedTuple):
-    """What `numbers[first:last]` are made of.
+    """The parts of `numbers[first:last]`.
 
-    `bounds` says where the parts of each window begin, `shards` which one each part lies in;
-    `pieces` are the parts themselves where they can be had already, and `tails` what comes behind
-    each, None where nothing does at all. `is_short` says whether any window has padding.
+    `bounds` is where the parts of each window begin, `shards` the shard of each part; `pieces` are
+    the parts themselves if they are available already, and `tails` the bytes behind each, None if
+    there are none at all. `is_short` is True if any window has padding.
     """
 
     numbers: Rows
@@ -49,22 +51,22 @@ class _Ahead(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """What holds each part, and from where to where in there it lies."""
+    """The record that holds each part, and its range within."""
 
     records: list[Record]
     starts: list[int]
     stops: list[int]
 
     def of(self, within: slice) -> list[Record]:
-        """Some of the parts."""
+        """Return some of the parts."""
         places = self.records[within], self.starts[within], self.stops[within]
         return [record[i:j] for record, i, j in zip(*places, strict=True)]
 
 
 class TokenReader:
-    """Fills windows of tokens of a dataset that shows them, which it borrows.
+    """A reader of a dataset's windows of tokens; borrows the dataset.
 
-    `verify` is as the dataset has it.
+    `verify` is the dataset's.
     """
 
     def __init__(self, dataset: Dataset, pack: Pack, verify: Verify = "first") -> None:
@@ -79,7 +81,7 @@ class TokenReader:
         self._maps: dict[int, memoryview] = {}
         """Of shards with a document that was read."""
         self._places: Rows = np.zeros(0, np.int64)
-        """Where each raw document lies in the map of its shard; 0 before it is checked."""
+        """The offset of each raw document in the map of its shard; 0 before it is verified."""
         self._aheads: dict[int, _Ahead] = {}
         """By the id of their numbers, which they keep; the latest one last."""
 
@@ -127,7 +129,7 @@ class TokenReader:
                 self._mask(outs[f"{name}_mask"], parts)
 
     def of_sample(self, number: int, n_tokens: tuple[int, ...] | None = None) -> dict[str, Tokens]:
-        """The fields of one window, in new memory."""
+        """Return the fields of one window, in new memory."""
         outs = {n: np.empty((1, self._pack.length), f.numpy) for n, f in self._made.items()}
         self.fill(outs, np.array([number]), n_tokens=n_tokens)
         return {name: out[0] for name, out in outs.items()}
@@ -143,7 +145,7 @@ class TokenReader:
     def _look_ahead(
         self, numbers: Rows, first: int, last: int, n_tokens: tuple[int, ...] | None
     ) -> _Ahead:
-        """What `numbers[first:last]` are made of, and some of those behind."""
+        """Return the parts of `numbers[first:last]` and of some windows behind."""
         ahead = self._aheads.get(id(numbers))
         if ahead is not None and ahead.first <= first <= last <= ahead.last:
             return ahead
@@ -169,7 +171,7 @@ class TokenReader:
         return self._dataset.locate(self._dataset.rows.map_rows(documents))
 
     def _pieces(self, ahead: _Ahead, within: slice) -> list[Record]:
-        """The bytes that some windows have together, eot and padding included."""
+        """Return the bytes of some windows, with end-of-text tokens and padding."""
         if ahead.pieces is not None:
             pieces = ahead.pieces.of(within)
         else:
@@ -181,7 +183,7 @@ class TokenReader:
         return both
 
     def _tails(self, parts: WindowParts) -> list[bytes]:
-        """What comes behind each part: eot, padding, or nothing."""
+        """Return the bytes behind each part: end-of-text, padding, or none."""
         pack, dtype = self._pack, self._field.numpy
         missing = pack.reach - parts.n_tokens
         either = b"", b"" if pack.eot is None else np.array(pack.eot, dtype).tobytes()
@@ -193,13 +195,13 @@ class TokenReader:
         return tails
 
     def _has(self, documents: Rows) -> bool:
-        """Whether all of these raw documents are checked already."""
+        """Return True if all of these raw documents are verified already."""
         if not len(self._places):
             self._places = np.zeros(len(self._packed.ends), np.int64)
         return bool(self._places.take(documents).all())
 
     def _records(self, parts: WindowParts, shards: Rows) -> _Pieces:
-        """What holds each part, checked, and where in there it lies."""
+        """Return the verified record that holds each part, and its range within."""
         itemsize, documents, counts = self._field.numpy.itemsize, parts.documents, parts.counts
         if self._pack.eot is not None:
             counts = counts - parts.is_last
@@ -276,9 +278,9 @@ class TokenReader:
 
 
 def _number(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
-    """Which of a window's documents each token is of, from 1 up, and how far it is in there.
+    """Write each token's document within its window, from 1 up, and its position in it.
 
-    Where the window has its targets, the token behind it is left out.
+    If the window has targets, the token behind it is left out.
     """
     n, length = segments.shape
     counts = np.minimum(parts.counts, length - parts.places)  # 0 of what is a target only

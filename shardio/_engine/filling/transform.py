@@ -1,7 +1,4 @@
-"""Make arrays of what user code returns, before anything else is done with it. Used by `fill`.
-
-Fill a block with what a transform makes, sample by sample. Used by `fill`.
-"""
+"""Run the user's transform sample by sample, and convert what it returns to arrays."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ def plain(made: Any) -> Any:
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
 _FILLED: Final = pack_state(NO_FIELD, FILLED)
-_HERE: Final = os.path.dirname(__file__)
+_HERE: Final = os.path.dirname(os.path.dirname(__file__))
 _READ_ONLY: Final = "\n  arrays given to a transform are read-only: write into a copy, x = x.copy()"
 
 Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
@@ -71,10 +68,9 @@ def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 class TransformRunner:
-    """Runs the user's transform on samples of a dataset, which it borrows.
+    """A runner of the user's transform on samples of a dataset, which it borrows.
 
-    `passes` is what user code may raise without its being counted as the transform's failure;
-    `call` is how it is called.
+    `passes` are exception types of user code that are re-raised as they are; `call` calls it.
     """
 
     def __init__(
@@ -155,13 +151,13 @@ class TransformRunner:
 
     @cached_property
     def _first(self) -> str:
-        """What batches are laid out by, in words."""
+        """Describe the sample that batches are laid out by."""
         rows = self._dataset.rows.at(np.zeros(1, np.int64))
         place = named(self._dataset, int(rows[0]), int(self._dataset.locate(rows)[0]))
         return f"the first sample ({place})"
 
     def sample(self, stretch: IndexChunk, k: int, *, epoch: int, position: int) -> Any:
-        """What the transform makes of sample k of a stretch, with every generator keyed for it."""
+        """Return the transform of sample k of a chunk, with every generator keyed for it."""
         dataset, generators = self._dataset, self._generators
         row, shard = int(stretch.rows[k]), int(stretch.shards[k])
         # Whether files were cut short is looked at for a batch, where it must not kill (`Filler`).
@@ -202,7 +198,7 @@ class TransformRunner:
     def placed(
         self, what: str, row: int, shard: int, position: int, text: str = ""
     ) -> TransformError:
-        """What went wrong with a sample, and which it is."""
+        """Return the error of a sample, naming it."""
         place = f"{named(self._dataset, row, shard)} of {self._recipe.path} (position {position})"
         return TransformError(f"{what}\n  at {place}" + (f"\n\n{text}" if text else ""))
 
@@ -219,13 +215,13 @@ def _make_read_only(sample: Mapping[str, Any]) -> None:
 
 
 def named(dataset: Dataset, row: int, shard: int) -> str:
-    """Which sample a row of all shards is, in words."""
+    """Describe the sample at a row of all shards."""
     local = row - int(dataset.starts[shard])
     return f"sample {local} of shard {dataset.shards[shard].name}"
 
 
 def told(what: str, error: BaseException) -> tuple[str, str]:
-    """What a function of the user has raised, in words, and its traceback without our frames."""
+    """Return the error text of a user function, and its traceback without our frames."""
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
         frames = frames.tb_next

@@ -1,8 +1,6 @@
-"""Decode stored pictures, into the rows of a block or for the user's transform. Used by `fill`.
+"""Decode stored pictures and clips, into the rows of a block or for the user's transform.
 
-Decode clips of stored videos, into the rows of a block or for the user's transform.
-
-Used by `fill`. What is opened of a video, its tables and its decoder, is kept for its next clip.
+The tables and decoder of an opened video are kept for its next clip.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ Pixels = npt.NDArray[np.uint8]
 
 
 class ImageReader:
-    """Decodes the pictures of a dataset, which it borrows.
+    """A decoder of the pictures of a dataset, which it borrows.
 
     Args:
-        dataset: where they are stored.
+        dataset: holds the pictures.
         names: the fields that are decoded.
-        dct: as `media.decode_image` has it.
+        dct: as for `media.decode_image`.
     """
 
     def __init__(self, dataset: Dataset, names: tuple[str, ...], dct: Any) -> None:
@@ -62,17 +60,18 @@ class ImageReader:
         return pixels
 
     def of_sample(self, sample: dict[str, Any], shard: int, row: int) -> dict[str, Any]:
-        """A sample with its pictures decoded, in new memory."""
+        """Return a sample with its pictures decoded, in new memory."""
         for name in self.names:
             if sample[name] is not None:
                 sample[name] = self.decode(sample[name], name, shard, row)
         return sample
 
     def shapes(self, name: str, shard: int, rows: Rows) -> npt.NDArray[np.int64]:
-        """What shapes some rows of a shard decode to, (n, 3); zeros where there is no picture.
+        """Return the decoded shape of some rows of a shard, (n, 3); zeros without a picture.
 
         Raises:
-            ShardCorrupt: no picture has such a shape; MediaError: it is too large.
+            ShardCorrupt: no picture has such a shape.
+            MediaError: it is too large.
         """
         reader = self._dataset.files.reader(shard, name)
         found = reader.records.shapes(name, rows).astype(np.int64)
@@ -91,7 +90,7 @@ class ImageReader:
 
 Numbers = npt.NDArray[np.int64]
 Clip = tuple[int, Pixels]
-"""Where a clip begins, as `Cuts` has it, and where its frames go."""
+"""The start of a clip, as in `Cuts`, and the array for its frames."""
 Wanted = tuple[list[Clip], list[CropPosition | CropBox | None]]
 """Clips of one video, and where the pictures of each are cropped."""
 
@@ -109,10 +108,10 @@ class _OpenVideo(NamedTuple):
 
 
 class ClipReader(Closing):
-    """Decodes clips of the videos in one field of a dataset, which it borrows.
+    """A decoder of clips of the videos in one field of a dataset, which it borrows.
 
-    It owns decoders until `close`, and is closed before the dataset. `needs_times`: it will be
-    asked for moments.
+    It owns decoders until `close`, and is closed before the dataset. `needs_times` is True if
+    moments will be requested.
     """
 
     def __init__(self, dataset: Dataset, cut: ClipSpec, *, needs_times: bool = False) -> None:
@@ -166,7 +165,7 @@ class ClipReader(Closing):
             out[i] = self.times_of_sample(shard, row, int(starts[i]))[name]
 
     def times_of_sample(self, shard: int, row: int, start: int) -> dict[str, Numbers]:
-        """The fields with the times of one clip, if they are asked for; the row is as above."""
+        """Return the time fields of one clip, if requested; the row is within its shard."""
         if not self._cut.clip.times:
             return {}
         try:
@@ -212,12 +211,12 @@ class ClipReader(Closing):
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
 
     def _placed(self, error: Exception, shard: int, row: int) -> MediaError:
-        """What is wrong with a video, and which it is."""
+        """Return the error of a video, naming it."""
         path = self._dataset.files.reader(shard, self.name).path
         return MediaError(f"{path}, field {self.name!r}, sample {row}: {error}")
 
     def _open(self, shard: int, row: int) -> _OpenVideo:
-        """The stream of a video, one of the latest or read anew."""
+        """Return the stream of a video, a recent one or read again."""
         found = self._streams.get((shard, row))
         if found is None:
             records = self._dataset.files.reader(shard, self.name).records

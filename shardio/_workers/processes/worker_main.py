@@ -28,8 +28,9 @@ pool's function; or forked by main.
 """
 
 FORK, EXECUTE, LOAD = range(3)
-"""What the zygote is to do for a worker: fork; fork and execute an interpreter; load the crew's
-function, unless it has, and fork."""
+"""The zygote's action for a worker: fork; fork and execute an interpreter; load the pool's
+function, unless it is loaded, and fork.
+"""
 
 Target = Callable[[Channel], object]
 
