@@ -181,7 +181,7 @@ class EpochSampler:
         rows = dataset.rows
         clip_grouping = rows.clip_grouping
         self._bundle = 1 if clip_grouping is None else clip_grouping.k
-        """How many clips lie together where an epoch is shuffled."""
+        """The number of clips that stay together in a shuffle."""
         self._choice = choice
         self._latest: _Table | None = None
         self._weights: npt.NDArray[np.float64] | None = None
@@ -253,7 +253,7 @@ class EpochSampler:
         return LoaderState(epoch, 0, self.n_positions(epoch), self.window, sizes, self._tokens)
 
     def plan(self, began: LoaderState, partition: RankPartition) -> EpochPlan:
-        """The plan of a pass over the positions of an epoch that `partition` divides."""
+        """Return the plan of a pass over the positions of an epoch that `division` assigns."""
         epoch, window, tokens = began.epoch, began.window, began.tokens
         if self.blend is not None:
             blend = self.blend if began.sizes is None else replace(self.blend, sizes=began.sizes)

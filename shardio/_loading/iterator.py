@@ -54,7 +54,7 @@ class Epochs:
 
     @property
     def n_batches(self) -> int:
-        """How many a whole epoch has that begins now."""
+        """Return the number of batches of a whole epoch that begins now."""
         return self._partition(0, self.course.n_positions(self.number)).last_step
 
     def begin(self, engine: Engine) -> EpochIteration:
@@ -119,11 +119,11 @@ class BatchAssembler:
     """Assembles the batches of a loader from the blocks that its engine fills.
 
     Args:
-        engine: whose blocks they are.
-        adapter: makes tensors; None for arrays.
-        dataset: what they are of.
-        reuses: whether a batch is valid only until the next one.
-        most_skips: how many samples of an epoch may fail, where they are skipped.
+        engine: owns the blocks.
+        maker: makes tensors; None for arrays.
+        dataset: the loader's.
+        reuses: True if a batch is valid only until the next one.
+        most_skips: how many samples of an epoch may be skipped.
     """
 
     def __init__(

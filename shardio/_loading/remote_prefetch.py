@@ -180,7 +180,7 @@ class RemotePrefetch:
 
 
 def _wanted(dataset: Dataset, recipe: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
-    """The files of a pass, each where it is first needed, and again where that is long ago."""
+    """Yield the files of a pass, each where it is first needed, and again after a long gap."""
     partition = plan.partition
     itinerary = IndexPlanner(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
     n_steps = max(1, _SAMPLES_AT_ONCE // partition.batch_size)

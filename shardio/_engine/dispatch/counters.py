@@ -213,8 +213,8 @@ class IterationTimer:
         """Return the figures of the pass so far.
 
         Args:
-            partition: of its positions.
-            n_handed_over: the step that is next.
+            division: of its positions.
+            n_handed_over: the next step.
             row_bytes: of the fixed fields of a sample.
             words: its counters, summed up.
         """

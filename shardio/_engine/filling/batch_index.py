@@ -121,8 +121,8 @@ def order_of(
 ) -> Ordering:
     """Return the order of a pass.
 
-    `shuffle` is for plans that do not set it, `clip_grouping` for shuffled clips that stay in
-    groups, and `shard_ends` for windows of shards.
+    `shuffle` applies if the plan has none, `bundling` to clips that stay together in a shuffle, and
+    `shard_ends` to windows of shards.
     """
     n, epoch = plan.partition.n, plan.epoch
     if isinstance(plan.window, ShardWindow):
@@ -168,7 +168,7 @@ class IndexPlanner:
         self._stretches: dict[int, IndexChunk] = {}
 
     def stretch(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:
-        """A stretch with the samples of a step, and which of its samples they are."""
+        """Return a chunk with the samples of a step, and the slice that they are."""
         partition, n_workers = plan.partition, self.n_workers
         if plan is not self._plan:
             self._plan = None  # should Ctrl-C strike here: never the order of another pass

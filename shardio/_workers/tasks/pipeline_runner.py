@@ -348,7 +348,7 @@ class PipelineRunner(Closing):
             self._settle(place - 1)
 
     def _settle(self, place: int) -> None:
-        """Move results on from a stage while there is room and wake threads that have work."""
+        """Move results on from a stage while there is room, and wake threads that have work."""
         places = [place]
         while places:
             place = places.pop()
