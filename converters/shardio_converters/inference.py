@@ -78,14 +78,14 @@ class SchemaProbe:
         return (one for one in self._inputs if os.path.isfile(one.path))
 
     @contextmanager
-    def at(self, one: Input) -> Iterator[None]:
+    def skip_broken(self, one: Input) -> Iterator[None]:
         """Skip an input that turns out broken; the first reason is kept for the error."""
         try:
             yield
         except (MediaError, OSError) as error:
             self._reason = self._reason or f"; {one.name}: {error}".replace(one.path, one.name)
 
-    def none_of(self, what: str, reason: str = "") -> InvalidArgument:
+    def nothing_usable(self, what: str, reason: str = "") -> InvalidArgument:
         """Return the error for inputs without a usable file; it quotes the first broken one.
 
         `reason` is used if no input was broken.
@@ -163,11 +163,11 @@ def infer_fields(
     Raises:
         InvalidArgument: no input is a readable file with samples; `what` names the kind of file.
     """
-    found, looks = SchemaInference(), SchemaProbe(inputs)
-    for one in looks.files():
-        with looks.at(one):
+    found, probe = SchemaInference(), SchemaProbe(inputs)
+    for one in probe.files():
+        with probe.skip_broken(one):
             found.merge(fields_of(one))
     specs = found.as_specs()
     if not specs:
-        raise looks.none_of(what, "; samples have no fields" if found.n_samples else "")
+        raise probe.nothing_usable(what, "; samples have no fields" if found.n_samples else "")
     return specs

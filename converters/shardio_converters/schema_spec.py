@@ -192,29 +192,29 @@ class InferringConverter:
         """Return the specs of additional fields, before those taken by `fields` are removed."""
         return {"label": "int64", "source": "text"}
 
-    def beside(self) -> dict[str, str]:
+    def additional_fields(self) -> dict[str, str]:
         """Return the specs of the additional fields."""
         taken = {name.partition(".")[0] for name in self.fields or ()}
         return {name: spec for name, spec in self.about().items() if name not in taken}
 
-    def values_beside(self, source: Input, /, **others: Any) -> dict[str, Any]:
+    def additional_values(self, source: Input, /, **others: Any) -> dict[str, Any]:
         """Return the values of the additional fields: those of an input, and others."""
         every = {"label": np.int64(source.label), "source": source.name, **others}
-        return {name: every[name] for name in self.beside()}
+        return {name: every[name] for name in self.additional_fields()}
 
     def schema(self) -> Schema:
         """Return the fields of a sample."""
         if self.fields is None:
             raise InvalidArgument("fields are unknown: they are inferred by fitted(), or passed")
-        return schema_of(self.in_order(self.fields))
+        return schema_of(self.ordered(self.fields))
 
-    def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:
+    def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Return all field specs in the order of the dataset."""
-        return {**fields, **self.beside()}
+        return {**fields, **self.additional_fields()}
 
     def class_names(self) -> Sequence[str] | None:
         """Return no names if labels come from the files: folders are then not classes."""
-        return None if "label" in self.beside() else ()
+        return None if "label" in self.additional_fields() else ()
 
     def libraries(self) -> Mapping[str, str]:
         """Return the versions of the libraries that probe media fields."""

@@ -180,7 +180,7 @@ def test_the_report_says_which_files_have_sound(
     options = ["--store", "packets", "--frames", "5", "--audio", "--workers", "0"]
     assert main(["convert", str(root), str(tmp_path / "out"), *options]) == 0
     told = capsys.readouterr().out
-    assert "sound: in 3 of 4 files; 1 file with several streams, only the first is kept" in told
+    assert "audio: in 3 of 4 files; 1 file with several streams, only the first is kept" in told
     assert main(["convert", str(root), str(tmp_path / "json"), *options, "--json"]) == 0
     inputs = json.loads(capsys.readouterr().out)["inputs"]
     details = {one["path"]: one["detail"]["sound"] for one in inputs}

@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.as_json())
     elif not options.quiet:
-        _tell(report)
+        _print_report(report)
     if report.timeline is not None:  # last: what was measured is said also if it cannot be saved
         report.timeline.save(options.timeline)
         if not options.json and not options.quiet:
@@ -90,15 +90,15 @@ def _progress(*, is_silent: bool) -> Callable[[int], None]:
     return show
 
 
-def _tell(report: LoadingReport) -> None:
+def _print_report(report: LoadingReport) -> None:
     head = ("workers", "samples/s", "first", "GB/s", "limit", "of limit", "waiting", "ready")
     print_out(format_table([head, *map(_row, report.runs)]))
     print_out()
     if report.cached_share is not None:
         print_out(f"the page cache held {report.cached_share:.0%} of the files at the start")
-    _tell_conclusion("first reading", report.first_conclusion)
+    _print_conclusion("first reading", report.first_conclusion)
     workers = format_count(report.best.n_workers, "worker")
-    _tell_conclusion(f"from memory, {workers}", report.conclusion)
+    _print_conclusion(f"from memory, {workers}", report.conclusion)
     n_runs = format_count(len(report.runs), "run")
     print_out(
         f"measured {format_count(report.n_samples, 'sample')} in batches of {report.batch_size:,}, "
@@ -120,7 +120,7 @@ def _row(run: LoadingRun) -> tuple[str, ...]:
     )
 
 
-def _tell_conclusion(what: str, conclusion: Conclusion) -> None:
+def _print_conclusion(what: str, conclusion: Conclusion) -> None:
     print_out(f"{what}: limited by {conclusion.limit}")
     print_out(f"  {conclusion.because}")
     for line in conclusion.advice:

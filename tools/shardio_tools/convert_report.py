@@ -59,20 +59,20 @@ def describe_stored(report: shardio.ConversionReport, stored: StoredReport | Non
     line = f"{format_size(report.n_bytes)} from {format_size(n_bytes)}: ratio {ratio:.2f}"
     if stored is not None:
         if stored.psnr_db:
-            line += f"; lossy: {_nearness(stored.psnr_db)}, where --store raw is exact"
+            line += f"; lossy: {_psnr_text(stored.psnr_db)}, where --store raw is exact"
         what = "clip" if report.view["kind"] == "clips" else sample_noun(report)
         rate = stored.samples_per_s
         line += f"; {rate:,.{0 if rate >= 10 else 1}f} random {what}s per second and core"
     yield line
 
 
-def _nearness(psnr_db: Mapping[str, float]) -> str:
+def _psnr_text(psnr_db: Mapping[str, float]) -> str:
     """Return the PSNR of the measured files as text."""
-    said = f"PSNR {median(psnr_db.values()):.1f} dB at the stored size"
+    text = f"PSNR {median(psnr_db.values()):.1f} dB at the stored size"
     if len(psnr_db) == 1:
-        return f"{said}, of 1 file"
+        return f"{text}, of 1 file"
     worst = min(psnr_db, key=lambda name: psnr_db[name])
-    return f"{said} (median of {len(psnr_db)} files; least {psnr_db[worst]:.1f}: {escaped(worst)})"
+    return f"{text} (median of {len(psnr_db)} files; least {psnr_db[worst]:.1f}: {escaped(worst)})"
 
 
 LISTED: Final = ("duplicate", "not_processed", "part", "unsupported", "empty", "modified", "broken")
@@ -216,16 +216,16 @@ def _describe_clips(report: shardio.ConversionReport, *, has_file: bool) -> Iter
             f"{format_count(dropped, 'frame')} dropped: too few for another clip, "
             f"at the ends of {format_count(n_files, 'file')}"
         )
-    yield from _describe_sound(report)
+    yield from _describe_audio(report)
 
 
-def _describe_sound(report: shardio.ConversionReport) -> Iterator[str]:
+def _describe_audio(report: shardio.ConversionReport) -> Iterator[str]:
     """Yield a line on how many videos have audio, if it was requested."""
-    told = [source.detail["sound"] for source in report.inputs if "sound" in source.detail]
-    if report.kind != "videos" or not told:
+    tracks = [source.detail["sound"] for source in report.inputs if "sound" in source.detail]
+    if report.kind != "videos" or not tracks:
         return
-    kept = [each for each in told if each]
-    line = f"sound: in {len(kept):,} of {format_count(len(told), 'file')}"
+    kept = [each for each in tracks if each]
+    line = f"audio: in {len(kept):,} of {format_count(len(tracks), 'file')}"
     if n_several := sum(each.get("streams", 1) > 1 for each in kept):
         line += f"; {format_count(n_several, 'file')} with several streams, only the first is kept"
     yield line

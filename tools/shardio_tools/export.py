@@ -78,17 +78,17 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.as_json())
     else:
-        _tell(report, is_quiet=options.quiet)
+        _print_report(report, is_quiet=options.quiet)
     return 1 if report.skipped else 0
 
 
-def _tell(report: ExportReport, *, is_quiet: bool) -> None:
+def _print_report(report: ExportReport, *, is_quiet: bool) -> None:
     """Print what was left out, and what was written."""
     if report.skipped:
         lines = [f"sample {one.sample}: {escaped(one.reason)}" for one in report.skipped]
-        tell = print_error if is_quiet else print_out
-        tell(f"skipped {format_count(len(lines), 'damaged sample')}:")
-        tell(format_list(lines, "--json lists them all"))
+        print_line = print_error if is_quiet else print_out
+        print_line(f"skipped {format_count(len(lines), 'damaged sample')}:")
+        print_line(format_list(lines, "--json lists them all"))
     if not is_quiet:
         print_out(
             f"exported {format_count(report.n_samples, 'sample')} to "

@@ -41,13 +41,13 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report.as_json())
         return 0 if report.is_whole else 1
-    tell = print_error if options.quiet else print_out
+    print_line = print_error if options.quiet else print_out
     for shard in report.shards:
         if not options.quiet:
             for note in shard.mended:
                 print_out(f"{escaped(shard.name)}: repaired: {escaped(note)}")
         for text in _losses(shard):
-            tell(text)
+            print_line(text)
     if not options.quiet:
         print_out(_summary(report))
     return 0 if report.is_whole else 1

@@ -64,9 +64,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**report, "seconds": round(time.monotonic() - start_s, 3)})
         return 1 if findings else 0
-    tell = print_error if options.quiet else print_out
+    print_line = print_error if options.quiet else print_out
     for finding in findings:
-        tell(escaped(str(finding)))
+        print_line(escaped(str(finding)))
     if not options.quiet:
         for name in report.get("unknown", ()):
             print_out(f"not part of the dataset: {escaped(name)}")

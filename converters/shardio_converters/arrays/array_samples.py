@@ -155,16 +155,16 @@ class ArraySamples(InferringConverter, ABC):
         """
         if self.rows is not None and self.fields is not None:
             return self
-        merged, looks = (
+        merged, probe = (
             {by_rows: _Merged(by_rows) for by_rows in (False, True)},
             SchemaProbe(inputs),
         )
         n_files, agree = 0, True
-        for one in looks.files():
+        for one in probe.files():
             if one.part_of:
                 continue
             arrays: Sequence[NamedArray] | None = ()
-            with looks.at(one), ExitStack() as files:
+            with probe.skip_broken(one), ExitStack() as files:
                 arrays = self.open(one, files)
             if arrays is None:
                 continue
@@ -178,7 +178,7 @@ class ArraySamples(InferringConverter, ABC):
             rows = agree and bool(merged[True].n_files) and (n_files == 1 or self.rows_of_many)
         found = merged[rows]
         if not found.n_files and self.fields is None:
-            raise looks.none_of(f"{self.what} that can be read", found.reason)
+            raise probe.nothing_usable(f"{self.what} that can be read", found.reason)
         return replace(self, rows=rows, fields=self.fields or found.as_specs())
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -190,7 +190,7 @@ class ArraySamples(InferringConverter, ABC):
             if not arrays:
                 return Outcome("empty", "holds no array")
             self._refuse_others(arrays)
-            about = self.values_beside(source, source=self.name_of(source), row=0)
+            about = self.additional_values(source, source=self.name_of(source), row=0)
             missing = (self.fields or {}).keys() - {each.name for each in arrays}
             about |= dict.fromkeys(missing)
             has_row = "row" in about

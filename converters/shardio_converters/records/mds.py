@@ -63,9 +63,9 @@ class Mds(InferringConverter):
         what = "MDS shard with samples that can be read"
         return replace(self, fields=self.fields or infer_fields(inputs, _fields_of, what))
 
-    def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:
+    def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Return all field specs; `label` and `source` come first, also if they are columns."""
-        there = {*fields, *self.beside()}
+        there = {*fields, *self.additional_fields()}
         return {**{name: word for name, word in self.about().items() if name in there}, **fields}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -83,7 +83,7 @@ class Mds(InferringConverter):
             beside = os.path.splitext(os.path.basename(source.name))[0]
             return Outcome("part", f"of {beside} beside it, which is the same uncompressed")
         schema, fields = self.schema(), self.fields or {}
-        about = self.values_beside(source)
+        about = self.additional_values(source)
         n_samples = 0
         with ExitStack() as files:
             columns, rows = open_shard(source.path, source.name, files)

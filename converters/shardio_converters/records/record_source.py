@@ -81,10 +81,10 @@ class RecordConverter(InferringConverter, ABC):
         """
         if self.fields is not None:
             return replace(self, records=self.records or "example")
-        found, records, looks = FeatureInference(), self.records, SchemaProbe(inputs)
-        for one in looks.files():
+        found, records, probe = FeatureInference(), self.records, SchemaProbe(inputs)
+        for one in probe.files():
             of_file = FeatureInference()
-            with looks.at(one):
+            with probe.skip_broken(one):
                 records = records or self._first_of(one)
                 if records == "bytes":
                     break
@@ -93,7 +93,7 @@ class RecordConverter(InferringConverter, ABC):
         if records == "bytes":
             return replace(self, records=records, fields={ONLY: "bytes"})
         if not found.n_records:
-            raise looks.none_of(f"{self.what} that can be read and holds a record")
+            raise probe.nothing_usable(f"{self.what} that can be read and holds a record")
         try:
             specs = found.as_specs()
             if not specs:
@@ -129,7 +129,7 @@ class RecordConverter(InferringConverter, ABC):
         records = self.read(source)
         if records is None:
             return Outcome("unsupported", f"no {self.what}")
-        about = self.values_beside(source)
+        about = self.additional_values(source)
         n_samples = 0
         with closing(records):
             make = self._make_bytes if self.records == "bytes" else self._maker()

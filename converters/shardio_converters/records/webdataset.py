@@ -232,9 +232,9 @@ class WebDataset(InferringConverter):
         """Return the specs of the fields added to the members."""
         return {"key": "text", **super().about()}
 
-    def in_order(self, fields: Mapping[str, str]) -> dict[str, str]:
+    def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Return all field specs, the members last."""
-        return {**self.beside(), **fields}
+        return {**self.additional_fields(), **fields}
 
     def fitted(self, inputs: Sequence[Input]) -> WebDataset:
         """Return the converter with `fields` inferred from all inputs, which are read to the end.
@@ -250,7 +250,7 @@ class WebDataset(InferringConverter):
         if not is_tar(source.name):
             return Outcome("unsupported", "not a tar")
         schema, fields = self.schema(), self.fields or {}
-        about = self.values_beside(source, key="")
+        about = self.additional_values(source, key="")
         optional = {name: None for name in fields if schema[name].optional}
         required = fields.keys() - optional.keys()
 

@@ -349,7 +349,7 @@ class LeRobot(InferringConverter):
         cameras: Cameras,
     ) -> dict[str, Any]:
         numbers, tasks = frames.values["task_index"].tolist(), robot_set.tasks
-        about = self.values_beside(
+        about = self.additional_values(
             source,
             task=tasks[numbers[0]],
             tasks={str(number): tasks[number] for number in sorted({*numbers})},

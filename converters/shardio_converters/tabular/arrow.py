@@ -242,13 +242,13 @@ class Arrow(InferringConverter):
         """
         if self.fields is not None and self.units is not None and self.classes is not None:
             return self
-        found, looks = ArrowInference(), SchemaProbe(inputs)
-        for one in filter(is_table, looks.files()):
-            with looks.at(one), open_table(one.path, one.name) as table:
+        found, probe = ArrowInference(), SchemaProbe(inputs)
+        for one in filter(is_table, probe.files()):
+            with probe.skip_broken(one), open_table(one.path, one.name) as table:
                 columns = columns_of(table.schema, self.columns, self.fields)
                 found.add(columns, nulls_of(table, columns) if self.fields is None else Nulls())
         if not found.as_specs() and self.fields is None:
-            raise looks.none_of("Parquet, Arrow or Feather that can be read and has columns")
+            raise probe.nothing_usable("Parquet, Arrow or Feather that can be read and has columns")
         return replace(
             self,
             fields=self.fields or found.as_specs(),
@@ -258,7 +258,7 @@ class Arrow(InferringConverter):
 
     def class_names(self) -> Sequence[str] | None:
         """Return the class names of a column `label`; None if labels come from folders."""
-        return None if "label" in self.beside() else tuple(self.classes or ())
+        return None if "label" in self.additional_fields() else tuple(self.classes or ())
 
     def libraries(self) -> Mapping[str, str]:
         """Return the version of pyarrow."""
@@ -274,7 +274,7 @@ class Arrow(InferringConverter):
             is_other = name.lower().endswith(SUFFIXES)
             reason = f"{STATE} beside it does not list it" if is_other else "not a table"
             return Outcome("unsupported", reason)
-        about = self.values_beside(source)
+        about = self.additional_values(source)
         n_samples = 0
         with open_table(source.path, source.name) as table:
             columns = [

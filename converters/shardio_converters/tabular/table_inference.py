@@ -245,11 +245,11 @@ def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> di
         InvalidArgument: there is no table, or no table has a column of `references`.
     """
     found, named = TableInference(), {name: _Named() for name in references}
-    n_files, looks = 0, SchemaProbe(inputs)
-    for one in looks.files():
+    n_files, probe = 0, SchemaProbe(inputs)
+    for one in probe.files():
         if not is_table(one.name):
             continue
-        with looks.at(one):
+        with probe.skip_broken(one):
             columns, names = _look_at(one, references)
             if columns.names:
                 check_names(dict.fromkeys([*found.names, *columns.names]), "columns")
@@ -258,7 +258,7 @@ def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> di
             for name in references:
                 named[name].merge(names[name])
     if not n_files:
-        raise looks.none_of(
+        raise probe.nothing_usable(
             "table in .csv, .tsv, .jsonl or .ndjson that can be read and has columns"
         )
     fields = found.as_specs()

@@ -102,7 +102,7 @@ class Tables(InferringConverter):
         """Yield the samples of a table."""
         if not is_table(source.name):
             return Outcome("unsupported", "not a table")
-        about = self.values_beside(source)
+        about = self.additional_values(source)
         parts = {one.name: one for one in source.parts}
         n_together = 1 if parts else 256  # of files, one in memory is enough
         n_samples = 0

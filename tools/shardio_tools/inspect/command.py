@@ -53,11 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Inspect, report, and return the exit code."""
-    wish = parse_render_options(options)
+    wanted = parse_render_options(options)
     is_folder = is_url(options.path) or is_dataset(options.path)
     look = inspect_dataset if is_folder else inspect_shard
     found = (inspect_url if is_url(options.path) else look)(options.path, options.sample)
-    picture = add_pictures(found, wish)
+    picture = add_pictures(found, wanted)
     if options.json:
         print_json(found.as_json())
     else:
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
             print_out(line)
         if picture:
             print_out(picture)
-        for line in describe_pictures(found.facts, wish):
+        for line in describe_pictures(found.facts, wanted):
             print_out(line)
         for line in _damage(found):
             print_out(line)
@@ -126,8 +126,8 @@ def _origin(facts: Facts) -> Iterator[str]:
     rows.append(["versions", ", ".join(f"{k} {v}" for k, v in facts["versions"].items())])
     if surgery := facts["operation"]:
         given = surgery.get("options")
-        said = [f"{k}={json.dumps(v)}" for k, v in given.items()] if isinstance(given, dict) else []
-        rows.append(["made by", escaped(" ".join([str(surgery.get("name")), *said]))])
+        text = [f"{k}={json.dumps(v)}" for k, v in given.items()] if isinstance(given, dict) else []
+        rows.append(["made by", escaped(" ".join([str(surgery.get("name")), *text]))])
     if facts["outcomes"]:
         counts = [f"{n:,} {OUTCOMES.get(kind, kind)}" for kind, n in facts["outcomes"].items()]
         n_inputs = format_count(sum(facts["outcomes"].values()), "file")

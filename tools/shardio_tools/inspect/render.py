@@ -110,7 +110,7 @@ def parse_render_options(options: argparse.Namespace) -> RenderOptions:
         InvalidArgument: an option is invalid, or excluded by another.
         UnsupportedEnvironment: a picture is requested, and Pillow is not installed.
     """
-    wish = RenderOptions(
+    wanted = RenderOptions(
         path=options.path,
         image=options.image,
         sheet=options.sheet,
@@ -122,47 +122,61 @@ def parse_render_options(options: argparse.Namespace) -> RenderOptions:
         side=options.side,
         may_replace=options.overwrite,
     )
-    _check_together(wish, options)
-    for name, target in (("--image", wish.image), ("--sheet", wish.sheet)):
+    _check_together(wanted, options)
+    for name, target in (("--image", wanted.image), ("--sheet", wanted.sheet)):
         if target == "":
             raise shardio.InvalidArgument(f"{name}: expected the name of a file, found none")
-    for target in filter(None, (wish.image, wish.sheet)):
-        check_target(target, options.path, may_replace=wish.may_replace)
-    if wish.sheet and suffix_of(wish.sheet) not in STILLS:
-        raise shardio.InvalidArgument(f"{wish.sheet}: a sheet must be one of {', '.join(STILLS)}")
-    if wish.is_shown:
+    for target in filter(None, (wanted.image, wanted.sheet)):
+        check_target(target, options.path, may_replace=wanted.may_replace)
+    if wanted.sheet and suffix_of(wanted.sheet) not in STILLS:
+        raise shardio.InvalidArgument(f"{wanted.sheet}: a sheet must be one of {', '.join(STILLS)}")
+    if wanted.is_shown:
         check_terminal()
-    if wish.is_any:
+    if wanted.is_any:
         pillow_image()
-    return wish
+    return wanted
 
 
-def _check_together(wish: RenderOptions, options: argparse.Namespace) -> None:
+def _check_together(wanted: RenderOptions, options: argparse.Namespace) -> None:
     """Refuse options that lack another one they need, or exclude each other."""
-    is_of_sample = bool(wish.image or wish.is_shown)
+    is_of_sample = bool(wanted.image or wanted.is_shown)
     needs = [
-        ("--frame", wish.frame is not None, is_of_sample, "--image or --show"),
-        ("--clip", wish.clip is not None, is_of_sample, "--image or --show"),
-        ("--count", options.count is not None, bool(wish.sheet), "--sheet"),
-        ("--field", wish.field is not None, wish.is_any, "--image, --show or --sheet"),
-        ("--side", wish.side is not None, bool(wish.image or wish.sheet), "--image or --sheet"),
-        ("--overwrite", wish.may_replace, bool(wish.image or wish.sheet), "--image or --sheet"),
+        ("--frame", wanted.frame is not None, is_of_sample, "--image or --show"),
+        ("--clip", wanted.clip is not None, is_of_sample, "--image or --show"),
+        ("--count", options.count is not None, bool(wanted.sheet), "--sheet"),
+        ("--field", wanted.field is not None, wanted.is_any, "--image, --show or --sheet"),
+        (
+            "--side",
+            wanted.side is not None,
+            bool(wanted.image or wanted.sheet),
+            "--image or --sheet",
+        ),
+        (
+            "--overwrite",
+            wanted.may_replace,
+            bool(wanted.image or wanted.sheet),
+            "--image or --sheet",
+        ),
     ]
     for name, is_given, is_met, other in needs:
         if is_given and not is_met:
             raise shardio.InvalidArgument(f"{name} needs {other}")
-    if wish.frame is not None and wish.clip is not None:
+    if wanted.frame is not None and wanted.clip is not None:
         raise shardio.InvalidArgument("--frame and --clip exclude each other")
-    if wish.is_shown and options.json:
+    if wanted.is_shown and options.json:
         raise shardio.InvalidArgument("--show and --json exclude each other: JSON is for programs")
-    if wish.image and wish.sheet and os.path.realpath(wish.image) == os.path.realpath(wish.sheet):
-        raise shardio.InvalidArgument(f"{wish.image}: given for both --image and --sheet")
-    if wish.side is not None and not 8 <= wish.side <= MAX_SIDE:
-        raise shardio.InvalidArgument(f"--side must be from 8 to {MAX_SIDE}; found {wish.side}")
-    most = MOST_PIXELS // (wish.side or TILE_SIDE) ** 2
-    if wish.sheet and not 1 <= wish.count <= most:
+    if (
+        wanted.image
+        and wanted.sheet
+        and os.path.realpath(wanted.image) == os.path.realpath(wanted.sheet)
+    ):
+        raise shardio.InvalidArgument(f"{wanted.image}: given for both --image and --sheet")
+    if wanted.side is not None and not 8 <= wanted.side <= MAX_SIDE:
+        raise shardio.InvalidArgument(f"--side must be from 8 to {MAX_SIDE}; found {wanted.side}")
+    most = MOST_PIXELS // (wanted.side or TILE_SIDE) ** 2
+    if wanted.sheet and not 1 <= wanted.count <= most:
         raise shardio.InvalidArgument(
-            f"--count must be from 1 to {most:,} for tiles of this --side; found {wish.count}"
+            f"--count must be from 1 to {most:,} for tiles of this --side; found {wanted.count}"
         )
 
 
@@ -184,9 +198,11 @@ def _parse_slice(text: str) -> slice:
 class FieldViewer:
     """A reader of one field of samples that records damage as findings."""
 
-    def __init__(self, inspection: Inspection, samples: SampleLookup, wish: RenderOptions) -> None:
-        self.inspection, self.samples, self.path = inspection, samples, wish.path
-        self.name = _chosen_field(wish.path, samples.schema, wish.field)
+    def __init__(
+        self, inspection: Inspection, samples: SampleLookup, wanted: RenderOptions
+    ) -> None:
+        self.inspection, self.samples, self.path = inspection, samples, wanted.path
+        self.name = _chosen_field(wanted.path, samples.schema, wanted.field)
 
     def frames(self, number: int) -> FrameSequence | None:
         """Return the frames of a sample; None, and a finding, if they cannot be read.
@@ -203,13 +219,15 @@ class FieldViewer:
                 return FrameSequence(
                     0, is_still=True, size=(0, 0), take=lambda numbers, size: iter(())
                 )
-            times_s = clip_times_s(*(self._beside(number, name) for name in ("pts", "time_base")))
+            times_s = clip_times_s(
+                *(self._other_field(number, name) for name in ("pts", "time_base"))
+            )
             return frames_of(value, kind, times_s)
         except READING as error:
             self.inspection.note(path, error, field=self.name, sample=row)
         return None
 
-    def _beside(self, number: int, name: str) -> Any:
+    def _other_field(self, number: int, name: str) -> Any:
         """Return another field of a sample; None if absent, or damaged, which is recorded."""
         if name not in self.samples.schema.columns:
             return None
@@ -224,13 +242,13 @@ class FieldViewer:
 
     def caption(self, number: int) -> str:
         """Return the number of a sample and its class."""
-        label = self._beside(number, "label")
+        label = self._other_field(number, "label")
         if label is None or label.shape or label.dtype.kind not in "iu" or label == -1:
             return f"{number}"
         names = self.samples.classes
         return f"{number}  {names[label] if 0 <= label < len(names) else label}"
 
-    def sound(self, number: int, taken: Iterable[Frame]) -> list[Pixels | None]:
+    def intact(self, number: int, taken: Iterable[Frame]) -> list[Pixels | None]:
         """Return frames of a sample, None for damaged ones; the first damage is recorded."""
         frames = list(taken)
         errors = [frame for frame in frames if isinstance(frame, shardio.DataError)]
@@ -240,7 +258,7 @@ class FieldViewer:
         return [None if isinstance(frame, shardio.DataError) else frame for frame in frames]
 
 
-def _chosen_field(path: str, schema: shardio.Schema, wished: str | None) -> str:
+def _chosen_field(path: str, schema: shardio.Schema, requested: str | None) -> str:
     """Return the name of the field to show.
 
     Raises:
@@ -248,11 +266,11 @@ def _chosen_field(path: str, schema: shardio.Schema, wished: str | None) -> str:
     """
     names = [name for name, kind in schema.items() if holds_pictures(kind)]
     known = ", ".join(names) or "none"
-    if wished is not None:
-        if wished in names or (wished in schema and can_hold_files(schema[wished])):
-            return wished
+    if requested is not None:
+        if requested in names or (requested in schema and can_hold_files(schema[requested])):
+            return requested
         raise shardio.InvalidArgument(
-            f"{path}: --field {wished}: not a field that can be shown; there are: {known}"
+            f"{path}: --field {requested}: not a field that can be shown; there are: {known}"
         )
     if len(names) != 1:
         what = "several fields hold" if names else "no field holds"
@@ -266,7 +284,7 @@ N_FRAMES: Final = 240
 _IN_TERMINAL: Final = 4
 
 
-def add_pictures(inspection: Inspection, wish: RenderOptions) -> str:
+def add_pictures(inspection: Inspection, wanted: RenderOptions) -> str:
     """Write the requested pictures, and add their description to the facts.
 
     Returns the text that shows a picture in the terminal; "" if not requested.
@@ -277,22 +295,22 @@ def add_pictures(inspection: Inspection, wish: RenderOptions) -> str:
     """
     facts = inspection.facts
     is_open = "generation" in facts or "sample" in facts or not inspection.findings
-    facts |= {kind: None for kind in ("image", "sheet") if getattr(wish, kind)}
-    if not wish.is_any or not is_open:
+    facts |= {kind: None for kind in ("image", "sheet") if getattr(wanted, kind)}
+    if not wanted.is_any or not is_open:
         return ""
     text = ""
-    with open_samples(wish.path) as samples:
-        look = FieldViewer(inspection, samples, wish)
-        if wish.image or wish.is_shown:
-            text = _render_sample(look, wish)
-        if wish.sheet:
-            facts["sheet"] = _write_sheet(look, wish, wish.sheet)
+    with open_samples(wanted.path) as samples:
+        viewer = FieldViewer(inspection, samples, wanted)
+        if wanted.image or wanted.is_shown:
+            text = _render_sample(viewer, wanted)
+        if wanted.sheet:
+            facts["sheet"] = _write_sheet(viewer, wanted, wanted.sheet)
     return text
 
 
-def describe_pictures(facts: Facts, wish: RenderOptions) -> Iterator[str]:
+def describe_pictures(facts: Facts, wanted: RenderOptions) -> Iterator[str]:
     """Yield a line for each file written."""
-    for kind, path in (("image", wish.image), ("sheet", wish.sheet)):
+    for kind, path in (("image", wanted.image), ("sheet", wanted.sheet)):
         if path is None:
             continue
         found = facts.get(kind)
@@ -300,16 +318,16 @@ def describe_pictures(facts: Facts, wish: RenderOptions) -> Iterator[str]:
 
 
 def _description(found: Facts) -> str:
-    said = f"wrote {escaped(found['path'])}: {found['width']:,} × {found['height']:,} pixels, "
+    text = f"wrote {escaped(found['path'])}: {found['width']:,} × {found['height']:,} pixels, "
     if "samples" in found:
-        said += f"{format_count(len(found['samples']), 'sample')}"
+        text += f"{format_count(len(found['samples']), 'sample')}"
     else:
-        said += f"{escaped(found['field'])} of sample {found['sample']:,}"
+        text += f"{escaped(found['field'])} of sample {found['sample']:,}"
         if (frames := found.get("frames")) is not None:
-            said += f", {_frames_in_words(frames)} of {found['of_frames']:,}"
+            text += f", {_frames_in_words(frames)} of {found['of_frames']:,}"
     if damaged := found["damaged"]:
-        said += f"; damaged, and crossed out: {len(damaged):,}"
-    return said
+        text += f"; damaged, and crossed out: {len(damaged):,}"
+    return text
 
 
 def _frames_in_words(frames: Sequence[int]) -> str:
@@ -318,101 +336,103 @@ def _frames_in_words(frames: Sequence[int]) -> str:
     return f"{len(frames):,} frames from {frames[0]:,} to {frames[-1]:,}"
 
 
-def _render_sample(look: FieldViewer, wish: RenderOptions) -> str:
+def _render_sample(viewer: FieldViewer, wanted: RenderOptions) -> str:
     """Write the picture or clip of the inspected sample; return the text for the terminal."""
-    facts = look.inspection.facts
+    facts = viewer.inspection.facts
     if "sample" not in facts:
-        raise shardio.InvalidArgument(f"{look.path}: there is no sample to show")
+        raise shardio.InvalidArgument(f"{viewer.path}: there is no sample to show")
     number: int = facts["sample"]["sample"]
-    frames = look.frames(number)
+    frames = viewer.frames(number)
     if frames is None:
         return ""
     if not frames.n:
         raise shardio.InvalidArgument(
-            f"{look.path}: sample {number} has nothing to show in field {look.name!r}"
+            f"{viewer.path}: sample {number} has nothing to show in field {viewer.name!r}"
         )
-    numbers = _numbers(look, frames, wish)
-    if wish.image:
-        facts["image"] = _write_image(look, wish, number, frames, numbers)
-    if not wish.is_shown:
+    numbers = _numbers(viewer, frames, wanted)
+    if wanted.image:
+        facts["image"] = _write_image(viewer, wanted, number, frames, numbers)
+    if not wanted.is_shown:
         return ""
     taken = list(frames.take(spread(numbers, _IN_TERMINAL), within(frames.size, MOVING_SIDE)))
-    sound = look.sound(number, taken)
+    intact = viewer.intact(number, taken)
     return (
-        "" if not any(one is not None for one in sound) else encode_for_terminal(_with_marks(sound))
+        ""
+        if not any(one is not None for one in intact)
+        else encode_for_terminal(_with_placeholders(intact))
     )
 
 
-def _numbers(look: FieldViewer, frames: FrameSequence, wish: RenderOptions) -> Sequence[int]:
+def _numbers(viewer: FieldViewer, frames: FrameSequence, wanted: RenderOptions) -> Sequence[int]:
     """Return the numbers of the frames to show.
 
     Raises:
         InvalidArgument: there are no such frames.
     """
     n = frames.n
-    if wish.frame is None and wish.clip is None:
+    if wanted.frame is None and wanted.clip is None:
         return range(0, n, -(-n // N_FRAMES))
     if frames.is_still:
         raise shardio.InvalidArgument(
-            f"{look.path}: field {look.name!r} holds pictures; --frame and --clip are for clips "
-            "and videos"
+            f"{viewer.path}: field {viewer.name!r} holds pictures; --frame and --clip are for "
+            "clips and videos"
         )
-    if wish.frame is not None:
-        if not -n <= wish.frame < n:
+    if wanted.frame is not None:
+        if not -n <= wanted.frame < n:
             raise shardio.InvalidArgument(
-                f"{look.path}: there is no frame {wish.frame}; the sample has {n:,}"
+                f"{viewer.path}: there is no frame {wanted.frame}; the sample has {n:,}"
             )
-        return [wish.frame % n]
-    found = range(n)[wish.clip or slice(None)]
+        return [wanted.frame % n]
+    found = range(n)[wanted.clip or slice(None)]
     if not found:
         raise shardio.InvalidArgument(
-            f"{look.path}: --clip selects none of the sample's {n:,} frames, 0 to {n - 1:,}"
+            f"{viewer.path}: --clip selects none of the sample's {n:,} frames, 0 to {n - 1:,}"
         )
     return found
 
 
 def _write_image(
-    look: FieldViewer,
-    wish: RenderOptions,
+    viewer: FieldViewer,
+    wanted: RenderOptions,
     number: int,
     frames: FrameSequence,
     numbers: Sequence[int],
 ) -> Facts | None:
     """Write frames of a sample as a picture, an animation or a strip; None if all are damaged."""
-    path = wish.image or ""
+    path = wanted.image or ""
     suffix = suffix_of(path)
-    is_still = frames.is_still or wish.frame is not None
+    is_still = frames.is_still or wanted.frame is not None
     if is_still and suffix not in STILLS:
         raise shardio.InvalidArgument(
             f"{path}: a single picture must be one of {', '.join(STILLS)}"
         )
     if not is_still and suffix not in MOVING:
-        numbers, side = spread(numbers, COUNT), wish.side or TILE_SIDE
+        numbers, side = spread(numbers, COUNT), wanted.side or TILE_SIDE
     else:
-        side = wish.side or (MAX_SIDE if is_still else MOVING_SIDE)
+        side = wanted.side or (MAX_SIDE if is_still else MOVING_SIDE)
     size = _even(within(frames.size, side)) if suffix == ".mp4" else within(frames.size, side)
     if not is_still and len(numbers) * size[0] * size[1] > MOST_PIXELS:
         raise shardio.InvalidArgument(
             f"{path}: {len(numbers):,} frames of {size[1]} x {size[0]} pixels are more than fit in "
             f"memory, {MOST_PIXELS:,} pixels: take fewer by --clip START:STOP:STRIDE, or --side"
         )
-    sound = look.sound(number, frames.take(numbers, size))
-    if all(one is None for one in sound):
+    intact = viewer.intact(number, frames.take(numbers, size))
+    if all(one is None for one in intact):
         return None
     if is_still:
-        (pixels,) = _with_marks(sound)
+        (pixels,) = _with_placeholders(intact)
         data = encoded_still(pixels, suffix)
     elif suffix in MOVING:
-        data = encoded_animation(_with_marks(sound), frames.durations_s(numbers), suffix)
+        data = encoded_animation(_with_placeholders(intact), frames.durations_s(numbers), suffix)
     else:
-        tiles = [_tile(str(n), one) for n, one in zip(numbers, sound, strict=True)]
+        tiles = [_tile(str(n), one) for n, one in zip(numbers, intact, strict=True)]
         pixels = draw_sheet(tiles, side)
         size, data = (pixels.shape[0], pixels.shape[1]), encoded_still(pixels, suffix)
-    write_whole(path, data, may_replace=wish.may_replace)
-    found: Facts = {"path": path, "field": look.name, "sample": number}
+    write_whole(path, data, may_replace=wanted.may_replace)
+    found: Facts = {"path": path, "field": viewer.name, "sample": number}
     if not frames.is_still:
         found |= {"frames": list(numbers), "of_frames": frames.n}
-    damaged = [n for n, one in zip(numbers, sound, strict=True) if one is None]
+    damaged = [n for n, one in zip(numbers, intact, strict=True) if one is None]
     return found | {"height": size[0], "width": size[1], "damaged": damaged}
 
 
@@ -421,10 +441,10 @@ def _even(size: Size) -> Size:
     return max(2, size[0] - size[0] % 2), max(2, size[1] - size[1] % 2)
 
 
-def _with_marks(sound: Sequence[Pixels | None]) -> list[Pixels]:
+def _with_placeholders(intact: Sequence[Pixels | None]) -> list[Pixels]:
     """Return frames of one size, with placeholders for damaged ones; at least one is undamaged."""
-    height, width = next(one.shape[:2] for one in sound if one is not None)
-    return [placeholder((height, width)) if one is None else one for one in sound]
+    height, width = next(one.shape[:2] for one in intact if one is not None)
+    return [placeholder((height, width)) if one is None else one for one in intact]
 
 
 def _tile(caption: str, pixels: Pixels | None) -> Tile:
@@ -433,18 +453,18 @@ def _tile(caption: str, pixels: Pixels | None) -> Tile:
     return Tile(caption, pixels)
 
 
-def _write_sheet(look: FieldViewer, wish: RenderOptions, path: str) -> Facts:
+def _write_sheet(viewer: FieldViewer, wanted: RenderOptions, path: str) -> Facts:
     """Write a sheet of samples spread over the dataset."""
-    numbers = spread(range(len(look.samples)), wish.count)
+    numbers = spread(range(len(viewer.samples)), wanted.count)
     if not numbers:
-        raise shardio.InvalidArgument(f"{look.path}: there is no sample to show")
-    side = wish.side or TILE_SIDE
-    tiles = [_sample_tile(look, number, side) for number in numbers]
+        raise shardio.InvalidArgument(f"{viewer.path}: there is no sample to show")
+    side = wanted.side or TILE_SIDE
+    tiles = [_sample_tile(viewer, number, side) for number in numbers]
     pixels = draw_sheet(tiles, side)
-    write_whole(path, encoded_still(pixels, suffix_of(path)), may_replace=wish.may_replace)
+    write_whole(path, encoded_still(pixels, suffix_of(path)), may_replace=wanted.may_replace)
     return {
         "path": path,
-        "field": look.name,
+        "field": viewer.name,
         "samples": list(numbers),
         "height": pixels.shape[0],
         "width": pixels.shape[1],
@@ -452,15 +472,15 @@ def _write_sheet(look: FieldViewer, wish: RenderOptions, path: str) -> Facts:
     }
 
 
-def _sample_tile(look: FieldViewer, number: int, side: int) -> Tile:
+def _sample_tile(viewer: FieldViewer, number: int, side: int) -> Tile:
     """Return the tile of a sample: its picture, or its middle frame."""
-    caption = look.caption(number)
-    frames = look.frames(number)
+    caption = viewer.caption(number)
+    frames = viewer.frames(number)
     if frames is None:
         return _tile(caption, None)
     if not frames.n:
         return Tile(caption, note="none")
-    (pixels,) = look.sound(number, frames.take([frames.n // 2], within(frames.size, side)))
+    (pixels,) = viewer.intact(number, frames.take([frames.n // 2], within(frames.size, side)))
     return _tile(caption, pixels)
 
 

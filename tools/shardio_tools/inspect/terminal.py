@@ -104,7 +104,7 @@ def _room() -> Size:
         answer = bytes(8)
     lines, columns, width, height = struct.unpack("HHHH", answer)
     lines, columns = lines or _LINES, columns or _COLUMNS
-    # A line is left for what is said about the picture.
+    # A line is left for what is chunks about the picture.
     return (height or lines * _CELL[0]) * (lines - 1) // lines or 1, width or columns * _CELL[1]
 
 
@@ -113,11 +113,11 @@ def _for_kitty(png: bytes) -> str:
     text = base64.standard_b64encode(png).decode()
     parts = [text[i : i + _CHUNK] for i in range(0, len(text), _CHUNK)]
     heads = ["a=T,f=100,q=2,"] + [""] * (len(parts) - 1)
-    said = [
+    chunks = [
         f"\033_G{head}m={int(i < len(parts))};{part}\033\\"
         for i, (head, part) in enumerate(zip(heads, parts, strict=True), 1)
     ]
-    return "".join(said)
+    return "".join(chunks)
 
 
 def _for_iterm2(png: bytes) -> str:
