@@ -138,7 +138,7 @@ def parse_collate(asked: object) -> Collation:
     if callable(asked):
         return Collation(function=asked)
     raise InvalidArgument(
-        f"collate must be one of {', '.join(map(repr, KINDS))}, a dict that says so of fields, or "
+        f"collate must be one of {', '.join(map(repr, KINDS))}, a dict from fields to these, or "
         f"a function of a list of samples; found {asked!r}"
     )
 
@@ -152,7 +152,7 @@ def _parse_rule(asked: object) -> CollateRule:
         if isinstance(asked, str) and asked == kind:
             return CollateRule(kind)
     raise InvalidArgument(
-        f"collate must say of a field one of {', '.join(map(repr, KINDS))}, or the shape to pad "
+        f"collate must map a field to one of {', '.join(map(repr, KINDS))}, or the shape to pad "
         f"to, a tuple with None for the largest of the batch; found {asked!r}"
     )
 
@@ -171,7 +171,7 @@ def _check_named(name: str, rule: CollateRule, schema: Schema) -> None:
         return
     if rule.kind != "stack" and found.is_fixed:
         raise InvalidArgument(
-            f"collate: {name!r} has the shape {found.shape} in every sample, so that it is stacked"
+            f"collate: {name!r} has the shape {found.shape} in every sample, so it is stacked"
         )
     sizes = rule.sizes
     if sizes is None:

@@ -61,7 +61,7 @@ def _infer_present(name: str, value: object, source: Field | None) -> Field:
         return _infer_array(name, np.asarray(value), source)
     raise SchemaError(
         f"field {name!r}: a {type(value).__module__}.{type(value).__name__} cannot be put into a "
-        "batch; return NumPy arrays, tensors of torch, numbers, str, bytes, or what JSON can say"
+        "batch; return NumPy arrays, tensors of torch, numbers, str, bytes, or JSON values"
     )
 
 

@@ -212,7 +212,7 @@ class PacketReader:
         if changed and (n or changed != ["new_extradata"]):
             raise MediaError(
                 f"its container changes the decoder's configuration at packet {n} "
-                f"({', '.join(changed)}), which packets alone do not carry; re-encode it"
+                f"({', '.join(changed)}), which packets alone cannot represent; re-encode it"
             )
 
     def _record_facts(self, frame: VideoFrame) -> None:

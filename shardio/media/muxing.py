@@ -129,9 +129,9 @@ def mux(stream: EncodedStream) -> MuxedStream:
         difference = _difference(stream, again, codec, shift, is_sound)
         if difference is None:
             return MuxedStream(data, suffix)
-        reasons.append(f"{form}: its {difference} would be others")
+        reasons.append(f"{form}: its {difference} would differ")
     raise MediaError(
-        f"packets of {codec} fit no file unchanged: {'; '.join(dict.fromkeys(reasons))}"
+        f"no container stores packets of {codec} unchanged: {'; '.join(dict.fromkeys(reasons))}"
     )
 
 

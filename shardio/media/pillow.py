@@ -168,8 +168,8 @@ def _high_bytes_of_grey(picture: Image) -> Pixels:
     """
     if picture.mode[:4] != "I;16" and picture.format != "PPM":
         raise MediaError(
-            f"a {picture.format} of 32-bit numbers ({picture.mode}): what is black and "
-            "what is white is not defined; store it as an array, or as 8 or 16 bits"
+            f"a {picture.format} of 32-bit numbers ({picture.mode}): black and "
+            "white are not defined; store it as an array, or as 8 or 16 bits"
         )
     deep = np.asarray(picture)
     grey = deep >> 8
@@ -248,7 +248,7 @@ def resize(pixels: Pixels, size: tuple[int, int], *, out: Pixels | None = None) 
             f"{pixels.dtype} of {pixels.shape}"
         )
     if not pixels.size:
-        raise InvalidArgument(f"resize: there is no pixel in {pixels.shape}")
+        raise InvalidArgument(f"resize: expected at least one pixel, found {pixels.shape}")
     return resample(pixels, (0, 0, *pixels.shape[:2]), size, out)
 
 

@@ -109,7 +109,7 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
         if most > _MOST_POSITIONS:
             raise InvalidArgument(
                 f"until every source is seen whole, an epoch would have more than {most // 2} "
-                "positions; the most there may be are 2^48: give larger weights to large sources"
+                "positions; the maximum is 2^48: give larger weights to large sources"
             )
     least = -1  # the last that is known to go on
     while most - least > 1:

@@ -119,7 +119,7 @@ def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
     n = getattr(sampler, "num_replicas", 1)
     if world_size > 1 and isinstance(n, int) and n > 1:
         raise InvalidArgument(
-            f"sampler is a {type(sampler).__name__} that deals samples out to {n} ranks, and so "
+            f"sampler is a {type(sampler).__name__} that divides samples among {n} ranks, and so "
             f"does the loader, of which this is rank {rank} of {world_size}: pass shuffle=True in "
             "place of the sampler, or rank=0, world_size=1 beside it"
         )

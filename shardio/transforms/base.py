@@ -53,8 +53,8 @@ class PictureTransform(ABC):
             found = {name: value for name, value in sample.items() if _is_picture(value)}
             if not found:
                 raise SchemaError(
-                    f"{type(self).__name__} finds no picture in a sample of {_describe(sample)}: "
-                    "it must be uint8 of (height, width, 3) or (frames, height, width, 3)"
+                    f"{type(self).__name__} found no picture in a sample of {_describe(sample)}: "
+                    "expected uint8 of (height, width, 3) or (frames, height, width, 3)"
                 )
             return found
         for name in self._fields:

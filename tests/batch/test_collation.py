@@ -91,7 +91,7 @@ def test_a_shape_is_what_a_field_is_padded_to() -> None:
         ("padded", "collate must be one of 'stack', 'pad', 'ragged', 'list', a dict.*'padded'"),
         (None, "found None"),
         (7, "found 7"),
-        ({"points": "padded"}, "must say of a field one of 'stack'.*'padded'"),
+        ({"points": "padded"}, "must map a field to one of 'stack'.*'padded'"),
         ({"points": ()}, r"found \(\)"),
         ({"points": (0, 2)}, r"found \(0, 2\)"),
         ({"points": (True, 2)}, r"found \(True, 2\)"),

@@ -114,5 +114,5 @@ def test_what_no_container_says_is_refused(tmp_path: Path) -> None:
     flags = packet_flags(table)
     flags[3] |= PacketFlag.HIDDEN
     hidden = pack_packets(sizes, flags, table["pts"], table["duration"])
-    with pytest.raises(MediaError, match="flags of packets would be others"):
+    with pytest.raises(MediaError, match="flags of packets would differ"):
         mux(replace(stream, packets=hidden))
