@@ -403,7 +403,9 @@ def test_a_cache_that_is_removed_while_it_is_in_use_is_an_error(
     with _cache(store, url, tmp_path) as cache:
         shutil.rmtree(cache.root)
         assert cache.pin_if_cached(shards[0]) is None
-        with pytest.raises(UnsupportedEnvironment, match=f"^{cache.root}: was removed while it is"):
+        with pytest.raises(
+            UnsupportedEnvironment, match=f"^{cache.root}: the cache was removed while"
+        ):
             cache.pin(shards[0])
 
 
@@ -419,7 +421,7 @@ def test_what_cannot_be_a_cache_is_an_error_that_says_how_to_name_another(
         locks.unlink()
         locks.mkdir()  # which not even root can write to
     with (
-        pytest.raises(UnsupportedEnvironment, match=r"/cache: cannot be a cache .* by `cache`"),
+        pytest.raises(UnsupportedEnvironment, match=r"/cache: not usable as a cache .* by `cache`"),
         _cache(store, url, tmp_path),
     ):
         pass

@@ -34,8 +34,8 @@ def test_inspect_looks_at_a_dataset_without_downloading_it(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["verify", "s3://bucket/set"], 2, "shardio verify works on a folder: copy"),
-        (["merge", "here/", "s3://bucket/set"], 2, "shardio merge works on a folder: copy"),
+        (["verify", "s3://bucket/set"], 2, "shardio verify needs a local folder: copy"),
+        (["merge", "here/", "s3://bucket/set"], 2, "shardio merge needs a local folder: copy"),
         (["inspect", "s3://bucket/nowhere"], 2, "holds no dataset.json"),
         (["inspect", "s3://bucket/set/a.shard"], 2, "shardio inspect s3://bucket/set\n"),
         (["inspect", "ftp://host/set"], 2, "ftp://host/set: a dataset is a folder, or a URL"),
