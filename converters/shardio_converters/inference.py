@@ -67,7 +67,7 @@ def widen(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return values.astype(wanted)
 
 
-class SchemaProbe:
+class InputProbe:
     """A pass over the inputs to infer fields; unreadable inputs are skipped."""
 
     def __init__(self, inputs: Sequence[Input]) -> None:
@@ -163,7 +163,7 @@ def infer_fields(
     Raises:
         InvalidArgument: no input is a readable file with samples; `what` names the kind of file.
     """
-    found, probe = SchemaInference(), SchemaProbe(inputs)
+    found, probe = SchemaInference(), InputProbe(inputs)
     for one in probe.files():
         with probe.skip_broken(one):
             found.merge(fields_of(one))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
-from shardio_converters.inference import SchemaProbe, common_dtype, widen
+from shardio_converters.inference import InputProbe, common_dtype, widen
 from shardio_converters.schema_spec import (
     Field,
     InferringConverter,
@@ -157,7 +157,7 @@ class ArraySamples(InferringConverter, ABC):
             return self
         merged, probe = (
             {by_rows: _Merged(by_rows) for by_rows in (False, True)},
-            SchemaProbe(inputs),
+            InputProbe(inputs),
         )
         n_files, agree = 0, True
         for one in probe.files():

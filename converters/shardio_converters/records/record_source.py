@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self
 
 from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome
-from shardio_converters.inference import SchemaProbe
+from shardio_converters.inference import InputProbe
 from shardio_converters.records.examples import (
     FeatureInference,
     fits,
@@ -81,7 +81,7 @@ class RecordConverter(InferringConverter, ABC):
         """
         if self.fields is not None:
             return replace(self, records=self.records or "example")
-        found, records, probe = FeatureInference(), self.records, SchemaProbe(inputs)
+        found, records, probe = FeatureInference(), self.records, InputProbe(inputs)
         for one in probe.files():
             of_file = FeatureInference()
             with probe.skip_broken(one):

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outcome
-from shardio_converters.inference import SchemaProbe, common_dtype, common_spec
+from shardio_converters.inference import InputProbe, common_dtype, common_spec
 from shardio_converters.schema_spec import STEP_S, Field, InferringConverter, are_compatible_names
 from shardio_converters.tabular.arrow_columns import (
     UNKNOWN,
@@ -242,7 +242,7 @@ class Arrow(InferringConverter):
         """
         if self.fields is not None and self.units is not None and self.classes is not None:
             return self
-        found, probe = ArrowInference(), SchemaProbe(inputs)
+        found, probe = ArrowInference(), InputProbe(inputs)
         for one in filter(is_table, probe.files()):
             with probe.skip_broken(one), open_table(one.path, one.name) as table:
                 columns = columns_of(table.schema, self.columns, self.fields)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from shardio import Input, InvalidArgument, MediaError
-from shardio_converters.inference import SchemaProbe
+from shardio_converters.inference import InputProbe
 from shardio_converters.json_values import is_out_of_range
 from shardio_converters.schema_spec import check_names, format_spec, parse_schema
 from shardio_converters.tabular.column_values import (
@@ -245,7 +245,7 @@ def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> di
         InvalidArgument: there is no table, or no table has a column of `references`.
     """
     found, named = TableInference(), {name: _Named() for name in references}
-    n_files, probe = 0, SchemaProbe(inputs)
+    n_files, probe = 0, InputProbe(inputs)
     for one in probe.files():
         if not is_table(one.name):
             continue
