@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from shardio.errors import InvalidArgument, ShardChanged, ShardNotFound
 
-_NO_FILE: Final = {errno.ELOOP: "is a link to itself", errno.ENXIO: "is a socket"}
+_NO_FILE: Final = {errno.ELOOP: "is a link that leads to itself", errno.ENXIO: "is a socket"}
 
 
 class FileState(NamedTuple):
