@@ -1,8 +1,6 @@
-"""What is done to finished shards and datasets.
+"""Maintenance of finished shards and datasets: verify, repair, rewrite, extend, count, compare.
 
-An audit checks every byte of them; a survey reads what a damaged shard still says of itself; a
-repair saves what is undamaged. Each name is loaded from its module when it is first used: a process
-that audits needs nothing of what rewrites.
+Names are imported on first use: a process that verifies needs nothing of the code that rewrites.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The values of a column that a function computes, shard by shard, where it is wanted.
+"""Add a column: a value for each sample of a finished dataset, as its next generation.
 
-Add a column: a value for each sample of a finished dataset, as its next generation.
-
-The values lie in shards of their own beside the others, which stay as they are.
+The values lie in shards of their own beside the others, which stay as they are. A function computes
+them shard by shard.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class _Column(ShardJob):
         self._function, self._batch_size = function, batch_size
 
     def __call__(self, k: int) -> tuple[str, ShardSummary]:
-        """Compute, and give where the shard lies, and what it is."""
+        """Compute the column of shard k; return the path of its new shard, and its summary."""
         folder = os.path.join(self._staging, secrets.token_hex(8))
         os.mkdir(folder)
         place = os.path.join(folder, "values.shard")
@@ -116,14 +115,14 @@ class _Column(ShardJob):
 
 
 def _is_sequence(values: Any) -> bool:
-    """Whether it has a length and an order: a list, a tuple, or an array with dimensions."""
+    """Return True for a value with a length and an order: a list, a tuple, or an array."""
     if isinstance(values, Sequence):
         return not isinstance(values, str | bytes)
     return isinstance(values, Sized) and getattr(values, "ndim", 0) > 0
 
 
 def misfit(path: str, row: int, error: SchemaError) -> SchemaError:
-    """The error of a value, without its place in the new shard, which nobody gets to see."""
+    """Return the error of a value, without its place in the new shard, which is not published."""
     return SchemaError(f"{path}, sample {row}: {error.__cause__ or error}")
 
 
@@ -200,7 +199,7 @@ def add_column(
 
 
 def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Field) -> Schema:
-    """The schema of the new shards, once it is sure that the dataset can have such a field."""
+    """Return the schema of the new shards, once the dataset is known to take such a field."""
     try:
         schema = Schema({name: field})
         if isinstance(field, Mapping):
@@ -227,7 +226,7 @@ def _engine_for(
 
 
 def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
-    """The values in the order of the samples, one at a time."""
+    """Yield the values in the order of the samples."""
     try:
         if isinstance(values, str | bytes | Mapping | set | frozenset):  # a set has no order
             raise TypeError

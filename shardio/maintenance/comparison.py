@@ -1,10 +1,8 @@
-"""Digests of values: 64 bits that tell one sample's field from another's.
+"""Compare two datasets or shards: find the samples that differ, by 64-bit digests.
 
-A *stored* digest is made of the hashes that the shard holds, without reading or decoding the data
-where that can be; equal ones mean equal values, different ones may not (another codec, another
-version of it). A *value* digest is made of the value, and is the same however it is stored.
-
-Diff: which samples of two datasets, or shards, are not the same.
+A *stored* digest is made of the hashes in the shard, without reading or decoding the data where
+possible; equal ones mean equal values, different ones may not (another codec, another version of
+it). A *value* digest is made of the value, and is the same however the value is stored.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ DigestsOf = Callable[[ShardReader, str, Rows], Digests]
 
 _WORD: Final = 8
 _PLAIN: Final = (Array, Bytes, Text, Json, List, *MEDIA)
-"""Field types whose values are told by their stored bytes, tables and validity."""
+"""Field types whose values follow from their stored bytes, tables and validity."""
 
 
 def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """A digest of a field of each row, of stored hashes where there are any."""
+    """Return a digest of a field of each row, made of stored hashes where there are any."""
     field = reader.schema[name]
     if name in reader.schema.columns:
         return _column_digests(reader, name, rows)
@@ -65,20 +63,20 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 
 def _table_digests(reader: ShardReader, name: str, rows: Rows, entries: Entries) -> Digests:
-    """A digest of what the tables have of each row's stream."""
+    """Return a digest of each row's stream tables."""
     tables = reader.records.streams.tables(name, rows, entries)
     return np.array([hash_bytes(each.line + each.packets) for each in tables], np.uint64)
 
 
 def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """A digest of the value of a field of each row."""
+    """Return a digest of the value of a field of each row."""
     field = reader.schema[name]
     samples = (reader.sample(row, [name])[name] for row in rows.tolist())
     return np.array([hash_bytes(_bytes_of(value, field)) for value in samples], np.uint64)
 
 
 def exact_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """A digest that is the same for the same value, wherever fields are defined the same."""
+    """Return digests that are equal for equal values, wherever fields are defined the same."""
     of = _column_digests if name in reader.schema.columns else value_digests
     return of(reader, name, rows)
 
@@ -143,7 +141,7 @@ _CHUNK_ROWS: Final = 1 << 14
 
 @dataclass
 class DiffReport:
-    """What is different between `a` and `b`.
+    """The differences between `a` and `b`.
 
     With as many samples on both sides, they are compared by number: `changed` lists those that
     differ, each with its fields. Otherwise they are compared by content, whatever their order:
@@ -168,7 +166,7 @@ class DiffReport:
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing is different."""
+        """True if nothing differs."""
         fields = self.fields_only_a or self.fields_only_b or self.fields_redefined
         samples = self.n_changed or self.n_only_a or self.n_only_b
         return not (fields or samples or self.classes_differ)
@@ -201,7 +199,7 @@ class _Side:
         return int(self._starts[-1])
 
     def digests(self, of: DigestsOf, name: str, rows: Rows) -> Digests:
-        """A digest of a field of each of `rows`, which are of all shards."""
+        """Return a digest of a field of each of `rows`, which are rows of all shards."""
         found = np.zeros(len(rows), np.uint64)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shards).tolist():
@@ -273,7 +271,7 @@ def _compare_by_number(
 
 
 def _is_exact(a: _Side, b: _Side, name: str) -> bool:
-    """Whether different stored digests of a field can only mean different values."""
+    """Return True if different stored digests of a field always mean different values."""
     if a.schema[name] != b.schema[name]:
         return False
     return name in a.schema.columns or a.schema[name].codec == "raw"
@@ -314,7 +312,10 @@ def _whole_digests(
 
 
 def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
-    """Where in `a` and `b` the digests are that the other has not, or not so often; ascending."""
+    """Return the ascending positions of digests in `a` and `b` that the other side lacks.
+
+    A digest that one side has more often is unmatched for the difference.
+    """
     known, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
     surplus = np.bincount(numbers[: len(a)], minlength=len(known))
     surplus -= np.bincount(numbers[len(a) :], minlength=len(known))
@@ -322,7 +323,7 @@ def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
 
 
 def _last_of(numbers: npt.NDArray[np.intp], wanted: npt.NDArray[np.intp]) -> Rows:
-    """Where the last `wanted[k]` occurrences of each number k are."""
+    """Return the positions of the last `wanted[k]` occurrences of each number k."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     ends = np.searchsorted(ordered, ordered, side="right")

@@ -1,4 +1,7 @@
-"""Work on a dataset that another writer overtakes: what is gone for that reason is no damage."""
+"""Detect that another writer has changed a dataset during an operation on it.
+
+Files that are missing for that reason are not damage.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ PathName = str | os.PathLike[str]
 
 @contextlib.contextmanager
 def tell_overtaken(folder: PathName, before: int | None = None) -> Iterator[None]:
-    """Work on a dataset; an error because another writer has removed what is read says just that.
+    """Raise DatasetConflict for an error in the block if another writer has removed its files.
 
     Args:
         before: the generation that is read; by default the one that is published now.
@@ -54,14 +57,14 @@ def refuse_overtaken(
 
 
 def published_in(folder: PathName) -> int | None:
-    """The number of the published generation; None where that cannot be told."""
+    """Return the number of the published generation; None if it cannot be read."""
     with contextlib.suppress(DataError, DatasetNotFound, OSError):
         return read_pointer(folder)[0]
     return None
 
 
 def _has_gone(folder: PathName, before: int, now: int) -> bool:
-    """Whether a file is gone that the generations from `before` to the one before `now` name."""
+    """Return True if a file is missing that a generation from `before` to `now` - 1 names."""
     try:
         older = [load_generation(folder, number) for number in range(before, now)]
     except DataError:

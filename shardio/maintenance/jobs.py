@@ -28,9 +28,9 @@ _ERROR: Final = b"e"
 
 
 class ShardJob:
-    """What a job has of the dataset: the process that made it lends it, others open it once each.
+    """A job over the shards of a dataset: lent by the process that made it, reopened elsewhere.
 
-    It is always the same generation, whatever is published meanwhile.
+    It always reads the same generation, even if others are published.
     """
 
     def __init__(self, dataset: ShardDataset) -> None:
@@ -57,19 +57,19 @@ def done_for_each(
     engine: Engine,
     sees: str | os.PathLike[str],
 ) -> Iterator[tuple[int, R]]:
-    """Do a job for each shard, and give its number and result as it is done.
+    """Run a job for each shard, and yield its number and result as it finishes.
 
     Args:
-        function: of the number of a shard; it travels as cloudpickle has it, once per process.
+        function: takes the number of a shard; travels by cloudpickle, once per process.
         n_shards: how many there are.
         workers: processes, of all machines together; by default, and with 0, it is this one alone,
             but on a cluster as many as that has CPUs.
-        engine: where.
+        engine: where the processes run.
         sees: a path that all machines of a cluster must see.
 
     Raises:
-        WorkerDied: over one shard, processes ended or machines were lost too often.
-        Exception: what the function raised.
+        WorkerDied: over one shard, too many processes crashed or machines were lost.
+        Exception: raised by the function.
     """
     if engine.is_ray:
         jobs = iter(enumerate(range(n_shards)))
@@ -86,7 +86,7 @@ def done_for_each(
 
 
 class _Round:
-    """Which worker of a crew does which shard. Borrows the crew."""
+    """The assignment of shards to the workers of a pool, which it borrows."""
 
     def __init__(self, crew: WorkerPool, n_shards: int) -> None:
         self._crew, self._waiting = crew, list(reversed(range(n_shards)))
@@ -95,7 +95,7 @@ class _Round:
         self._pieces = MessageAssembler()
 
     def run(self) -> Iterator[tuple[int, Any]]:
-        """Give the number and the result of each shard as it is done."""
+        """Yield the number and the result of each shard as it finishes."""
         for worker in range(len(self._crew)):
             self._assign(worker)
         while self._doing:
@@ -120,7 +120,7 @@ class _Round:
             yield number, pickle.loads(whole[1:])  # from our own worker, never from data
 
     def _bury(self, died: WorkerExit) -> None:
-        """Have another process do what one ended over."""
+        """Give the shard of a crashed worker to another process."""
         self._pieces.forget(died.worker)
         number = self._doing.pop(died.worker, None)
         if number is None:

@@ -1,9 +1,8 @@
-"""What a repair is about: the shards of a dataset, or of what is left of one, and their fields.
+"""Repair: write the undamaged samples of a dataset or shard to a new dataset, and list the others.
 
-Repair: what is undamaged of a dataset or a shard, as a new dataset, and a list of what is lost.
-
-The source is only read. A shard without a finding is copied byte for byte; of a damaged one each
-sample that can be read, with all its hashes right, is written anew.
+The source is only read. A shard without a finding is copied byte for byte; of a damaged one, each
+sample that can be read with all its hashes right is written again. A damaged generation is replaced
+by what can be read of it and of its shards.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from shardio.storage.checksummed_json import read_checksummed_json
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file that samples lie in, and what the generation says of it, if it can be read."""
+    """A file that samples lie in, and its entry in the generation, if that can be read."""
 
     path: str
     schema: Schema
@@ -53,11 +52,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """What is to be repaired: shards, each with what lies beside it, and the fields of samples.
+    """The plan of a repair: shards, each with the files beside it, and the fields of samples.
 
-    `unnamed` are shards that a generation named which cannot be read any more, each with the
-    reason why it is given up. Of a `generation` whose list of shards is damaged they are those in
-    the folder, and it has none itself.
+    `unnamed` are shards that a generation names and that cannot be read any more, each with the
+    reason. If the shard list of `generation` is damaged, the shards are those in the folder, and it
+    has none itself.
     """
 
     shards: tuple[tuple[Part, ...], ...]
@@ -67,11 +66,11 @@ class Patient:
 
 
 def admit(source: str) -> Patient:
-    """Find out which shards there are, and which fields they have.
+    """Find the shards, and the fields that they have.
 
     Raises:
         DatasetNotFound, ShardNotFound: there is nothing at `source`.
-        DatasetCorrupt: nothing can be told of it, not even the fields.
+        DatasetCorrupt: nothing of it can be read, not even the fields.
     """
     if not os.path.isdir(source):
         schema = _schema_of([source])
@@ -96,7 +95,7 @@ def admit(source: str) -> Patient:
 
 
 def _last_readable(root: Path) -> Generation | None:
-    """The last generation that can be read."""
+    """Return the last generation that can be read."""
     for number in sorted(_numbers(root), reverse=True):
         with contextlib.suppress(DataError):
             return load_generation(root, number)
@@ -104,7 +103,7 @@ def _last_readable(root: Path) -> Generation | None:
 
 
 def _without_shards(root: Path) -> Generation | None:
-    """What the last generation says besides its lists: those that lie in parts can be damaged."""
+    """Return the last generation without its lists, whose external files may be damaged."""
     for number in sorted(_numbers(root), reverse=True):
         place = root / GENERATIONS / f"{number:06d}.json"
         with contextlib.suppress(DataError, OSError):
@@ -116,7 +115,7 @@ def _without_shards(root: Path) -> Generation | None:
 
 
 def _numbers(root: Path) -> set[int]:
-    """The numbers of all generations of which there is a file, and the one that is published."""
+    """Return the numbers of all generations that have a file, and of the published one."""
     files = (root / GENERATIONS).glob("[0-9]*.json")
     numbers = {int(path.stem) for path in files if path.stem.isdecimal()}
     with contextlib.suppress(DataError, OSError):
@@ -142,7 +141,7 @@ def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
 
 
 def _schema_of(paths: list[str]) -> Schema:
-    """The schema of the first shard that has one."""
+    """Return the schema of the first shard that has one."""
     reason: Exception | None = None
     for path in paths:
         try:
@@ -168,13 +167,13 @@ class Loss:
 
     @property
     def n_samples(self) -> int | None:
-        """How many samples are lost; None if that cannot be told."""
+        """The number of lost samples; None if unknown."""
         return None if self.first is None or self.last is None else self.last - self.first + 1
 
 
 @dataclass
 class ShardRepair:
-    """What became of one shard: samples that are kept, what was put right, what is lost."""
+    """The outcome for one shard: samples that are kept, what was restored, what is lost."""
 
     name: str
     n_kept: int = 0
@@ -218,7 +217,7 @@ class ShardRepair:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair saved of `source` in `dataset`, shard by shard."""
+    """The outcome of a repair of `source` to `dataset`, shard by shard."""
 
     source: str
     dataset: Path
@@ -232,7 +231,7 @@ class RepairReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is lost."""
+        """True if nothing is lost."""
         return not any(shard.losses for shard in self.shards)
 
     def as_json(self) -> dict[str, Any]:
@@ -248,7 +247,7 @@ class RepairReport:
 
 @dataclass(frozen=True, slots=True)
 class RepairProgress:
-    """How far a repair is."""
+    """The progress of a repair."""
 
     n_shards_done: int
     n_shards: int
@@ -318,7 +317,7 @@ def _size_of(path: str) -> int:
 
 
 def _save(parts: Sequence[Part], rewriting: Rewriting, found: ShardRepair) -> None:
-    """Take what is undamaged of one shard, and of what lies beside it, into the new dataset."""
+    """Write the undamaged samples of one shard, and of the files beside it, to the new dataset."""
     with ExitStack() as stack:
         readers = []
         for part in parts:
@@ -338,7 +337,7 @@ def _save(parts: Sequence[Part], rewriting: Rewriting, found: ShardRepair) -> No
 
 
 def _folder_for(part: Part, parts: Sequence[Part], rewriting: Rewriting) -> Path:
-    """Where a copy of a file is mended, which stays while those of the other parts are."""
+    """Return the folder in which a copy of a file is mended, kept as long as the other parts'."""
     if part is parts[0]:
         return rewriting.staging
     folder = rewriting.staging / f"beside-{parts.index(part)}"
@@ -347,7 +346,7 @@ def _folder_for(part: Part, parts: Sequence[Part], rewriting: Rewriting) -> Path
 
 
 def _lose_all(part: Part, reason: str, found: ShardRepair) -> None:
-    """Note that no sample can be had, as one of their files does not open."""
+    """Record that no sample can be read, as one of their files does not open."""
     n = part.named.n_samples if part.named else None
     if n != 0:
         found.losses.append(Loss(None, None, reason) if n is None else Loss(0, n - 1, reason))

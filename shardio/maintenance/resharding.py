@@ -1,7 +1,4 @@
-"""Reshard and compact: the same samples in the same order, in shards of another size.
-
-Merge: the samples of several datasets, one after the other, as one new dataset.
-"""
+"""Merge datasets, reshard one, or compact its small shards."""
 
 from __future__ import annotations
 
@@ -89,7 +86,7 @@ def _append_shards(
     rewriting: Rewriting,
     progress: Progress | None,
 ) -> None:
-    """Write the samples of some shards anew."""
+    """Rewrite the samples of some shards."""
     chosen = list(numbers)
     ends = ends_of(dataset.shards[k].n_bytes for k in chosen)
     tell_step(progress, "writing", 0, ends)
@@ -161,7 +158,7 @@ def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
 
 
 def _is_rewritten(group: Sequence[int], previous: Generation) -> bool:
-    """Whether these shards do not stay as they are."""
+    """Return True if these shards do not stay as they are."""
     return len(group) > 1 or bool(previous.column_groups)
 
 
@@ -314,10 +311,10 @@ def _all_classes(datasets: Sequence[ShardDataset]) -> tuple[str, ...]:
 
 
 def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, int] | None:
-    """The new number of each of a dataset's classes; None where all keep theirs.
+    """Return the new number of each of a dataset's classes; None if all keep theirs.
 
     Raises:
-        InvalidArgument: there is nothing to tell the classes of its samples by.
+        InvalidArgument: the classes of its samples are unknown.
     """
     if dataset.classes == classes[: len(dataset.classes)] and (dataset.classes or not classes):
         return None
@@ -342,7 +339,7 @@ def _has_labels(schema: Schema) -> bool:
 
 
 def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) -> Any:
-    """A label's new number; one that is negative, or missing, names no class and stays."""
+    """Return a label's new number; a negative or missing one names no class and stays."""
     if value is None or int(value) < 0:
         return value
     if int(value) not in numbers:
@@ -354,11 +351,11 @@ def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) ->
 
 
 def _common(values: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The value that all have, else nothing."""
+    """Return the value that all have, else nothing."""
     return values[0] if all(value == values[0] for value in values) else {}
 
 
 def _common_entries(values: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Those entries that all have."""
+    """Return the entries that all have."""
     first, *others = values
     return {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}

@@ -1,9 +1,8 @@
-"""The hidden folder that a surgery writes its shards in, and what one that was killed leaves.
+"""Write the shards of a new dataset, or of the next generation of one.
 
-Rewriting: the shards that a new dataset, or the next generation of one, is to have.
-
-Shards lie in a hidden folder until all are done; then they get their names, and a generation that
-names them is published. Nothing that was there before is touched.
+Shards lie in a hidden folder until all are written; then they get their names, and a generation
+that names them is published. Existing files are not touched. Folders left by killed operations are
+removed by the next one.
 """
 
 from __future__ import annotations
@@ -77,9 +76,9 @@ def _append(place: Path, text: str) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove what surgeries that were killed left: folders that nobody holds a lock on.
+    """Remove the unlocked hidden folders that killed operations left.
 
-    And the shards that they had named already, unless a generation came to name them.
+    The shards that they had named already are removed too, unless a generation names them.
     """
     for folder in root.glob(_PREFIX + "*"):
         with contextlib.suppress(OSError):  # held, gone, or no folder
@@ -109,7 +108,7 @@ def _remove_named(root: Path, folder: Path) -> None:
 
 
 SHARD_BYTES: Final = 256 << 20
-"""How much data goes into a shard that is written anew, unless something else is asked for."""
+"""The default size of a rewritten shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ class MaintenanceReport:
         n_rewritten: int,
         n_removed: int = 0,
     ) -> Self:
-        """The report about a generation of the dataset in `folder`."""
+        """Return the report on a generation of the dataset in `folder`."""
         return cls(
             Path(folder),
             generation.number,
@@ -153,18 +152,18 @@ class MaintenanceReport:
 
 
 class Rewriting:
-    """Owns a hidden folder in `folder` from `with` to its end; what is published stays.
+    """A hidden folder in `folder`, owned from `with` to its end; published shards stay.
 
     Args:
         folder: of a new dataset, missing or empty; or that of `previous`.
         schema: of all samples.
-        shard_bytes: how much data goes into one shard.
-        previous: the generation that the next one is to follow; None for a new dataset.
+        shard_bytes: the size of a shard.
+        previous: the generation that the next one follows; None for a new dataset.
 
     Raises:
         DatasetExists: a new dataset's folder holds something.
         DatasetCorrupt: the list of inputs of `previous` is damaged.
-        DatasetConflict: (from `publish`) another writer published meanwhile.
+        DatasetConflict: (from `publish`) another writer published first.
         OSError: the disk refuses; nothing is published.
     """
 
@@ -289,11 +288,11 @@ class Rewriting:
             raise
 
     def report(self, **details: Any) -> MaintenanceReport:
-        """Publish, and say what came of it."""
+        """Publish, and return the report."""
         return MaintenanceReport.of(self._folder, self.publish(**details), len(self._staged))
 
     def _place(self, part: ShardSummary, moved: list[str]) -> ShardSummary:
-        """Give a staged shard its name among the others."""
+        """Give a staged shard its final name."""
         if part.name not in self._staged:
             return part
         for name in self._names(len(moved)):
@@ -345,10 +344,6 @@ class Rewriting:
 
 
 def check_shard_bytes(shard_bytes: object) -> None:
-    """Make sure that it is a size.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
+    """Raise InvalidArgument unless the value is a size."""
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes must be an integer from 1 up; found {shard_bytes!r}")

@@ -1,12 +1,8 @@
-"""Mending hashes of chunks of streams: worked out again where the packets under them are whole.
+"""Salvage: make a damaged shard open again, in a copy, from its redundant parts.
 
-Used by `mending`. What is worked out is right if its block's hash, which was not damaged, says so.
-
-Mending: make a damaged shard open again, in a copy, from what it says twice.
-
-The header stands in the first page and in the last; the schema stands in the dataset's generation
-too; hashes can be worked out again from what they cover, if that is intact. Whatever is put right
-is proved right by a hash that was not. What else is damaged stays so, and reading finds it.
+The header is in the first page and in the last; the schema is in the dataset's generation too;
+block hashes and chunk hashes can be recomputed from intact data under them. Each restored part is
+confirmed by an undamaged hash. Other damage stays, and reading finds it.
 """
 
 from __future__ import annotations
@@ -58,10 +54,10 @@ _PER_BLOCK = BLOCK_BYTES // DIMENSION.size
 def chunk_hashes_again(
     content: memoryview, sections: Sections, schema: Schema
 ) -> Iterator[tuple[str, int, bytes]]:
-    """The name of a field, the place in the file, and the bytes of each block that can be mended.
+    """Yield the field, file offset and bytes of each block of chunk hashes that can be restored.
 
     Args:
-        content: the damaged file; what its sections say of it may be beyond its end.
+        content: the damaged file; its sections may reach beyond its end.
         sections: its table.
         schema: its fields.
     """
@@ -91,7 +87,7 @@ def chunk_hashes_again(
 
 
 def _items(content: memoryview, section: Section, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The items of a section, as far as the file has them."""
+    """Return the items of a section, as far as the file has them."""
     stored = content[section.offset : section.offset + section.size]
     return np.frombuffer(stored, dtype, len(stored) // dtype.itemsize)
 
@@ -110,7 +106,7 @@ class _Records:
         self._entries, self._firsts = entries, firsts
 
     def hashes(self, first: int, last: int) -> bytes:
-        """The hashes of chunks from `first` to before `last`; b"" where one is nowhere."""
+        """Return the hashes of chunks `first` to `last` - 1; b"" if one cannot be located."""
         numbers = np.arange(first, last).astype(np.uint64)
         # Who has no chunks has the first one of the next.
         rows = np.searchsorted(self._firsts, numbers, side="right") - 1
@@ -133,7 +129,7 @@ _HASH_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """A file that opens, as far as mending helps; `notes` say what was put right in it."""
+    """A file that opens, as far as it could be restored; `notes` list the restored parts."""
 
     path: str
     notes: tuple[str, ...] = ()
@@ -162,17 +158,17 @@ class _Draft:
 
 
 def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
-    """Put right what can be proved, in a copy of the shard in `folder`; or name the file itself.
+    """Restore redundant parts in a copy of the shard in `folder`; or return the file itself.
 
     Args:
         path: the shard; it is only read.
-        folder: for the copy, which is the caller's to remove.
-        schema: the one that the shard should have, if that is known.
+        folder: for the copy, which the caller removes.
+        schema: the shard's expected schema, if known.
 
     Raises:
         ShardNotFound: there is no such file.
-        ShardIncomplete, ShardCorrupt, ShardUnsupported: what is left cannot be opened.
-        OSError: the system refuses to open it, or the copy has no room.
+        ShardIncomplete, ShardCorrupt, ShardUnsupported: the rest cannot be opened.
+        OSError: the system refuses to open it, or there is no room for the copy.
     """
     copy, notes = folder / "mended.shard", []
     content, n_holes = _map_around(path, copy)
@@ -204,10 +200,10 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
 
 
 def schema_of(path: str) -> Schema:
-    """The schema that a shard holds, whatever else of it is damaged.
+    """Return the schema of a shard, whatever else of it is damaged.
 
     Raises:
-        ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: it cannot be told.
+        ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: it cannot be read.
     """
     with tempfile.TemporaryDirectory() as folder:
         content, _ = _map_around(path, Path(folder) / "copy.shard")
@@ -263,10 +259,10 @@ def _copy_around(path: str, copy: Path, holes: set[int]) -> None:
 
 
 def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
-    """A header that a section table agrees with, from wherever one stands.
+    """Return a header that agrees with a section table, from either page that holds one.
 
     Raises:
-        DataError: what the first page says of the reason, if no page helps.
+        DataError: the first page's error, if no page helps.
     """
     reason: DataError | None = None
     for header in _headers(content, path):
@@ -295,7 +291,7 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
 
 
 def _headers(content: memoryview, path: str) -> Iterator[Header | DataError]:
-    """The header of the first page, then that of the last one that has one; or why not."""
+    """Yield the header of the first page, then of the last page that has one; or the errors."""
     if len(content) < PAGE:
         what, size = "too short to be a shard", len(content)
         yield ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
@@ -308,7 +304,7 @@ def _headers(content: memoryview, path: str) -> Iterator[Header | DataError]:
 
 
 def _last_header(content: memoryview) -> Iterator[int]:
-    """Where the last page that begins as a header does lies, behind the first."""
+    """Yield the offset of the last page, behind the first, that begins as a header does."""
     for page in range((len(content) - 1) // PAGE * PAGE, 0, -PAGE):
         if bytes(content[page : page + len(MAGIC)]) == MAGIC and len(content) >= page + PAGE:
             yield page
@@ -316,7 +312,7 @@ def _last_header(content: memoryview) -> Iterator[int]:
 
 
 def _mend_schema(draft: _Draft, schema: Schema | None) -> Schema | None:
-    """Put the schema in its place if it is what the table's hash says; returns what is there."""
+    """Restore the schema if it matches the table's hash; return the schema in place."""
     try:
         return read_schema(draft.content, draft.sections, draft.path)
     except DataError:
@@ -328,7 +324,7 @@ def _mend_schema(draft: _Draft, schema: Schema | None) -> Schema | None:
 
 
 def _mend_block_hashes(draft: _Draft) -> None:
-    """Work block hashes out again where they are damaged, and what they cover is not."""
+    """Recompute damaged block hashes over intact data."""
     for section in draft.sections.values():
         target = draft.sections.get((section.of_kind, section.field, 0))
         if section.kind != Kind.BLOCK_HASHES or target is None:
@@ -375,7 +371,7 @@ def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
 def _unit(
     draft: _Draft, column: Section, row: int, per_unit: int, row_bytes: int, stride: int
 ) -> memoryview:
-    """The bytes of a column that share one hash, from `row` on."""
+    """Return the bytes of a column that share one hash, from `row` on."""
     n_rows = min(per_unit, column.count - row)
     n_bytes = row_bytes if per_unit == 1 else n_rows * stride
     start = column.offset + row * stride

@@ -119,10 +119,9 @@ def _check_parts(parts: Any) -> None:
 def _groups(
     dataset: ShardDataset, group: str | None
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """The number of each row's group, and how many rows each group has.
+    """Return the number of each row's group, and the number of rows of each group.
 
-    Groups are numbered in the order in which they first come, so that how samples are cut into
-    shards does not matter.
+    Groups are numbered in order of first appearance, so that the cut into shards does not matter.
     """
     n_rows = len(dataset)
     if group is None:
@@ -145,7 +144,7 @@ def _allot(
     shares: list[float],
     seed: int,
 ) -> npt.NDArray[np.int64]:
-    """The part of each group: in an order by chance, each to the part that lacks the most."""
+    """Return the part of each group: in a random order, each to the part that lacks the most."""
     numbered, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
     keys = mix(key, numbered, key, key)  # rounds enough for neighbours to have nothing in common
     lacking = [share * len(groups) for share in shares]

@@ -28,7 +28,7 @@ _CHUNK_ITEMS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StatsReport:
-    """The generation that has the statistics, and what they are.
+    """The generation that holds the statistics, and the statistics.
 
     `stats` has `samples`, and `fields`: of each numeric field `count` (numbers, not samples),
     `mean` and `std` of all of them, `min`, `max`, `not_finite` (numbers that all these leave out),
@@ -115,7 +115,7 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
 
 
 class _Counting(ShardJob):
-    """Counts one shard's samples, of those of the dataset's subset if it has one."""
+    """A job that counts one shard's samples, those of the dataset's subset if it has one."""
 
     def __init__(self, dataset: ShardDataset, arrays: Mapping[str, Array]) -> None:
         super().__init__(dataset)
@@ -136,7 +136,7 @@ class _Counting(ShardJob):
         return found
 
     def _rows_in(self, k: int) -> Rows:
-        """The rows of a shard that are counted."""
+        """Return the rows of a shard that are counted."""
         dataset, n_samples = self.dataset, self.dataset.shards[k].n_samples
         if dataset.rows.is_plain:
             return np.arange(n_samples)
@@ -149,13 +149,13 @@ class _Counting(ShardJob):
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What is counted, of some samples."""
+    """The counts of some samples."""
 
     tallies: dict[str, _Tally]
     by_class: _ClassTally
 
     def join(self, other: _Counts) -> None:
-        """Take in what is counted of the samples that come behind."""
+        """Add the counts of the samples that follow."""
         for name, tally in self.tallies.items():
             tally.join(other.tallies[name])
         self.by_class.join(other.by_class)
@@ -164,9 +164,9 @@ class _Counts:
 def _values(
     reader: ShardReader, name: str, array: Array, rows: Rows
 ) -> Iterator[npt.NDArray[Any] | None]:
-    """The arrays of a field, one per row of what is given: of a column many, else one at a time.
+    """Yield the arrays of a field: many rows of a column at once, else one row at a time.
 
-    None for a sample without a value.
+    None stands for a sample without a value.
     """
     if name not in reader.schema.columns:
         for row in rows.tolist():
@@ -199,7 +199,7 @@ class _Tally:
         self._largest: list[int] = []
 
     def add(self, values: npt.NDArray[Any] | None) -> None:
-        """Take in the values of some samples, one per row; or note that one has none."""
+        """Add the values of some samples, one per row; or count a sample without a value."""
         if values is None:
             self._n_missing += 1
             return
@@ -246,7 +246,7 @@ class _Tally:
         self._n = total
 
     def join(self, other: _Tally) -> None:
-        """Take in what another tally has of samples that come behind."""
+        """Add another tally, of the samples that follow."""
         self._n_not_finite += other._n_not_finite
         self._n_missing += other._n_missing
         for shape in (other._smallest, other._largest) if other._smallest is not None else ():
@@ -257,7 +257,7 @@ class _Tally:
         self._put_together(other._n, other._mean, other._squares)
 
     def as_json(self) -> dict[str, Any]:
-        """What was found; what cannot be told, or is beyond all numbers, is None."""
+        """Return the figures; unknown or infinite ones are None."""
         deviation = math.sqrt(self._squares / self._n) if self._n else None
         return {
             "count": self._n,
@@ -277,7 +277,7 @@ def _finite(number: float | None) -> float | None:
 
 
 class _ClassTally:
-    """How many samples each class has, where a field `label` says."""
+    """The number of samples of each class, by a field `label`."""
 
     def __init__(self, dataset: ShardDataset) -> None:
         field = dataset.schema.get("label")
@@ -288,7 +288,7 @@ class _ClassTally:
         self._n_without = 0
 
     def add(self, name: str, values: npt.NDArray[Any] | None) -> None:
-        """Take in values of a field, of labels."""
+        """Add values of a field of labels."""
         if name != "label" or not self._is_known:
             return
         if values is None:
@@ -300,12 +300,12 @@ class _ClassTally:
         self._n_without += len(labels) - len(inside)
 
     def join(self, other: _ClassTally) -> None:
-        """Take in the counts of other samples."""
+        """Add the counts of other samples."""
         self._counts += other._counts
         self._n_without += other._n_without
 
     def as_json(self) -> dict[str, Any]:
-        """The counts; nothing where there are none."""
+        """Return the counts, if there are any."""
         if not self._is_known:
             return {}
         counts = dict(zip(self._names, self._counts.tolist(), strict=True))

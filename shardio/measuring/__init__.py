@@ -1,6 +1,6 @@
-"""How fast a dataset loads on this machine, what limits it, and which option to turn.
+"""Measurements of a dataset on this machine: loading speed, what limits it, and what to change.
 
-`stored` measures what a conversion has made, and estimates what one would.
+`stored` measures the result of a conversion, and estimates a planned one.
 """
 
 from __future__ import annotations

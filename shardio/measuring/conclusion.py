@@ -1,4 +1,4 @@
-"""What limits a loader, and which option to turn: worked out of figures alone."""
+"""The limit of a loader's speed, and the option to change: derived from figures alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SMALL_BATCH_BYTES: Final = 256 << 10
 
 
 class Limit(StrEnum):
-    """What a loader's speed depends on."""
+    """The resource that limits a loader's speed."""
 
     BODY = "the loop's body"
     MAIN = "the main process"
@@ -34,20 +34,20 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a conclusion is drawn from.
+    """The figures that a conclusion is derived from.
 
     Args:
         stats: of one iteration, or of several.
         n_workers: of the loader; 0 for none.
         n_cpus: that this process may use.
-        main_cpu_s: what the thread that iterates spent on a CPU.
-        copy_bytes_per_s: what the machine copies at most.
+        main_cpu_s: CPU time of the thread that iterates.
+        copy_bytes_per_s: the maximum copying speed of the machine.
         verify: the loader's option.
-        cached_share: of the files in the page cache before; None if that is not known.
-        idle_share: of the time of this machine's CPUs; None if that is not known.
+        cached_share: of the files in the page cache before; None if unknown.
+        idle_share: of the time of this machine's CPUs; None if unknown.
         tried: other numbers of workers that were measured, and are no faster.
-        has_body: whether the loop does anything with its batches.
-        fits: whether the files fit into the memory that can be had.
+        has_body: True if the loop does anything with its batches.
+        fits: True if the files fit into the available memory.
     """
 
     stats: LoadingStats
@@ -65,19 +65,19 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What limits, the figures that say so, and what to do about it, the best first."""
+    """The limit, the figures that show it, and the remedies, the best first."""
 
     limit: Limit
     because: str
     advice: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON says it."""
+        """Return the same as JSON values."""
         return {"limit": str(self.limit), "because": self.because, "advice": list(self.advice)}
 
 
 def conclude(figures: Figures) -> Conclusion:
-    """Say what limits a loader, from figures of at least one batch."""
+    """Return the limit of a loader, from figures of at least one batch."""
     stats, n_workers = figures.stats, figures.n_workers
     elapsed_s = max(stats.elapsed_s, 1e-9)
     if figures.has_body and stats.body_s > 0.5 * elapsed_s:
@@ -119,7 +119,7 @@ def _main_limits(figures: Figures, main: float) -> Conclusion:
 
 
 def _workers_limit(figures: Figures, busy: float) -> Conclusion:
-    """The workers, or without any main, fill blocks all the time: with what?"""
+    """Return the conclusion for workers (or main, without any) that are always busy filling."""
     stats = figures.stats
     whole_s = max(stats.filling_s, 1e-9)
     phases = {
@@ -143,7 +143,7 @@ def _workers_limit(figures: Figures, busy: float) -> Conclusion:
 
 
 def _more_workers(figures: Figures) -> tuple[str, ...]:
-    """Whether more processes would help: not beyond the CPUs that there are."""
+    """Advise more processes, up to the number of CPUs."""
     n_cpus = figures.n_cpus
     if figures.n_workers >= n_cpus or n_cpus in figures.tried:
         return ()

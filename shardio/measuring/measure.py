@@ -1,7 +1,4 @@
-"""What this machine can do at most: copies of memory; and what of a dataset lies in memory.
-
-Measure how fast a dataset loads here, with the real loader and with bare copies of memory.
-"""
+"""Measure the loading speed of a dataset, with the real loader and with bare copies of memory."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _N_PROBES: Final = 256
 
 
 def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> float:
-    """How many bytes per second are copied from memory into blocks that are used again and again.
+    """Return the speed of copies from memory into blocks that are used again and again.
 
     Args:
         n_threads: that copy at the same time, each into a block of its own.
@@ -60,9 +57,9 @@ def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> flo
 
 
 def cached_share(paths: Sequence[str]) -> float | None:
-    """Which share of some files lies in the page cache, by a few probes at random places.
+    """Return the share of some files in the page cache, by a few probes at random places.
 
-    None where the file system does not tell, or there is nothing to probe.
+    None if the file system does not tell, or there is nothing to probe.
     """
     sizes = [os.path.getsize(path) for path in paths]
     if not sum(sizes):
@@ -84,7 +81,7 @@ def cached_share(paths: Sequence[str]) -> float | None:
 
 
 def cpu_times() -> tuple[int, int] | None:
-    """How long the CPUs of this machine have been idle, and in all; None if it does not say."""
+    """Return the idle and total time of this machine's CPUs; None if unknown."""
     try:
         with open("/proc/stat", encoding="ascii") as file:
             times = [int(word) for word in file.readline().split()[1:9]]
@@ -94,7 +91,7 @@ def cpu_times() -> tuple[int, int] | None:
 
 
 def idle_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    """The share of CPU time that was idle between two answers of `cpu_times`."""
+    """Return the share of idle CPU time between two results of `cpu_times`."""
     if before is None or after is None or after[1] == before[1]:
         return None
     return (after[0] - before[0]) / (after[1] - before[1])
@@ -107,11 +104,11 @@ _N_COPY_TIMES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class LoadingRun:
-    """One number of workers: the first time that samples are read, and the same samples again.
+    """The figures for one number of workers: a first reading, and the same samples again.
 
-    `main_cpu_s` is what the thread that iterated spent on a CPU in the second, `idle_share` that of
-    the machine's CPUs then, `first_main_cpu_s` and `first_idle_share` those of the first;
-    `limit_bytes_per_s` is what as many threads copy at most.
+    `main_cpu_s` is the CPU time of the iterating thread in the second reading, `idle_share` the
+    idle share of the machine's CPUs then, `first_main_cpu_s` and `first_idle_share` those of the
+    first; `limit_bytes_per_s` is the copying speed of as many threads.
     """
 
     n_workers: int
@@ -139,7 +136,7 @@ class LoadingRun:
         return _rate(self.first.n_samples, self.first)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON says it."""
+        """Return the same as JSON values."""
         return {
             "n_workers": self.n_workers,
             "samples_per_s": self.samples_per_s,
@@ -157,10 +154,10 @@ class LoadingRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadingReport:
-    """What was measured, and what follows from it.
+    """The measurements and the conclusions.
 
-    `conclusion` is of the fastest run's warm part, `first_conclusion` of the first reading by the
-    run that was the first. `timeline` is of a short run of its own, if it was asked for.
+    `conclusion` is that of the fastest run's warm part, `first_conclusion` that of the first
+    reading of the first run. `timeline` is of a short run of its own, if requested.
     """
 
     path: str
@@ -179,7 +176,7 @@ class LoadingReport:
         return max(self.runs, key=lambda run: run.samples_per_s)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON says it, without the timeline."""
+        """Return the same as JSON values, without the timeline."""
         return {
             "path": self.path,
             "n_samples": self.n_samples,
@@ -272,7 +269,7 @@ def _worker_counts(n_cpus: int) -> list[int]:
 
 
 def _figures(run: LoadingRun, n_cpus: int, verify: str, tried: tuple[int, ...]) -> Figures:
-    """Those of the warm part of a run, whose loop does nothing."""
+    """Return the figures of the warm part of a run, whose loop does nothing."""
     return Figures(
         run.warm,
         run.n_workers,
@@ -322,7 +319,7 @@ def _run(
 
 
 def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
-    """Take up to n_batches, as long as the time lasts; returns how many."""
+    """Take up to n_batches within the given time; return how many."""
     n_taken, end_s = 0, None if seconds is None else time.perf_counter() + seconds
     for _ in loader:
         n_taken += 1
@@ -334,7 +331,7 @@ def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
 def _timeline(
     path: str | os.PathLike[str], batch_size: int, n_workers: int, options: dict[str, Any]
 ) -> Timeline:
-    """One of warm batches, in a loader of its own: what is measured is not recorded."""
+    """Return a timeline of warm batches, in a loader of its own: measured runs are not recorded."""
     options = options | {"record": True}
     with ShardLoader(path, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()

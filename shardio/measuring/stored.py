@@ -1,4 +1,4 @@
-"""What a conversion has made, measured on a sample: how near to its source, how fast to be had."""
+"""Measure a sample of a conversion's result: its likeness to the source, and its reading speed."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _BEST_DB: Final = 100.0  # no difference at all would be infinite
 
 @dataclass(frozen=True, slots=True)
 class StoredReport:
-    """What a sample of a conversion's result is like.
+    """The properties of a sample of a conversion's result.
 
     `samples_per_s` are random samples of the dataset's default view that one core reads and
-    decodes here; `psnr_db` tells how near the pictures of some inputs are to their source, by the
-    inputs' names: empty where nothing was lost, or cannot be told.
+    decodes here; `psnr_db` is the likeness of some inputs' pictures to their source, by the
+    inputs' names: empty if nothing was lost, or if it is unknown.
     """
 
     samples_per_s: float
@@ -49,7 +49,7 @@ class StoredReport:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a conversion would come to, from that of `sample`, some of its `n_inputs` inputs."""
+    """The estimated result of a conversion of `n_inputs` inputs, from that of `sample`."""
 
     sample: ConversionReport
     stored: StoredReport | None
@@ -67,7 +67,7 @@ def source_bytes(report: ConversionReport) -> int:
 def measure_stored(
     report: ConversionReport, src: str | os.PathLike[str], *, seconds: float = 0.5
 ) -> StoredReport | None:
-    """Look at some of what a conversion of `src` has made; None if that is nothing.
+    """Measure some of the result of a conversion of `src`; return None if it is empty.
 
     Raises:
         ShardioError, OSError: the dataset, or an input, cannot be read any more.
@@ -163,7 +163,7 @@ def _take(
     sounds: AudioDecoder,
     draw: random.Random,
 ) -> Callable[[], None]:
-    """What reads and decodes a sample: all of a row, or any clip of its video."""
+    """Return a function that reads and decodes a sample: a whole row, or a clip of its video."""
     video = next((name for name, f in dataset.schema.items() if isinstance(f, Video)), None)
     if video is not None and view["kind"] == "clips":
         stream = dataset[row][video]
@@ -200,7 +200,7 @@ def _take_clip(
 def _compared(
     dataset: ShardDataset, report: ConversionReport, src: str
 ) -> Iterator[tuple[str, float]]:
-    """Compare some inputs with what was made of them: their names and PSNR."""
+    """Yield the name and PSNR of some inputs, compared with their stored form."""
     kind, options, _ = inherit_options(load(report.dataset), report.kind, {}, keep_partial=False)
     error_of = getattr(make_source(kind or report.kind, options), "error", None)
     if error_of is None:
@@ -216,7 +216,7 @@ def _compared(
 
 
 def _converted(report: ConversionReport) -> Iterator[tuple[InputReport, int]]:
-    """The inputs that gave samples, each with the row of its first."""
+    """Yield the inputs that gave samples, each with the row of its first."""
     row = report.n_samples_before
     for one in report.inputs:
         if one.outcome == "converted" and one.n_samples:

@@ -1,14 +1,13 @@
-"""Who may connect: answers what ZeroMQ asks of every client's key before it hears another word.
-
-The protocol is ZAP (RFC 27): a request has version, id, domain, the client's address, identity,
-mechanism and credentials; the answer version, id, a code, its text, a user and metadata.
-
-A server: one socket for all clients, a session for each, and a gatekeeper where there are keys.
+"""A server: one socket for all clients, a session for each, and a gatekeeper if there are keys.
 
     main thread    socket ──▶ sessions (tell)      threads of sessions ──▶ outgoing ──▶ socket
-                   gatekeeper                                        (a bell wakes the main thread)
+                   gatekeeper                                  (an event wakes the main thread)
 
-`stop` is for any thread and for handlers of signals, `close` for another thread than that of `run`.
+The gatekeeper decides on every client's key before ZeroMQ reads anything else, by the protocol ZAP
+(RFC 27): a request has version, id, domain, the client's address, identity, mechanism and
+credentials; the answer has version, id, a code, its text, a user and metadata.
+
+`stop` is for any thread and for signal handlers, `close` for another thread than that of `run`.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ _N_FRAMES: Final = 7
 
 
 class Gatekeeper:
-    """Owns the socket where ZeroMQ asks; it has to be there before anybody can connect.
+    """The ZAP socket that ZeroMQ asks; it has to exist before any client can connect.
 
     Args:
         context: of the sockets that it guards.
-        keys: of the clients that are let in.
+        keys: of the admitted clients.
     """
 
     def __init__(self, context: Any, keys: ServerKeys) -> None:
@@ -90,12 +89,12 @@ class Gatekeeper:
 
 _BEAT_S: Final = 1.0
 _GRACE_S: Final = 10.0
-"""How long the session of a client that has gone is kept for it to come back."""
+"""The time the session of a lost client is kept for it to come back."""
 _TOKEN_LETTERS: Final = 32
 _AT_ONCE: Final = 64
 """Messages that are read before others have their turn."""
 _MOST_UNSENT: Final = 4 * MOST_AHEAD
-"""Messages for one client, which credit bounds; whoever reads none of them is taken for gone."""
+"""The queued messages of one client, bounded by credit; a client that reads none counts as lost."""
 _MOST_UNHEARD: Final = 16
 """Messages of one client that have come and wait for their turn; each may have 4 MiB."""
 _GOODBYE_S: Final = 2.0
@@ -110,17 +109,17 @@ class _Client:
 
 
 class Server(Closing):
-    """Owns the socket and all sessions.
+    """A server of batches: owns the socket and all sessions.
 
     Args:
         make_loader: makes a loader of a client's options.
         served: what batches depend on, beside the dataset and these options.
         bind: the address; with the port `*` any that is free.
         keys: of CURVE; None only for this machine.
-        most_clients: how many sessions there may be.
+        most_clients: the maximum number of sessions.
 
     Raises:
-        InvalidArgument: the address is none, is in use, or is open to others without keys.
+        InvalidArgument: the address is invalid, in use, or open to others without keys.
         UnsupportedEnvironment: pyzmq is missing, or too few files may be open.
     """
 
@@ -149,7 +148,7 @@ class Server(Closing):
         self._outgoing: deque[tuple[Session, Frames]] = deque()
         self._is_stopping = False
         self._at_work = threading.Lock()
-        """Held by `run`, whose sockets nobody else may close."""
+        """Held by `run`, whose sockets no other thread may close."""
         self._of_the_bell = threading.RLock()  # a signal may come while it is held
         check_files(OWN_FILES)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -160,7 +159,7 @@ class Server(Closing):
             self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
             self._socket = self._listen(asked, keys)
             self.address: str = self._socket.last_endpoint.rstrip(b"\0").decode()
-            """Where it listens."""
+            """The address it listens at."""
         except BaseException:
             self.close()
             raise
@@ -185,7 +184,7 @@ class Server(Closing):
 
     @property
     def sessions(self) -> list[Session]:
-        """Those that have a client, or wait for it to come back."""
+        """The sessions that have a client, or wait for it to come back."""
         return [client.session for client in self._clients.values()]
 
     def run(self) -> None:
@@ -222,7 +221,7 @@ class Server(Closing):
                 os.eventfd_write(self._bell, 1)
 
     def _post(self, session: Session, frames: Frames) -> None:
-        """Have a message sent; from the thread of a session."""
+        """Queue a message; called from the thread of a session."""
         self._outgoing.append((session, frames))
         self._ring()
 
@@ -307,7 +306,7 @@ class Server(Closing):
             client.gone_s = time.monotonic()
 
     def _send(self, identity: bytes, frames: Frames) -> bool:
-        """Send a message; False where there is nobody any more to send it to."""
+        """Send a message; return False if its client is gone."""
         try:
             self._socket.send_multipart([identity, *frames], self._zmq.NOBLOCK, copy=False)
         except self._zmq.ZMQError:
@@ -315,7 +314,7 @@ class Server(Closing):
         return True
 
     def _beat(self) -> None:
-        """Tell clients that they are not forgotten, and forget those that have gone."""
+        """Send heartbeats, and drop lost clients."""
         now_s = time.monotonic()
         over = {token for token, each in self._clients.items() if not each.session.is_running}
         self._send_out()  # what they have said last
@@ -335,7 +334,7 @@ class Server(Closing):
         self._ending.append(client.session)
 
     def close(self) -> None:
-        """End `run`, and all sessions, and let go of the socket. Idempotent."""
+        """End `run` and all sessions, and close the socket. Idempotent."""
         if self._context.closed:
             return
         self.stop()
@@ -421,7 +420,7 @@ def make_server(
 
 
 def _named(function: Callable[..., Any] | None) -> str | None:
-    """A function by its name, by which a client can tell that it is another one than before."""
+    """Return the name of a function, by which a client can tell it from another."""
     if function is None:
         return None
     name = getattr(function, "__qualname__", type(function).__name__)

@@ -1,7 +1,7 @@
-"""What a server does for one client: a loader of its own, and a thread that sends its batches.
+"""The session of one client: a loader of its own, and a thread that sends its batches.
 
-The server's thread hands messages in (`tell`); what the session says goes through `post`, from its
-own thread. It fills ahead as far as the client grants it, and never more than so many bytes.
+The server's thread passes messages in (`tell`); the session sends through `post`, from its own
+thread. It sends ahead as far as the client's credit allows, and never beyond its limit of bytes.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ MOST_AHEAD: Final = 1 << 10
 _MOST_TOLD: Final = 16
 """Messages that wait for the loader; a client waits for most of its answers."""
 _LOOK_S: Final = 0.05
-"""How often it looks whether what was granted has room, where that depends on the network."""
+"""The interval at which it checks for room, where that depends on the network."""
 
 Head = dict[str, Any]
 Frames = list[Any]
 
 
 class Session:
-    """Owns a loader and a thread, both until `leave`, or until the process ends.
+    """A loader and a thread, both owned until `leave`, or until the process exits.
 
     Args:
         head: the message that opens it.
         make_loader: makes the loader of these options.
         served: what else its batches depend on.
-        post: takes the frames of a message to the client.
+        post: sends the frames of a message to the client.
 
     Raises:
-        Garbled: the message is none.
-        UnsupportedEnvironment: there can be no thread more.
+        Garbled: the message is invalid.
+        UnsupportedEnvironment: no more threads can be started.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Session:
         self._batches: LoaderIterator | None = None
         self._step = self._taken = self._upto = 0
         self._untaken: deque[tuple[int, int]] = deque()
-        """Step and bytes of what was sent and not taken."""
+        """Step and bytes of the batches sent and not taken."""
         self._unsent: deque[tuple[weakref.ref[Any], int]] = deque()
         """Blocks that ZeroMQ may still hold, also of passes that are over, and their bytes."""
         self._n_untaken_bytes = self.n_sent = 0
@@ -84,7 +84,7 @@ class Session:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has a loader, or is about to have one."""
+        """True if it has a loader, or is about to have one."""
         return self._thread.is_alive()
 
     @property
@@ -93,10 +93,10 @@ class Session:
         return self._n_untaken_bytes
 
     def tell(self, head: Head) -> None:
-        """Take a message of the client.
+        """Accept a message of the client.
 
         Raises:
-            Garbled: it is none, or one too many that no answer was waited for.
+            Garbled: it is invalid, or sent before the answer to the one before.
         """
         with self._changed:
             if head["kind"] == "credit":
@@ -120,7 +120,7 @@ class Session:
         self._thread.join(timeout_s)
 
     def _grant(self, head: Head) -> None:
-        """The client's loop has got batches, and wants to have more."""
+        """Record the client's credit: its loop has got batches, and wants more."""
         if number(head, "number") != self._number:
             return
         self._taken = max(self._taken, min(self._step, number(head, "taken")))

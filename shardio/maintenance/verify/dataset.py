@@ -1,6 +1,7 @@
-"""Audit: check every byte of a shard, or of all shards of a dataset and what it says of them.
+"""Verify every byte of a shard, or of all shards of a dataset and of its generations.
 
-Nothing is rewritten that is not sound: new hashes over damaged data would hide the damage.
+Operations that rewrite shards verify them first: new hashes over damaged data would hide the
+damage.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ _GENERATION_NAME: Final = re.compile(r"[0-9]{6}\.json")
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit of a dataset checked and found.
+    """The outcome of verifying a dataset.
 
     `unknown` are files and folders that the dataset does not name, relative to its folder: no
     error, unless they are shards that no generation names, which are findings too. Where
     `dataset.json` or its generation cannot be read, `generation` and `lineage` are None and all
-    shards in the folder are checked. `n_shards` counts those of columns that were added later, too.
+    shards in the folder are checked. `n_shards` counts those of added columns, too.
     """
 
     path: str
@@ -186,7 +187,7 @@ def _audit_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
 
 
 def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
-    """Read the inputs that lie in parts, each once: nobody else does who only opens a dataset."""
+    """Read the external lists of inputs, each once: opening a dataset does not."""
     findings = []
     lists = (generation.inputs for generation in generations)
     for inputs in {each.part: each for each in lists if isinstance(each, InputList)}.values():
@@ -198,7 +199,7 @@ def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
 
 
 def _departure(root: Path) -> list[Finding]:
-    """Make sure that what was a dataset when its audit began still is one."""
+    """Check that the dataset still exists that existed when verification began."""
     try:
         load(root)
     except DatasetNotFound:
@@ -215,7 +216,7 @@ def _manifest_finding(path: Path, error: Exception) -> Finding:
 
 
 def _check_lineage(root: Path, generation: Generation, published: Generation) -> list[Finding]:
-    """Compare a generation's lineage with what the first generation founds."""
+    """Compare a generation's lineage with that of the first generation."""
     expected = published.lineage
     if generation.number == 1:
         expected = lineage_of(generation.schema, generation.shards)
@@ -227,7 +228,7 @@ def _check_lineage(root: Path, generation: Generation, published: Generation) ->
 
 
 def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
-    """What lies in the folder and no generation names."""
+    """Return the entries of the folder that no generation names."""
     known = {POINTER, GENERATIONS}
     known |= {shard.name for generation in generations for shard, _ in generation.files}
     found = [name for name in sorted(os.listdir(root)) if name not in known]
@@ -240,9 +241,9 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
 
 
 def _names_of_next(root: Path, published: Generation) -> set[str]:
-    """The shards of a generation whose writer was killed before it was published.
+    """Return the shards of a generation whose writer was killed before publishing it.
 
-    It is there whole, and the next writer publishes it: they are no strays.
+    It is complete, and the next writer publishes it: they are no strays.
     """
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
         following = load_generation(root, published.number + 1)
@@ -285,7 +286,7 @@ _NO_DAMAGE = {"unknown_shard"}
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceProgress:
-    """How far a rewriting is; `step` is "verifying", "writing" or "counting"."""
+    """The progress of an operation; `step` is "verifying", "writing" or "counting"."""
 
     step: str
     n_shards_done: int
@@ -298,12 +299,12 @@ Progress = Callable[[MaintenanceProgress], None]
 
 
 def ends_of(sizes: Iterable[int]) -> list[int]:
-    """How many bytes lie before each shard, and behind the last: for the progress of a step."""
+    """Return the number of bytes before each shard and behind the last, for progress reports."""
     return list(accumulate(sizes, initial=0))
 
 
 def tell_step(progress: Progress | None, step: str, n_done: int, ends: Sequence[int]) -> None:
-    """Report that so many of the shards are through, of which `ends_of` was taken."""
+    """Report that n_done of the shards are done, whose `ends` come from `ends_of`."""
     if progress is not None:
         progress(MaintenanceProgress(step, n_done, len(ends) - 1, ends[n_done], ends[-1]))
 
@@ -311,11 +312,11 @@ def tell_step(progress: Progress | None, step: str, n_done: int, ends: Sequence[
 def require_sound(
     folder: str | os.PathLike[str], workers: int | None, progress: Progress | None
 ) -> None:
-    """Check every byte of a dataset.
+    """Verify every byte of a dataset.
 
     Raises:
         DatasetNotFound: there is none.
-        DatasetCorrupt: something is wrong with it; the first finding is named.
+        DatasetCorrupt: it has a finding; the first is named.
     """
     report = audit_dataset(folder, workers=workers, progress=_told(progress))
     _refuse(folder, [f for f in report.findings if f.code not in _NO_DAMAGE])

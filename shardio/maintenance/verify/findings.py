@@ -1,4 +1,4 @@
-"""What an audit finds, and the list that it is put on."""
+"""Findings of verification, and the list that collects them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Findings:
         expected: object = None,
         found: object = None,
     ) -> None:
-        """Put one on the list."""
+        """Add a finding."""
         self.n_found += 1
         if self.n_found <= MAX_FINDINGS:
             plain_expected, plain_found = _plain(expected), _plain(found)
@@ -91,7 +91,7 @@ class Findings:
             self._kept.append(finding)
 
     def add_hash(self, section: str, offset: int, expected: int, found: int, **where: Any) -> None:
-        """Put bytes that do not match their hash on the list."""
+        """Add a finding of bytes that do not match their hash."""
         self.add(
             "checksum",
             "bytes do not match their hash",
@@ -106,7 +106,7 @@ class Findings:
     def catching(self, **where: Any) -> Iterator[None]:
         """Turn an error about the shard that ends the block into a finding.
 
-        `where` gives what the error itself leaves open.
+        `where` supplies the details that the error itself lacks.
         """
         try:
             yield
@@ -133,7 +133,7 @@ class Findings:
 
 
 def _plain(value: object) -> int | str | None:
-    """A number or short text that JSON can say."""
+    """Return a number or short text for JSON."""
     if value is None or isinstance(value, int):
         return value if value is None else int(value)
     return _short(value.hex() if isinstance(value, bytes) else str(value))

@@ -1,7 +1,7 @@
-"""Survey: what a shard says it is, as far as it can still be read, and what is in the way.
+"""Read the metadata of a shard, damaged or not: header, section table, schema, and findings.
 
-Opening refuses a shard that breaks any rule; a survey is for looking into just such a file. It
-reads header, section table and schema, from the last page where the first is damaged, and no data.
+Opening refuses a shard that breaks any rule; this reads just such a file. A damaged first page is
+replaced by the last one; data is not read.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _Sections = dict[tuple[int, int, int], Section]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What could be learned of one shard; `findings` say what is wrong, and where.
+    """The readable metadata of one shard; `findings` say what is wrong, and where.
 
-    Without findings the shard opens. What could not be read is None or empty.
+    Without findings the shard opens. Unreadable parts are None or empty.
     """
 
     path: str
@@ -37,7 +37,7 @@ class Survey:
     sections: tuple[Section, ...] = ()
 
     def field_of(self, section: Section) -> str | None:
-        """The name of the field that a section belongs to, if it belongs to one."""
+        """Return the name of the field that a section belongs to, if any."""
         if section.field == NO_FIELD:
             return None
         names = list(self.schema or {})
@@ -45,7 +45,7 @@ class Survey:
 
 
 def survey_shard(path: str | os.PathLike[str], *, access: Access = "auto") -> Survey:
-    """Read what a shard says of itself, damaged or not.
+    """Read the metadata of a shard, damaged or not.
 
     Args:
         path: the file.
@@ -80,7 +80,7 @@ def _salvage(content: Content, path: str, refusal: tuple[Finding, ...]) -> Surve
 
 
 def _any_header(content: Content, path: str) -> Header | None:
-    """The header of the first page, else that of the last."""
+    """Return the header of the first page, else that of the last."""
     if content.nbytes < PAGE:
         return None
     for offset in (0, content.nbytes - PAGE):

@@ -51,7 +51,7 @@ CHUNK_ENTRIES: Final = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class _Payload:
-    """What the checks below share."""
+    """The shared state of the checks below."""
 
     content: Content
     schema: Schema
@@ -66,10 +66,10 @@ class _Payload:
 
 @dataclass(slots=True)
 class _Walk:
-    """Where a walk over the payload has got to."""
+    """The position of a walk over the payload."""
 
     end: int = 0
-    """Where the last record ended; -1 if that is unknown."""
+    """The end of the last record; -1 if unknown."""
     uses_zstd: bool = False
 
 
@@ -115,7 +115,7 @@ def audit_payload(
 def _check_whole(
     walk: _Walk, section: Section, digest: int, header: Header, findings: Findings
 ) -> None:
-    """Check what the records come to together."""
+    """Check the totals of all records."""
     if walk.end not in (-1, section.size):
         findings.add(
             "tiling",
@@ -146,7 +146,7 @@ def _check_whole(
 def _dictionaries(
     content: Content, schema: Schema, sections: Sections, findings: Findings
 ) -> dict[str, Dictionary | None]:
-    """What records are compressed with; one that cannot be used is a finding."""
+    """Return the compression dictionaries; an unusable one is a finding."""
     found: dict[str, Dictionary | None] = {}
     for name, field in schema.records.items():
         if field.codec == "zstd_dictionary":
@@ -159,7 +159,7 @@ def _dictionaries(
 
 
 def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[int, Entries]]:
-    """The index in copies of whole rows, each with its first row's number."""
+    """Yield copies of whole rows of the index, each with its first row's number."""
     n_rows = max(1, CHUNK_ENTRIES // n_fields)
     for first in range(0, index.count, n_rows * n_fields):
         n_entries = min(n_rows * n_fields, index.count - first)
@@ -169,7 +169,7 @@ def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[i
 
 
 def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[np.bool_]:
-    """Which entries cannot be right, each with a finding."""
+    """Return True for each invalid entry, and add a finding for it."""
     fields = payload.fields
     bad = np.zeros(len(entries), np.bool_)
     for k, (_, field) in enumerate(fields):
@@ -241,7 +241,7 @@ def _check_records(
     entries: Entries,
     bad: npt.NDArray[np.bool_],
 ) -> None:
-    """Check each record's hash, and that it decodes to what its field promises."""
+    """Check each record's hash, and that it decodes to a value of its field."""
     fields, content = payload.fields, payload.content
     numbers = np.flatnonzero(~bad)
     if not len(numbers):
@@ -286,9 +286,9 @@ def _is_plain(
     numbers: npt.NDArray[np.int64],
     kinds: npt.NDArray[np.uint64],
 ) -> npt.NDArray[np.bool_]:
-    """Which records are of a field of this type that no sample lacks, and stored as they are.
+    """Return True for each raw record of a mandatory field of this type.
 
-    A record of bytes is right then if its hash is; every other one can break a rule in spite of it.
+    A record of bytes is right if its hash is; any other can break a rule in spite of its hash.
     """
     fields = payload.fields
     plain = [isinstance(field, type_) and name not in payload.present for name, field in fields]
@@ -327,7 +327,7 @@ def _check_content(
     codec: int,
     n_bytes: int,
 ) -> None:
-    """Check that a record whose hash is right decodes to what its field promises."""
+    """Check that a record whose hash is right decodes to a value of its field."""
     name, field = payload.fields[number]
     dims = payload.shapes[name][row] if name in payload.shapes else None
     dictionary = payload.dictionaries.get(name)

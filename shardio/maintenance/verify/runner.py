@@ -1,12 +1,8 @@
-"""What a process that audits shards does; `auditors.py` is what gives it its shards.
+"""Run verification over many shards, in this process and in workers, one shard at a time each.
 
-Apart from it, as a worker would take longer to be there by what only main needs.
-
-The processes that audit shards: one shard at a time each, here and in a crew.
-
-Processes rather than threads: hashing small rows holds the interpreter's lock. And where shards are
+Processes rather than threads: hashing small rows holds the interpreter's lock. And if shards are
 mapped, a page that the disk cannot read kills the process that touches it, which then is a finding
-and not the end; so this process maps none unless it is told to do all by itself.
+and not the end; so this process maps none unless it is to do all by itself.
 """
 
 from __future__ import annotations
@@ -70,7 +66,7 @@ ones it waited until main was through with a large one."""
 
 @dataclass(frozen=True, slots=True)
 class AuditProgress:
-    """How far an audit is."""
+    """The progress of a verification."""
 
     n_shards_done: int
     n_shards: int
@@ -119,7 +115,7 @@ def examine_all(
 def _examine_on_nodes(
     tally: _Tally, root: Path, workers: int | None, access: Access, engine: Engine
 ) -> None:
-    """Have the machines of a cluster audit shards, each as a whole."""
+    """Verify shards on the machines of a cluster, each shard as a whole."""
     # Late: who audits here does without all that reads datasets.
     from shardio.dataset.manifest import POINTER
 
@@ -141,7 +137,7 @@ def _examine_there(root: Path, access: Access, name: str) -> Examined:
 
 
 class _Tally:
-    """What is done already, and who wants to know."""
+    """The shards verified so far, and the progress callback."""
 
     def __init__(
         self,
@@ -157,7 +153,7 @@ class _Tally:
         self._tell()
 
     def enter(self, name: str, examined: Examined) -> None:
-        """Take in the result for one shard."""
+        """Add the result for one shard."""
         self.examined[name] = examined
         self._n_bytes_done += self._sizes[name]
         self._tell()
@@ -177,17 +173,17 @@ def _size_of(path: Path) -> int:
 
 
 class _Foreman:
-    """Gives every worker of a crew one shard after the other, some ahead of the one it works on.
+    """A scheduler that queues shards for every worker of a pool, some ahead of the current one.
 
-    Ahead, so that no worker waits for main, which may be in the middle of a shard of its own; but
-    of the last shards each goes to who is free.
+    No worker waits for main, which may be in the middle of a shard of its own; but the last shards
+    each go to the first idle worker.
     """
 
     def __init__(self, crew: WorkerPool, root: Path, tally: _Tally) -> None:
         self._crew, self._root, self._tally = crew, root, tally
         self._waiting = list(reversed(tally.names))
         self._tasks: dict[int, deque[str]] = {worker: deque() for worker in range(len(crew))}
-        """What each worker has been told, the one it works on first."""
+        """The queued shards of each worker, the current one first."""
         self._pieces = MessageAssembler()
 
     def run(self, *, takes_part: bool = False) -> None:
@@ -206,7 +202,7 @@ class _Foreman:
                 self._take(event)
 
     def _assign(self, worker: int) -> None:
-        """Give a worker what it works on next, and what after that, while there is enough."""
+        """Queue shards for a worker, the next one and some after that, while there are enough."""
         tasks = self._tasks[worker]
         while self._waiting and len(tasks) < 1 + self._n_ahead():
             name = self._waiting.pop()
@@ -214,7 +210,7 @@ class _Foreman:
             self._crew.send(worker, os.fsencode(self._root / name))
 
     def _n_ahead(self) -> int:
-        """How many shards a worker has ahead: fewer and fewer, the last ones go to who is free."""
+        """Return how many shards a worker may have queued: fewer towards the end."""
         return min(MOST_AHEAD, (len(self._waiting) - 1) // (2 * len(self._tasks)))
 
     def _take(self, event: Event) -> None:

@@ -1,12 +1,10 @@
-"""Check every byte of a column: the hash of each row or run, padding within strides, values.
+"""Verify every byte of one shard: header pages, hashes, padding, columns, records, values.
 
-Check every byte of one shard.
-
-Opening a shard proves what does not depend on the number of samples, and reading checks what is
-read. An audit checks all the rest too: both header pages, every hash whether or not a reader needs
-it, every byte of padding, that the records tile the payload and nothing hides between them, and
-that each value is what its field promises. It goes on after a finding wherever what follows can
-still be located.
+Opening a shard proves what does not depend on the number of samples, and reading checks the data it
+reads. Verification checks all the rest too: both header pages, every hash whether or not a reader
+needs it, every byte of padding, that the records tile the payload and nothing hides between them,
+and that each value is valid for its field. It goes on after a finding wherever the data behind it
+can still be located.
 """
 
 from __future__ import annotations
@@ -100,7 +98,7 @@ def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, i
 
 
 class _ColumnAudit:
-    """Checks one column, window by window."""
+    """A check of one column, window by window."""
 
     def __init__(self, name: str, field: Array, column: Section, findings: Findings) -> None:
         self._name, self._field, self._column, self._findings = name, field, column, findings
@@ -163,7 +161,7 @@ class _ColumnAudit:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What an audit of one shard found, and what the shard says it is, as far as it can be read."""
+    """The findings of one shard, and its readable metadata."""
 
     findings: tuple[Finding, ...]
     n_bytes: int
@@ -197,7 +195,7 @@ def examine(path: str | os.PathLike[str], access: Access = "pread") -> Examined:
 
 
 def _change_of(path: str, opened: FileState) -> Finding | None:
-    """What happened to a file while it was audited; none if it is the one that was opened."""
+    """Return how a file changed while it was verified; None if it is still the opened one."""
     try:
         now = FileState.of(os.stat(path))
     except OSError as error:
@@ -320,7 +318,7 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
 def _audit_plain(
     content: Content, section: Section, sections: Sections, field: str | None, findings: Findings
 ) -> None:
-    """Check a section that has a hash of its own; of block hashes, what they cover, too."""
+    """Check a section that has a hash of its own; for block hashes, also the data they cover."""
     if section.kind >= FIRST_OPTIONAL_KIND or section.kind == Kind.DICTIONARY:
         content.check_hash(
             section.offset, section.size, section.hash, findings, section.name, field=field

@@ -1,7 +1,4 @@
-"""Check that a record whose hash is right is a value of its field, in the form that is allowed.
-
-Check the streams of a field: tables, the hash of every chunk, what they say of themselves.
-"""
+"""Verify that a record whose hash is right is a valid value of its field, streams included."""
 
 from __future__ import annotations
 
@@ -37,9 +34,9 @@ from shardio.shard.opening import Sections
 
 
 def are_texts(parts: Iterable[Any]) -> bool:
-    """Whether all of these buffers are UTF-8.
+    """Return True if all of these buffers are UTF-8.
 
-    Without a bytecode for each: of the first that is not, the caller finds the place.
+    It runs without a bytecode per buffer; the caller locates the first one that is not.
     """
     try:
         deque(map(str, parts, repeat("utf-8")), maxlen=0)
@@ -55,7 +52,7 @@ def are_sound_pictures(
     first_row: int,
     numbers: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.bool_]:
-    """Which records are pictures of possible dimensions, of a field that no sample lacks.
+    """Return True for each record that is a picture of valid dimensions, of a mandatory field.
 
     Args:
         fields: those stored record by record.
@@ -74,10 +71,10 @@ def are_sound_pictures(
 
 
 def check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
-    """Check that a sample which lacks a field has nothing of it.
+    """Check that a sample which lacks a field has no data of it.
 
     Raises:
-        ShardCorrupt: it has. The place is the caller's to add.
+        ShardCorrupt: it has. The caller adds the place.
     """
     if n_bytes or (dims is not None and dims.any()):
         what = "a sample lacks the field, and has a record or a shape of it"
@@ -132,14 +129,14 @@ _UNKNOWN: Final = -1
 
 
 class StreamAudit:
-    """Checks the streams of one field, some rows after the other. Borrows what it is given.
+    """A check of the streams of one field, in order of rows. Borrows its arguments.
 
     Args:
-        content: of the shard, whose sections have the places and sizes they must have.
+        content: of the shard, whose sections have valid places and sizes.
         schema, sections: of the shard.
         name: the field, of type Video or Audio.
-        present: which samples have it; None if all must.
-        findings: takes what is wrong.
+        present: the samples that have it; None if all must.
+        findings: collects the findings.
     """
 
     def __init__(
@@ -161,7 +158,7 @@ class StreamAudit:
         self._packets = sections[Kind.PACKETS, number, 0]
         self._hashes = sections[Kind.CHUNK_HASHES, number, 0]
         self._next = {"first_packet": 0, "first_chunk": 0}
-        """What the next line must say; _UNKNOWN behind one that cannot be right."""
+        """The values that the next line must have; _UNKNOWN behind an invalid one."""
 
     def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
         """Check the streams of rows from `first_row` on, but for those whose entries are bad."""
@@ -307,7 +304,7 @@ _BROKEN: Final = "the line of a stream cannot be right (packets, chunks, sizes o
 
 
 def _why_parameters_are_wrong(content: bytes) -> str | None:
-    """What is wrong with the parameters of a stream: no object, no codec, or not canonical."""
+    """Return why the parameters of a stream are invalid: no object, no codec, or not canonical."""
     try:
         found = check_parameters(read_json(content.decode("utf-8")))
         check_json(found)

@@ -1,7 +1,4 @@
-"""The bytes of a shard under audit, read once from front to back without keeping them in memory.
-
-Check what an optional field says of which samples have it.
-"""
+"""The bytes of a shard under verification, read once from front to back in a sliding window."""
 
 from __future__ import annotations
 
@@ -37,9 +34,9 @@ _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 
 
 def access_once(access: Access) -> Access:
-    """What `access` means where bytes are read once: "auto" is "pread".
+    """Return the access mode for bytes that are read once: "auto" is "pread".
 
-    Reading is as fast then as mapping, and bytes that cannot be read kill no process.
+    It is as fast as mapping then, and unreadable bytes kill no process.
 
     Raises:
         InvalidArgument: it is not one of ACCESS.
@@ -60,13 +57,13 @@ class Content:
         self._unforgotten = 0
 
     def window(self, start: int, end: int) -> memoryview:
-        """The bytes from start to end, until the next call: it may overwrite what it read.
+        """Return the bytes from start to end, valid until the next call overwrites them.
 
-        The same view is returned again where the same memory holds the next window.
+        The same view is returned again if the same memory holds the next window.
 
         Raises:
-            ShardChanged: what is not mapped has become shorter.
-            OSError: what is not mapped cannot be read.
+            ShardChanged: an unmapped file has become shorter.
+            OSError: an unmapped file cannot be read.
         """
         if isinstance(self.bytes, memoryview):
             self._unforgotten += end - start
@@ -91,7 +88,7 @@ class Content:
             drop_pages(self.bytes)
 
     def numbers(self, section: Section) -> npt.NDArray[np.uint64]:
-        """A section of unsigned 64-bit integers, as a view of the map or read into memory."""
+        """Return a section of unsigned 64-bit integers, a view of the map or read into memory."""
         stored = self.bytes[section.offset : section.offset + section.size]
         return np.frombuffer(stored, "<u8", section.size // 8)
 
@@ -150,10 +147,10 @@ def digests_of(hashes: npt.NDArray[np.uint64]) -> bytes:
 
 
 def parts_of(window: memoryview, places: npt.NDArray[np.uint64]) -> Iterable[Any]:
-    """The parts of a window that begin, and are as long, as each line of `places` says.
+    """Return the parts of a window at the (start, length) of each line of `places`.
 
-    They are for what takes any buffer. By zstandard's class for many parts of one buffer where it
-    has been built: a slice of two numbers, and a view, take half as long as hashing 30 KB.
+    Any code that takes buffers takes them. zstandard's class for many parts of one buffer is used
+    if it has been built: a slice of two numbers, and a view, take half as long as hashing 30 KB.
     """
     if _SEGMENTS is not None:
         parts: Iterable[Any] = _SEGMENTS(window, places)
@@ -163,9 +160,9 @@ def parts_of(window: memoryview, places: npt.NDArray[np.uint64]) -> Iterable[Any
 
 
 def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int]]:
-    """The number of each part whose hash is not as expected, what it should be, and what it is.
+    """Return number, expected and found hash of each part whose hash differs.
 
-    Without a bytecode or a number per part, which take as long as hashing a row of 3 KB.
+    It runs without a bytecode or a number per part, which take as long as hashing a row of 3 KB.
     """
     found = b"".join(map(digest_bytes, parts))
     if found == expected:
@@ -181,7 +178,7 @@ Present = dict[str, npt.NDArray[Any]]
 def audit_validity(
     content: Content, schema: Schema, sections: Sections, n_samples: int, findings: Findings
 ) -> Present:
-    """Check that no bit behind the last sample's is set; returns what the others say."""
+    """Check that no bit behind the last sample's is set; return the validity of the others."""
     present: Present = {}
     for name in schema.optional:
         section = sections[Kind.VALIDITY, schema.field_id(name), 0]

@@ -1,5 +1,5 @@
-"""Batches that another machine decodes: what both sides say to each other, and who receives.
+"""The client of a server of batches: connection, messages, and loaders that receive batches.
 
-`shardio.serving` is the other side. Nothing here ever pickles: what comes from the network is JSON
-and bytes, checked before anything is made of it.
+`shardio.serving` is the other side. Nothing here ever pickles: the network carries JSON and bytes,
+checked before use.
 """

@@ -1,4 +1,4 @@
-"""Where a server is: addresses as `tcp://host:port`, and which of them stay on this machine."""
+"""Addresses of servers as `tcp://host:port`, and whether they stay on this machine."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Address(NamedTuple):
 
     @property
     def is_ipv6(self) -> bool:
-        """Whether the host is a number of IPv6."""
+        """True if the host is an IPv6 address."""
         return self.host.startswith("[")
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it leads nowhere but to this machine; a name other than localhost does not."""
+        """True if it leads only to this machine; a name other than localhost does not."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -37,7 +37,7 @@ class Address(NamedTuple):
 
 
 def is_address(value: Any) -> bool:
-    """Whether this is an address, or a list of them, and not the path of a dataset."""
+    """Return True for an address or a list of addresses, False for the path of a dataset."""
     if isinstance(value, str):
         return value.startswith(_SCHEME)
     several = value if isinstance(value, list | tuple) else ()
@@ -45,10 +45,10 @@ def is_address(value: Any) -> bool:
 
 
 def parse(text: Any) -> Address:
-    """Read an address.
+    """Parse an address.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is not one.
     """
     found = _FORM.fullmatch(text) if isinstance(text, str) else None
     if found is None or (found[2] != "*" and int(found[2]) > 65535):
@@ -57,10 +57,10 @@ def parse(text: Any) -> Address:
 
 
 def parse_all(value: str | Sequence[str]) -> tuple[Address, ...]:
-    """Read one address, or several different ones.
+    """Parse one address, or several different ones.
 
     Raises:
-        InvalidArgument: one of them is none, or there is none, or one is there twice.
+        InvalidArgument: one is invalid or repeated, or there is none.
     """
     given = value if isinstance(value, list | tuple) else [value]
     found = tuple(parse(each) for each in given)

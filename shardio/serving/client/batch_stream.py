@@ -1,12 +1,11 @@
-"""Batches of a server, one pass after another, whatever becomes of the connection.
+"""Batches of a server, one pass after another, across lost connections.
 
     lost ──(connect)──▶ opening ──(opened)──▶ open ──▶ batches
       ▲                    │                   │
       └──── after a while ─┴── lost, silent ───┘
 
-What a batch is depends on the state that it begins with alone. So a server that returns, or another
-one of the same dataset, is asked to go on behind the last batch that has come, and no batch comes
-twice or is left out.
+A batch depends only on the state that it begins with. So a server that returns, or another one of
+the same dataset, resumes behind the last batch received, and no batch comes twice or is left out.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from shardio.serving.client.protocol import VERSION, Garbled, mapping, number, p
 from shardio.serving.client.received_blocks import unpack_batch
 
 _FIRST_AHEAD: Final = 2
-"""Batches that are asked for while nobody knows how large one is."""
+"""The number of batches requested while their size is unknown."""
 _SILENCE_S: Final = SILENCE_MS / 1000
 _STEP_S: Final = 0.1
 _NOT_A_WORD: Final = "the server is there, and says nothing of an error"
 
 
 class Stream(Closing):
-    """Owns the connection to one of several servers of a dataset.
+    """A connection, which it owns, to one of several servers of a dataset.
 
     It is for one thread at a time, but `close` is for any.
 
     Args:
-        addresses: of servers; another one is asked where one is lost.
+        addresses: of servers; another one is tried when one is lost.
         keys: of CURVE.
         options: of the loader, as JSON.
-        most_bytes: that may have arrived and not been taken.
-        most_ahead: how many batches may; None for as many as fit.
+        most_bytes: of batches received and not taken.
+        most_ahead: of batches received and not taken; None for as many as fit.
         timeout_s: how long to wait for a batch, and for a server; None for ever, and 60 seconds.
     """
 
@@ -78,10 +77,10 @@ class Stream(Closing):
         self._answer: State | None = None
         self._pass = 0
         self._is_going = False
-        """Whether the pass has batches that have not come."""
+        """True while the pass has batches that have not come."""
         self._begun: State | None = None
         self._state: State = {}
-        """Where the pass goes on, behind all that has come."""
+        """The state behind the last batch received, from which the pass resumes."""
         self._next = 0
         """The step of the next batch that comes."""
         self._n_batch_bytes = 0
@@ -98,7 +97,7 @@ class Stream(Closing):
         return cast(Opened, self.opened)
 
     def check(self, state: State) -> None:
-        """Have the server see whether a state is one of this loader.
+        """Ask the server to check that a state is one of this loader.
 
         Raises:
             InvalidArgument: it is not.
@@ -124,12 +123,12 @@ class Stream(Closing):
         return begun["epoch"], begun["first"], begun["last"]
 
     def take(self, wait_s: float | None = None) -> Arrived | None:
-        """The next batch; None at the end, or if none comes within `wait_s`, see `is_over`.
+        """Return the next batch; None at the end (`is_over`) or if none comes within `wait_s`.
 
         Raises:
             BatchTimeout, ServerUnreachable: it does not come.
-            ShardioError: what the loader of the server has raised.
-            ClosedError: there is no connection any more.
+            ShardioError: raised by the server's loader.
+            ClosedError: the connection was closed.
         """
         self._check_open()
         if wait_s is None:
@@ -148,12 +147,12 @@ class Stream(Closing):
 
     @property
     def said(self) -> str:
-        """What was heard last of servers that were lost and have not come back."""
+        """Return the last messages of servers that were lost and have not come back."""
         return self._servers.said
 
     @property
     def is_over(self) -> bool:
-        """Whether all batches of the pass were taken."""
+        """True if all batches of the pass were taken."""
         return not self._is_going and not self.queue
 
     def stop(self) -> None:
@@ -169,17 +168,17 @@ class Stream(Closing):
 
     @property
     def sockets(self) -> tuple[Any, ...]:
-        """What becomes readable when there may be a batch."""
+        """The sockets that become readable when there may be a batch."""
         return () if self._link is None else self._link.sockets
 
     def close(self) -> None:
-        """Take leave, and let go of the connection. Idempotent."""
+        """Take leave of the server, and close the connection. Idempotent."""
         self.interrupt()  # first: who waits lets go of the lock
         with self._lock:
             self._leave()
 
     def interrupt(self) -> None:
-        """Have whoever waits in another thread get ClosedError, soon; `close` is to follow."""
+        """Make a waiting thread raise ClosedError soon; `close` is to follow."""
         self._is_closed = True
 
     def _leave(self) -> None:
@@ -190,7 +189,7 @@ class Stream(Closing):
 
     @property
     def _n_ahead(self) -> int:
-        """How many batches may be under way, or lie here."""
+        """Return how many batches may be under way or waiting here."""
         if not self._n_batch_bytes:
             return min(_FIRST_AHEAD, self._most_ahead)
         return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
@@ -212,7 +211,7 @@ class Stream(Closing):
                 )
 
     def _go_on(self, wait_s: float, entered_s: float) -> None:
-        """Act upon one message, or the lack of it; the loop was elsewhere until `entered_s`."""
+        """Handle one message, or the lack of one; the loop was elsewhere until `entered_s`."""
         with self._lock:
             self._check_open()
             self._hear(wait_s, entered_s)
@@ -237,7 +236,7 @@ class Stream(Closing):
             self._lose(Lost(f"what came is no message of a server: {garbled}"))
 
     def _connect(self, wait_s: float) -> Link | None:
-        """The connection; None where it is not yet time to try again."""
+        """Return the connection; None if it is not yet time to try again."""
         if self._link is not None:
             return self._link
         if not self._servers.wait(wait_s):
@@ -248,7 +247,7 @@ class Stream(Closing):
         return self._link
 
     def _lose(self, lost: Lost) -> None:
-        """Give a connection up; the next server's turn has come."""
+        """Give a connection up and turn to the next server."""
         self.n_losses += self._is_open
         self._disconnect()
         self._servers.lose(lost)
@@ -275,7 +274,7 @@ class Stream(Closing):
             self._advance(kind, head, block)
 
     def _enter(self, head: dict[str, Any]) -> None:
-        """A server has made the loader: if it is the same one as before, go on with it."""
+        """Handle a server's new loader: if it equals the one before, resume with it."""
         opened = Opened.of(head, self._servers.current)
         if self.opened is not None:
             opened.check_follows(self.opened, self._servers.current)
@@ -295,7 +294,7 @@ class Stream(Closing):
             self._link.send(pack("iterate", **message))
 
     def _advance(self, kind: str, head: dict[str, Any], block: Any) -> None:
-        """A message of the pass that is under way."""
+        """Handle a message of the current pass."""
         if kind == "begun":
             self._see_begun(head)
         elif self._begun is None:
@@ -333,7 +332,7 @@ class Stream(Closing):
         self._servers.see_progress()
 
     def _fail(self, head: dict[str, Any]) -> None:
-        """Raise what the server has met, unless it is of a pass that is over."""
+        """Raise the server's error, unless it belongs to a pass that is over."""
         if head.get("number") is not None and number(head, "number") != self._pass:
             return
         error = protocol.from_json(mapping(head, "error"))

@@ -1,7 +1,4 @@
-"""One connection of a client to a server, and what its socket's monitor tells of its fate.
-
-Which of several servers is asked next, when, and how long it makes sense to ask any.
-"""
+"""One connection of a client to a server, and the choice among several servers."""
 
 from __future__ import annotations
 
@@ -19,12 +16,12 @@ from shardio.serving.client.keys import ClientKeys
 from shardio.serving.client.protocol import FROM_SERVER, MOST_HEAD_BYTES, Garbled, unpack
 
 HEARTBEAT_MS: Final = 2_000
-"""How often both sides ask for a sign of life, in ZeroMQ's own thread."""
+"""The interval of heartbeats in both directions, sent by ZeroMQ's own thread."""
 SILENCE_MS: Final = 10_000
 """After which a connection is given up."""
 
 ASK_AGAIN: Final = 300
-"""What ZAP says where it is not known whether a client may come in."""
+"""The ZAP code for a client whose admission is unknown."""
 
 _LEAVE_MS: Final = 200
 _EVENT: Final = struct.Struct("=HI")
@@ -44,15 +41,15 @@ class Denied(Lost):
 
 
 class Link(Closing):
-    """Owns the socket to one server; for one thread at a time.
+    """The socket to one server, owned; for one thread at a time.
 
     Args:
         address: of the server.
         keys: of CURVE; None only on this machine.
-        most_bytes: of a block that may arrive.
+        most_bytes: the maximum size of a received block.
 
     Raises:
-        InvalidArgument: ZeroMQ makes nothing of the address.
+        InvalidArgument: ZeroMQ does not accept the address.
         UnsupportedEnvironment: too few files may be open, or pyzmq is missing.
     """
 
@@ -99,10 +96,10 @@ class Link(Closing):
         self._socket.send(message)
 
     def receive(self, wait_s: float) -> tuple[dict[str, Any], Any] | None:
-        """The next message and its block, if it has one; None if none comes in time.
+        """Return the next message and its block, if it has one; None if none comes in time.
 
         Raises:
-            Lost: nothing more will come, or what came is no message.
+            Lost: nothing more will come, or the data is not a message.
         """
         zmq = self._zmq
         found = self._take()
@@ -131,7 +128,7 @@ class Link(Closing):
         return found
 
     def _look(self) -> None:
-        """Act upon what the monitor says."""
+        """Handle events of the socket's monitor."""
         zmq = self._zmq
         try:
             frames = self._monitor.recv_multipart(zmq.NOBLOCK)
@@ -153,11 +150,11 @@ class Link(Closing):
 
     @property
     def sockets(self) -> tuple[Any, Any]:
-        """What becomes readable when there is something for `receive`."""
+        """The sockets that become readable when `receive` has something."""
         return self._socket, self._monitor
 
     def leave(self, message: bytes) -> None:
-        """Send a last message, if that takes no time, and let go of the connection."""
+        """Send a last message, if that takes no time, and close the connection."""
         if not self._context.closed:
             self._socket.send(message)
             self._end(_LEAVE_MS)
@@ -173,7 +170,7 @@ class Link(Closing):
 
 
 _PATIENCE_S: Final = 60.0
-"""How long servers may be away, if the user does not say."""
+"""The time servers may be away by default."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
@@ -190,7 +187,7 @@ class Servers:
         self._patience_s = _PATIENCE_S if timeout_s is None else timeout_s
         self._denied: set[Address] = set()
         self._said: dict[Address, str] = {}
-        """What was heard last of each that was lost."""
+        """The last message of each lost server."""
         self._lost_s: float | None = None
         """Since when none has done anything."""
         self._pause_s, self._try_s = _FIRST_PAUSE_S, 0.0
@@ -202,21 +199,21 @@ class Servers:
 
     @property
     def said(self) -> str:
-        """What was heard last of those that were lost since one was at work."""
+        """Return the last messages of the servers lost since one was at work."""
         return "; ".join(f"{where}: {what}" for where, what in self._said.items())
 
     def wait(self, wait_s: float) -> bool:
-        """Whether it is time to connect; else wait for that, so long at most."""
+        """Sleep for up to `wait_s`; return True once the back-off has elapsed."""
         left_s = self._try_s - time.monotonic()
         if left_s > 0:
             time.sleep(min(wait_s, left_s))
         return left_s <= 0
 
     def lose(self, lost: Lost) -> None:
-        """Have the next one's turn come, after a pause that becomes longer each time.
+        """Turn to the next server, after a back-off that grows each time.
 
         Raises:
-            ServerUnreachable: there has been none for too long, or none lets this client in.
+            ServerUnreachable: there has been none for too long, or none admits this client.
         """
         now_s, address = time.monotonic(), self._addresses.pop(0)
         self._addresses.append(address)
@@ -234,7 +231,7 @@ class Servers:
         self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
 
     def see_progress(self) -> None:
-        """One is at work: patience begins anew with the next loss."""
+        """Record that a server is at work: the back-off starts over with the next loss."""
         self._pause_s, self._lost_s = _FIRST_PAUSE_S, None
         self._said.clear()
         self._denied.clear()

@@ -1,6 +1,6 @@
-"""What a client asks a server's loader for, as JSON: those options that are data.
+"""The opening of a session: the options a client requests, and the loader a server reports.
 
-What a server says of the loader that it has made, and when that is the same as another's.
+Only options that are data travel, as JSON.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _as_json(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value of an option as JSON can say it."""
+    """Return the value of an option as JSON values."""
     if isinstance(value, Fraction):
         return str(value)
     if isinstance(value, tuple | list):
@@ -115,10 +115,10 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a ShardLoader that a client asks for; the loader checks their values.
+    """Return the options of the ShardLoader that a client requests; the loader checks values.
 
     Raises:
-        Garbled: there is one that no client may ask for.
+        Garbled: there is one that no client may request.
         InvalidArgument: a clip, sound or pack is not acceptable.
     """
     if unknown := found.keys() - KNOWN:

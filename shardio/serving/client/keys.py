@@ -37,13 +37,13 @@ class ServerKeys:
     clients: Path
 
     def knows(self, public: bytes) -> bool:
-        """Whether a client has this key; the folder is read anew, so that keys may come and go.
+        """Return True if a client has this key; the folder is read each time, so keys may change.
 
-        A file that is no key, as one that is just being written, is nobody's.
+        A file that is not a key, such as one just being written, is ignored.
 
         Raises:
-            OSError: neither the folder nor what lies in it can be read, as where no more files may
-                be open.
+            OSError: neither the folder nor its files can be read, as when no more files may be
+                open.
         """
         for name in os.listdir(self.clients):
             if name.endswith(".public"):
@@ -132,7 +132,7 @@ def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
 
 
 def z85(key: bytes) -> bytes:
-    """A key of 32 bytes as its files have it: 4 bytes are 5 digits of base 85."""
+    """Encode a key of 32 bytes as its files have it: 4 bytes are 5 digits of base 85."""
     found = bytearray()
     for (word,) in struct.iter_unpack(">I", key):
         found += bytes(_DIGITS[word // 85**place % 85] for place in (4, 3, 2, 1, 0))

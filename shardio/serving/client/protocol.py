@@ -1,4 +1,4 @@
-"""The messages between a server and its clients: JSON, and behind a batch's the bytes of a block.
+"""The messages between a server and its clients: JSON, and the bytes of a block behind a batch's.
 
     client                                          server
       open      who, options                  ──▶
@@ -13,10 +13,9 @@
       stop, close                             ──▶
                                               ◀──   beat, failed, stranger
 
-Every message is one head, an object with its `kind`; a batch has a second frame. A server says
-`beat` once a second, and `stranger` to whoever it has no session for.
-
-Errors as JSON: the name of the class, what it says, and of a shard where. No code travels.
+Every message is one head, an object with its `kind`; a batch has a second frame. A server sends
+`beat` once a second, and `stranger` to a client without a session. Errors travel as JSON: class
+name, message, and the place in a shard. No code travels.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Garbled(ValueError):
-    """What came is no message of ours."""
+    """The received data is not a valid message."""
 
 
 def pack(kind: str, **more: Any) -> bytes:
-    """The head of a message; in ASCII, as names of files may have what UTF-8 cannot say."""
+    """Pack the head of a message; in ASCII, since names of files may not be UTF-8."""
     return _ENCODER.encode({"kind": kind, **more}).encode("ascii")
 
 
 def pack_given(kind: str, **more: Any) -> bytes:
-    """The head of a message that says what a user has given.
+    """Pack the head of a message with values of the user.
 
     Raises:
-        InvalidArgument: it is not for JSON, or is too much for a server.
+        InvalidArgument: JSON cannot represent them, or they are too long for a server.
     """
     try:
         message = pack(kind, **more)
@@ -73,10 +72,10 @@ def pack_given(kind: str, **more: Any) -> bytes:
 
 
 def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:
-    """The head of a message of one of these kinds, with as many frames as it has to have.
+    """Return the head of a message of one of these kinds, after checking its frames.
 
     Raises:
-        Garbled: it is none.
+        Garbled: it is not such a message.
     """
     if not 1 <= len(frames) <= 2:
         raise Garbled(f"a message of {len(frames)} frames")
@@ -98,7 +97,7 @@ def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:
 
 
 def number(head: Mapping[str, Any], name: str, most: int = MOST) -> int:
-    """A number from 0 up to `most` in a message."""
+    """Return a number from 0 up to `most` from a message."""
     found = head.get(name)
     if type(found) is not int or not 0 <= found <= most:
         raise Garbled(f"{name} is {_shown(found)}, and not a number from 0 to {most}")
@@ -106,7 +105,7 @@ def number(head: Mapping[str, Any], name: str, most: int = MOST) -> int:
 
 
 def text(head: Mapping[str, Any], name: str) -> str:
-    """A text in a message."""
+    """Return a text from a message."""
     found = head.get(name)
     if not isinstance(found, str):
         raise Garbled(f"{name} is {_shown(found)}, and not a text")
@@ -114,7 +113,7 @@ def text(head: Mapping[str, Any], name: str) -> str:
 
 
 def mapping(head: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object in a message."""
+    """Return an object from a message."""
     found = head.get(name)
     if not isinstance(found, dict):
         raise Garbled(f"{name} is {_shown(found)}, and not an object")
@@ -122,7 +121,7 @@ def mapping(head: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def items(head: Mapping[str, Any], name: str) -> list[Any]:
-    """A list in a message."""
+    """Return a list from a message."""
     found = head.get(name)
     if not isinstance(found, list):
         raise Garbled(f"{name} is {_shown(found)}, and not a list")
@@ -139,7 +138,7 @@ _MOST_CHARACTERS: Final = 1 << 16
 
 
 def as_json(error: BaseException) -> dict[str, Any]:
-    """What `from_json` makes an error from; one that is not of shardio says its class in words."""
+    """Return an error as JSON values; a foreign one is described by its class."""
     name = type(error).__name__
     if not isinstance(error, ShardioError) or name not in errors.__all__:
         return {"class": "ShardioError", "text": _cut(f"{name}: {error}")}
@@ -154,10 +153,10 @@ def as_json(error: BaseException) -> dict[str, Any]:
 
 
 def from_json(found: Mapping[str, Any]) -> ShardioError:
-    """The error that a server has met.
+    """Return the error that a server reports.
 
     Raises:
-        Garbled: it is none.
+        Garbled: it is not one.
     """
     name, what = text(found, "class"), text(found, "text")
     kind: Any = getattr(errors, name) if name in errors.__all__ else ShardioError
@@ -170,7 +169,7 @@ def from_json(found: Mapping[str, Any]) -> ShardioError:
 
 
 def _cut(said: str) -> str:
-    """A text that is not longer than a message may be."""
+    """Return a text cut to the maximum length of a message."""
     if len(said) <= _MOST_CHARACTERS:
         return said
     half = _MOST_CHARACTERS // 2

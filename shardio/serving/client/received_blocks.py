@@ -1,7 +1,7 @@
-"""A filled block on its way: which layout it has, how much of it is used, and whether it is whole.
+"""A filled block on its way: its layout, the part that is used, and checks of its numbers.
 
-A batch travels as its worker filled it, and is read as it would be on the machine that filled it.
-Whoever receives one trusts none of the numbers in it before `check` has seen them.
+A batch travels as its worker filled it, and is read as on the machine that filled it. The receiver
+trusts none of its numbers before `check`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Block = npt.NDArray[np.uint8]
 
 @functools.lru_cache(maxsize=16)
 def layout_text(layout: BlockLayout) -> str:
-    """What `layout_of` makes the layout from."""
+    """Return a layout as text for `layout_of`."""
     schema = layout.schema.to_json().decode("utf-8")
     whole = [slot.name for slot in layout.whole]
     return canonical_json({"schema": schema, "whole": whole, "rows": layout.n_rows}).decode("utf-8")
@@ -40,10 +40,10 @@ def layout_text(layout: BlockLayout) -> str:
 
 @functools.lru_cache(maxsize=16)
 def layout_of(content: str) -> BlockLayout:
-    """The layout of the blocks that a server sends.
+    """Return the layout of the blocks that a server sends.
 
     Raises:
-        Garbled: it is none.
+        Garbled: it is not a layout.
     """
     try:
         found = read_json(content)
@@ -61,7 +61,7 @@ def layout_of(content: str) -> BlockLayout:
 
 
 def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
-    """What the head of a batch's message says of it, and its block, as far as it is used."""
+    """Return the head of a batch's message, and the used part of its block."""
     layout, block, n_rows = batch.filled
     head = {
         "layout": layout_text(layout),
@@ -74,7 +74,7 @@ def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
 
 
 def _heap_bytes(layout: BlockLayout, block: Block, n_rows: int) -> int:
-    """How much of the heap the values of a batch reach into."""
+    """Return how much of the heap the values of a batch use."""
     end = 0
     for slot in layout.varying:
         extents = layout.extents(block, slot)[:n_rows]
@@ -86,10 +86,10 @@ def _heap_bytes(layout: BlockLayout, block: Block, n_rows: int) -> int:
 
 
 def unpack_batch(head: Mapping[str, Any], content: Any) -> Batch:
-    """The batch of a message, of arrays over a copy of its block that lies as tensors need it.
+    """Return the batch of a message, over a copy of its block aligned as tensors need it.
 
     Raises:
-        Garbled: its block is not what the layout says.
+        Garbled: its block does not fit the layout.
     """
     layout, n_rows = layout_of(text(head, "layout")), number(head, "rows", _MOST_ROWS)
     received = np.frombuffer(content, np.uint8)
@@ -115,10 +115,10 @@ def _skipped(found: Any) -> Skipped:
 
 
 def check(layout: BlockLayout, block: Block, n_rows: int) -> None:
-    """Make sure that all that a block says lies inside of it.
+    """Check that all places in a block lie inside it.
 
     Raises:
-        Garbled: naming the field, and what does not.
+        Garbled: naming the field and the offending place.
     """
     if not n_rows <= layout.n_rows:
         raise Garbled(f"a batch of {n_rows} rows in a block for {layout.n_rows}")

@@ -105,7 +105,7 @@ class RemoteLoader(Closing):
 
     @property
     def address(self) -> str | list[str]:
-        """Where its batches come from."""
+        """The address, or addresses, of its servers."""
         found = [str(each) for each in self._addresses]
         return found[0] if len(found) == 1 else found
 
@@ -121,7 +121,7 @@ class RemoteLoader(Closing):
 
     @property
     def served(self) -> State:
-        """The names of what is run on samples and batches there, None for nothing."""
+        """The names of the functions that the server runs on samples and batches, None for none."""
         return self._opened().served
 
     @property
@@ -131,7 +131,7 @@ class RemoteLoader(Closing):
         return found
 
     def __len__(self) -> int:
-        """How many batches a whole epoch has, for this rank."""
+        """Return the number of batches of a whole epoch, for this rank."""
         return self._opened().n_batches
 
     def __iter__(self) -> Iterator[Batch]:
@@ -173,7 +173,7 @@ class RemoteLoader(Closing):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on behind the batch that the loop has now.
+        """Return the state for `load_state_dict` to resume behind the loop's current batch.
 
         A ShardLoader of the same dataset and options takes it as well, and the other way round.
         """
@@ -181,7 +181,7 @@ class RemoteLoader(Closing):
         return dict(self._next if latest is None or latest.is_exhausted else latest.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iteration go on where the state was taken, with the very next sample.
+        """Resume the next iteration where the state was taken, with the very next sample.
 
         Raises:
             InvalidArgument: it is no such state, or one of another dataset, subset, seed or order.
@@ -197,7 +197,7 @@ class RemoteLoader(Closing):
         self._next, self._latest = dict(state), None
 
     def stats(self) -> LoaderStats:
-        """What loading has taken so far, on this side: waiting, handing over, and how much came.
+        """Return the loading figures of this side: waiting, handing over, bytes received.
 
         `n_restarts` is how often a server was lost.
         """
@@ -209,7 +209,7 @@ class RemoteLoader(Closing):
         self._finalizer()
 
     def interrupt(self) -> None:
-        """Have whoever waits in another thread get ClosedError, soon; `close` is to follow."""
+        """Make a waiting thread raise ClosedError soon; `close` is to follow."""
         self._stream.interrupt()
 
     def _opened(self) -> Opened:
@@ -225,7 +225,7 @@ class RemoteLoader(Closing):
 
 
 class RemoteIterator:
-    """An iterator over a RemoteLoader; keeps it alive, and ends its pass when it is let go of."""
+    """An iterator over a RemoteLoader; keeps it alive, and ends its pass when it is dropped."""
 
     def __init__(self, loader: RemoteLoader, begun: RemotePass) -> None:
         self._loader, self._pass = loader, begun
@@ -263,7 +263,7 @@ class RemotePass:
         self.epoch, self.first_step, self.last_step = stream.begin(state)
 
     def take(self, wait_s: float | None) -> Batch | None:
-        """The next batch; None at the end, see `is_exhausted`, or if none comes in `wait_s`."""
+        """Return the next batch; None at the end (`is_exhausted`) or if none comes in `wait_s`."""
         if self.is_over:
             if not self.is_exhausted:
                 raise ClosedError("this iteration was ended, by close() or by the next one")
@@ -297,13 +297,13 @@ class RemotePass:
         return batch
 
     def end(self) -> None:
-        """Have no more batches sent. Idempotent."""
+        """Stop the server from sending more batches. Idempotent."""
         if not self.is_over:
             self.is_over, self._ended_s = True, time.monotonic()
             self._stream.stop()
 
     def stats(self) -> LoadingStats:
-        """What it has taken so far."""
+        """Return the figures so far."""
         until_s = self._ended_s if self.is_over else time.monotonic()
         return LoadingStats(
             elapsed_s=until_s - self._began_s,
@@ -317,14 +317,14 @@ class RemotePass:
         )
 
     def so_far(self) -> str:
-        """How much has come, in words, and what was heard last if the server was lost."""
+        """Describe how much has come, and the last message of a lost server."""
         n_done, n = self.first_step + self._n_batches, self.last_step
         said = f": {self._stream.said}" if self._stream.said else ""
         return f"{n_done} of {n} batches have come{said}"
 
     @property
     def sockets(self) -> tuple[Any, ...]:
-        """What becomes readable when there may be a batch."""
+        """The sockets that become readable when there may be a batch."""
         return self._stream.sockets
 
 
@@ -345,10 +345,10 @@ def _let_go(owner_pid: int, stream: Stream) -> None:
 
 
 def to_be_read_here(dataset: Any, keys: Any) -> Any:
-    """What a loader is given that reads a dataset itself, and is not asked for a server's.
+    """Return the dataset of a loader that reads it itself, without a server's options.
 
     Raises:
-        InvalidArgument: it is.
+        InvalidArgument: an option of a server is given.
     """
     if is_address(dataset):
         raise InvalidArgument(

@@ -32,15 +32,17 @@ _OURS: Final = (
 
 
 class FarSamples(Closing):
-    """Owns a loader for each server; every iteration is one epoch.
+    """The samples of several servers, with a loader, which it owns, for each.
+
+    An iteration is an epoch.
 
     Args:
         addresses: of the servers.
         options: of ShardLoader, for all of them.
         keys: the folder of this client's keys.
-        memory_bytes: of all batches that have arrived, together.
+        memory_bytes: of all received batches together.
         timeout_s: how long to wait for a sample, and for a server; None for ever, and 60 seconds.
-        say: is told what happens, in a line.
+        say: receives a line about each event.
 
     Raises:
         InvalidArgument: an option is not acceptable, or they serve different datasets.
@@ -107,11 +109,11 @@ class FarSamples(Closing):
 
     @property
     def is_ours(self) -> bool:
-        """Whether this is the process that made it, and no fork of it."""
+        """True in the process that made it, False in a fork."""
         return self._pid == this_process.pid
 
     def epoch(self, number: int) -> Iterator[Any]:
-        """The samples of an epoch, as they come; ends the iteration before.
+        """Yield the samples of an epoch in order of arrival; ends the iteration before.
 
         Threads may share it: each gets other samples.
         """
@@ -148,7 +150,7 @@ class FarSamples(Closing):
                 each.end()
 
     def _take(self, going: deque[tuple[int, RemotePass]]) -> tuple[int, Batch] | None:
-        """A batch of whichever server has one, those first that had none for longest."""
+        """Return a batch of any server that has one, preferring those that waited longest."""
         for _ in range(len(going)):
             server, each = going.popleft()
             try:
@@ -165,7 +167,7 @@ class FarSamples(Closing):
         return None
 
     def _rows(self, server: int, batch: Batch) -> Iterator[dict[str, Any]]:
-        """The samples of a batch: arrays are views of it, what is missing is None."""
+        """Yield the samples of a batch: arrays are views of it, absent values are None."""
         for skip in batch.skipped:
             self.skipped.append(SkippedItem(skip.index, f"server {server}", skip.error, skip.text))
         columns = {name: batch[name] for name in batch}
