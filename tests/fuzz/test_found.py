@@ -52,7 +52,7 @@ def test_a_plan_of_a_conversion_that_says_something_else_is_corrupt(
     (tmp_path / PLAN_FILE).write_bytes(to_checksummed_json(plan))
     assert read_plan(tmp_path) is not None
     (tmp_path / PLAN_FILE).write_bytes(to_checksummed_json({**plan, key: value}))
-    with pytest.raises(DatasetCorrupt, match=r"plan\.json: a plan has settings, units"):
+    with pytest.raises(DatasetCorrupt, match=r"plan\.json: expected settings, units, replaces"):
         read_plan(tmp_path)
 
 

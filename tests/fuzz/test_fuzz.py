@@ -244,14 +244,14 @@ def test_memory_that_the_size_justifies_is_no_problem(judge: Judge) -> None:
     [
         ("shardio.shard.opening.check_sections", lambda *arguments: None),
         ("shardio.format.layout._check_extent", lambda *arguments: None),
-        ("shardio.shard.records.first_broken", lambda *arguments: None),
+        ("shardio.shard.records.first_invalid", lambda *arguments: None),
         ("shardio.shard.records.full_shape", lambda field, dims, n: tuple(dims.tolist())),
         (
-            "shardio.shard.streams.broken_streams",
+            "shardio.shard.streams.invalid_streams",
             lambda s, *rest: np.zeros(len(s), np.bool_),
         ),
         ("shardio.shard.verification.hash_bytes", lambda content: 0),
-        ("shardio.maintenance.verify.payload.broken", lambda e, *rest: np.zeros(len(e), np.bool_)),
+        ("shardio.maintenance.verify.payload.invalid_entries", lambda e, *rest: np.zeros(len(e), np.bool_)),
         ("shardio.maintenance.verify.window.hash_bytes", lambda content: 0),
     ],
 )

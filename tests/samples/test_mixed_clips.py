@@ -203,7 +203,7 @@ def test_a_source_without_a_clip_is_left_out(folders: dict[str, str]) -> None:
         whole.select([1, 3]) as short,
         mix([folders["b"], short], weights=[1, 1]) as made,
         pytest.raises(
-            InvalidArgument, match="a selection.*none of its videos has a clip: leave it out"
+            InvalidArgument, match="a selection.*none of its videos has a clip; leave it out"
         ),
     ):
         loader(made, Clip(8, size=(16, 16)))
