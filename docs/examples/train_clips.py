@@ -1,4 +1,4 @@
-"""Trains a small classifier of video clips with tinygrad, fed by shardio.
+"""Train a small classifier of video clips with tinygrad, fed by shardio.
 
     python docs/examples/train_clips.py DATASET [--epochs 2] [--batch-size 16] [--workers N]
 
@@ -79,7 +79,7 @@ def make_step(net: ClipNet, learning_rate: float) -> TinyJit:
 
 
 class Waiting:
-    """Iterates, and adds up the seconds spent in next(): what the loop waits for its data."""
+    """An iterator that adds up the seconds spent in next(), which the loop waits for its data."""
 
     def __init__(self, batches: Iterable[shardio.Batch]) -> None:
         self._batches = iter(batches)
@@ -121,7 +121,7 @@ def train_epoch(loader: shardio.ShardLoader, step: TinyJit, n_steps: int | None)
 
 
 def problem_with(dataset: shardio.ShardDataset) -> str | None:
-    """Why this dataset cannot be trained on, if that is so."""
+    """Return why this dataset cannot be trained on; None if it can."""
     missing = [name for name in ("frames", "label") if name not in dataset.schema]
     if missing:
         return f"has no field {' or '.join(missing)}; make it with: shardio convert VIDEOS OUT"
@@ -148,7 +148,7 @@ def shrink(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def look_at(dataset: shardio.ShardDataset, *, shrunk: bool) -> tuple[int, tuple[int, ...]]:
-    """How many clips there are; and frames, rows, columns and channels of each."""
+    """Return the shape of the clips: (clips, frames, rows, columns, channels)."""
     transform = shrink if shrunk else None
     options: dict[str, Any] = {"fields": ["frames"], "num_workers": 0, "output": "numpy"}
     with shardio.ShardLoader(dataset, 1, transform=transform, **options, **MAY_SKIP) as loader:
