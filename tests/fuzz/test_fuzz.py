@@ -251,7 +251,10 @@ def test_memory_that_the_size_justifies_is_no_problem(judge: Judge) -> None:
             lambda s, *rest: np.zeros(len(s), np.bool_),
         ),
         ("shardio.shard.verification.hash_bytes", lambda content: 0),
-        ("shardio.maintenance.verify.payload.invalid_entries", lambda e, *rest: np.zeros(len(e), np.bool_)),
+        (
+            "shardio.maintenance.verify.payload.invalid_entries",
+            lambda e, *rest: np.zeros(len(e), np.bool_),
+        ),
         ("shardio.maintenance.verify.window.hash_bytes", lambda content: 0),
     ],
 )
