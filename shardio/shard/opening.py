@@ -1,8 +1,8 @@
-"""Open a shard: prove everything that does not depend on the number of samples.
+"""Open a shard: validate everything that does not depend on the number of samples.
 
-After `open_sections` returns, every section lies inside the file, has the size, count and stride
-that the schema and the sample count demand, and nothing else is in the file. The readers above
-trust that and check only hashes and index entries.
+After `open_sections` returns, every section lies inside the file and has the size, count and stride
+that the schema and the sample count require, and the file contains nothing else. Readers rely on
+that and check only hashes and index entries.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ MAX_SAMPLES: Final = 1 << 48
 _KINDS: Final = frozenset(Kind)
 
 _SCHEMA_FEATURES: Final = BUILT & ~Required.ZSTD
-"""The features that a schema decides alone; a record may be stored with zstd or not."""
+"""The features that follow from the schema alone; zstd also depends on the records."""
 
 COUNTED: Final = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
-"""The kinds of sections that have any number of items, and the bytes of one."""
+"""Section kinds whose number of items only the file knows, with the item size in bytes."""
 
 _schemas: dict[bytes, Schema] = {}
-"""Schemas parsed in this process: the shards of a dataset all have the same one."""
+"""Schemas parsed in this process; all shards of a dataset have the same one."""
 
 Sections = dict[tuple[int, int, int], Section]
 
@@ -103,7 +103,7 @@ def _corrupt(
 
 
 def read_schema(content: Content, sections: Sections, path: str) -> Schema:
-    """Read the schema that the section table names, and check its hash."""
+    """Return the schema that the section table names, after checking its hash."""
     section = sections.get((Kind.SCHEMA, NO_FIELD, 0))
     if section is None:
         raise ShardCorrupt("there is no schema", code="section", path=path)
@@ -142,10 +142,10 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
 def expected_sections(
     schema: Schema, n_samples: int, counts: Mapping[tuple[int, int, int], int] | None = None
 ) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Which sections a shard of n_samples must have: key to (count, stride).
+    """Return the sections that a shard of n_samples must have: key to (count, stride).
 
-    `counts` has the items of those sections of which only the file can tell: `COUNTED`; 0 of one
-    that is not in it.
+    `counts` has the item counts of `COUNTED` sections, which only the file knows; missing ones are
+    0.
     """
     counts = counts or {}
     wanted = {(int(Kind.SCHEMA), NO_FIELD, 0): (1, 0)}
@@ -186,7 +186,7 @@ def _blocked(
 
 
 def _check_optional(section: Section, path: str) -> None:
-    """Check what must hold of a section that may be skipped, whatever it is."""
+    """Check a section of an optional kind: rules that hold whatever its content."""
     if section.of_kind:
         what = "a section of an optional kind says that it belongs to another"
         raise _corrupt(path, section, what, 0, section.of_kind)
@@ -196,10 +196,10 @@ def _check_optional(section: Section, path: str) -> None:
 
 
 def _check_kinds(sections: Sections, path: str) -> None:
-    """Make sure that this version knows every kind of section that may not be skipped.
+    """Check that this version knows every kind of section that may not be skipped.
 
     Raises:
-        ShardUnsupported: naming the first that it does not know.
+        ShardUnsupported: naming the first unknown one.
     """
     for section in sections.values():
         if section.kind < FIRST_OPTIONAL_KIND and section.kind not in _KINDS:
@@ -210,7 +210,7 @@ def _check_kinds(sections: Sections, path: str) -> None:
 
 
 def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
-    """Compare the section table with what schema and sample count demand."""
+    """Compare the section table with the sections that schema and sample count require."""
     _check_kinds(sections, path)
     if header.n_samples > MAX_SAMPLES:
         raise ShardCorrupt(

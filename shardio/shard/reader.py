@@ -1,8 +1,8 @@
-"""ShardReader: one shard, opened and checked, read from its map.
+"""ShardReader: one shard, opened and validated, read through a memory map or by offset.
 
-Paired with `writer`; what both must agree on is in `format/`. Opening validates everything that
-does not depend on the number of samples; a hash is checked when the bytes it covers are first
-met (`verification`).
+Counterpart of `writer`; their common rules are in `format/`. Opening validates everything that does
+not depend on the number of samples; a hash is checked when its bytes are first read
+(`verification`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from shardio.storage.pread import PreadFile
 
 
 class ShardReader(Closing):
-    """Reads one shard; owns its map until `close()` and until the last view of it is gone.
+    """Reads one shard; owns its map until `close()` and until the last view of the map is gone.
 
-    Without a map, what it hands out are copies, and it owns a descriptor at most.
+    Without a map, values are copies, and the reader owns at most a file descriptor.
 
     Args:
         path: the file.
-        verify: "first" checks every hash when its bytes are first met, "always" each time, "off"
-            never. Structure is checked in any case.
+        verify: "first" checks every hash when its bytes are first read, "always" each time, "off"
+            never. The structure is always validated.
         access: "mmap" maps the file, "pread" reads it by offset, "auto" maps it unless it lies on a
-            network file system. A mapped file that is cut short can kill this process.
-        content: what reads the file, where that is open already.
+            network file system. Truncating a mapped file can kill this process.
+        content: an open file to read from, instead of opening `path`.
 
     Raises:
         ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: see `shardio.errors`.
@@ -58,7 +58,7 @@ class ShardReader(Closing):
         self.path = os.fspath(path)
         self._is_open = True
         self._wholes: dict[str, npt.NDArray[Any]] = {}
-        """Mapped columns of which a row was asked for."""
+        """Mapped columns from which a row has been read."""
         self._place = os.path.abspath(path)  # looked at later, whatever chdir did meanwhile
         self._bytes: Content
         if content is None:
@@ -72,11 +72,11 @@ class ShardReader(Closing):
         self.units = VerifiedUnits(
             self._bytes, self.schema, self._sections, len(self), path=self.path, verify=verify
         )
-        """What has been checked; the dataset's gather uses it too."""
+        """The verification state; the dataset's gather uses it too."""
         self.access: Access = "mmap" if isinstance(self._bytes, memoryview) else "pread"
-        """What `access` came to."""
+        """The access mode in use: "mmap" or "pread"."""
         self.records = Records(self._bytes, self.schema, self._sections, self.units, path=self.path)
-        """What is not stored in columns."""
+        """The fields that are not stored in columns."""
 
     def __len__(self) -> int:
         return self.header.n_samples
@@ -92,10 +92,10 @@ class ShardReader(Closing):
         return self._bytes
 
     def check_length(self) -> None:
-        """Make sure that a mapped file was not cut short since: reading it would kill.
+        """Check that a mapped file has not been truncated: reading it would kill the process.
 
         Raises:
-            ShardChanged: it was. Between this and the reading it still can be.
+            ShardChanged: it has. Truncation between this call and a read is not detected.
         """
         if isinstance(self._bytes, memoryview):
             check_length(self._place, self.file)
@@ -106,18 +106,21 @@ class ShardReader(Closing):
         return tuple(self._sections.values())
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """One sample, by (dotted) names; arrays are read-only, where they are raw views of any map.
+        """Return one sample, by dotted names.
 
-        An optional field that the sample lacks is None.
+        Arrays are read-only, raw ones views of the map, if any.
+
+        A missing value of an optional field is None.
         """
         return self.sample(row, self.schema)
 
     def sample(
         self, row: int, names: Iterable[str], *, check_truncated: bool = True
     ) -> dict[str, Any]:
-        """Some fields of one sample; nothing is read of the others.
+        """Return some fields of one sample without reading the others.
 
-        Without `beware` it is not looked whether the file was cut short: see `check_length`.
+        With `check_truncated=False` the length of the file is not checked first: see
+        `check_length`.
         """
         row = self._in_range(operator.index(row))
         if check_truncated:
@@ -133,7 +136,7 @@ class ShardReader(Closing):
         return sample
 
     def _value(self, name: str, row: int) -> Any:
-        """The value of any field."""
+        """Return the value of any field."""
         field, rows = self.schema.get(name), np.array([row], np.int64)
         if field is None:
             known = ", ".join(self.schema)
@@ -167,20 +170,20 @@ class ShardReader(Closing):
         rows: Sequence[int] | npt.NDArray[Any] | None = None,
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
-        """A fixed raw field of many samples as one array.
+        """Return a fixed raw field of many samples as one array.
 
         Without `rows`: the whole column over the map (or read into memory), read-only,
         **unverified** unless the reader was opened with verify="always"; it keeps the map alive.
-        With `rows`: those rows, verified, copied into `out` or a new array of shape
-        (len(rows), *field.shape). Samples that lack an optional field have zeros, whatever the file
-        has in their place; `present` tells which.
+        With `rows`: those rows, verified, copied into `out` or a new array of shape (len(rows),
+        *field.shape). Samples that lack an optional field have zeros, whatever the file contains;
+        see `present`.
 
         Raises:
             InvalidArgument: no such column, or an `out` that does not fit.
             IndexError: a row out of range.
             ChecksumMismatch: the bytes changed since they were written.
-            ShardCorrupt: the whole of a column is verified, and has other than zeros there.
-            ShardChanged: the file was cut short while in use.
+            ShardCorrupt: the whole column is verified, and the row of a missing value is not zero.
+            ShardChanged: the file was truncated while in use.
         """
         if name not in self.schema.columns:
             columns = ", ".join(self.schema.columns) or "none"
@@ -209,7 +212,7 @@ class ShardReader(Closing):
         return out
 
     def _check_absent(self, name: str, whole: npt.NDArray[Any]) -> None:
-        """Make sure that the rows of samples that lack an optional field are zeros.
+        """Check that the rows of samples that lack an optional field are zeros.
 
         Raises:
             ShardCorrupt: naming the first that is not.
@@ -228,7 +231,7 @@ class ShardReader(Closing):
                 )
 
     def _places(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
-        """Row numbers as given by a user, counted from the start."""
+        """Return row numbers given by a user as non-negative ones."""
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise InvalidArgument(
@@ -243,7 +246,7 @@ class ShardReader(Closing):
         return places
 
     def present(self, name: str, rows: Sequence[int] | Rows | None = None) -> Present:
-        """Which of `rows` (all samples by default) have a value of a field, verified.
+        """Return a mask of `rows` (all samples by default) that have a value of a field, verified.
 
         Raises:
             InvalidArgument: no such field.
@@ -269,15 +272,15 @@ class ShardReader(Closing):
         return StoredColumn(name, self._bytes, *place, field.numpy, shape)
 
     def column_section(self, name: str) -> Section:
-        """Where a column lies in the file."""
+        """Return the section of a column."""
         return self._sections[Kind.COLUMN, self.schema.field_id(name), 0]
 
     def hashes_section(self, name: str) -> Section:
-        """Where the hashes of a column's units lie in the file."""
+        """Return the section of a column's unit hashes."""
         return self._sections[Kind.COLUMN_HASHES, self.schema.field_id(name), 0]
 
     def close(self) -> None:
-        """Let go of the map; it is unmapped when the last view of it is gone. Idempotent."""
+        """Release the map; it is unmapped when the last view of it is gone. Idempotent."""
         self._is_open = False
         self._wholes.clear()
         self._bytes = memoryview(bytes(PAGE))

@@ -1,6 +1,6 @@
-"""Records: the values of a shard that are not stored in columns, found by its index, verified.
+"""Read records, the values of a shard that are not stored in columns, by its index, verified.
 
-`reader` and the engine read through this; `payload` is what writes them.
+`reader` and the engine read through this module; `section_writers` writes the records.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Present = npt.NDArray[np.bool_]
 
 
 class Records:
-    """The records of one opened shard. Borrows its bytes and units, until `release`.
+    """The records of one open shard. Borrows the shard's bytes and units until `release`.
 
     Args:
         content: the whole file.
-        schema, sections: as `opening.open_sections` proved them.
-        units: what has been checked.
+        schema, sections: as validated by `opening.open_sections`.
+        units: the verification state.
         path: for messages.
     """
 
@@ -60,7 +60,7 @@ class Records:
         self._ids = {name: k for k, name in enumerate(schema.records)}
         self._dictionaries: dict[str, Dictionary | None] = {}
         self.streams = StreamRecords(content, schema, sections, units, path=path)
-        """Those of fields of videos and sound."""
+        """The records of video and audio fields."""
 
     @property
     def _bytes(self) -> Content:
@@ -69,17 +69,17 @@ class Records:
         return self._content
 
     def release(self) -> None:
-        """Let go of the shard's bytes; nothing can be read any more."""
+        """Release the shard's bytes; every later read raises an error."""
         self._content = None
         self.streams.release()
 
     @property
     def offset(self) -> int:
-        """Where in the file the records begin."""
+        """The offset of the payload in the file."""
         return self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
 
     def present(self, name: str, rows: Rows) -> Present:
-        """Which of `rows` have a value of a field, also of a column, verified.
+        """Return a mask of `rows` that have a value of a field, also of a column, verified.
 
         Raises:
             ChecksumMismatch: the bytes changed since they were written.
@@ -96,10 +96,12 @@ class Records:
         return found
 
     def entries(self, name: str, rows: Rows) -> Entries:
-        """The index entries of a record field for `rows`, checked: hashes, bounds, sizes.
+        """Return the index entries of a record field for `rows`.
+
+        Hashes, bounds and sizes are checked.
 
         Raises:
-            ShardCorrupt: naming the first sample whose entry cannot be right.
+            ShardCorrupt: naming the first sample with an invalid entry.
         """
         content = self._bytes  # first: it refuses when all is released
         k, n_records = self._ids[name], len(self._ids)
@@ -125,10 +127,12 @@ class Records:
         return found
 
     def read(self, name: str, rows: Rows, entries: Entries) -> Iterator[bytes | memoryview]:
-        """The decoded record of each row in order, verified; raw ones are views of any map.
+        """Yield the decoded record of each row in order, verified.
+
+        Raw ones are views of the map, if any.
 
         Raises:
-            ShardCorrupt: ChecksumMismatch for changed bytes; otherwise what does not decode.
+            ShardCorrupt: a record cannot be decoded; ChecksumMismatch for changed bytes.
         """
         payload = self.offset
         content = self._bytes  # release() lets go of the map; this iterator goes on
@@ -168,7 +172,7 @@ class Records:
             yield record
 
     def _dictionary(self, name: str) -> Dictionary | None:
-        """What a field's records are compressed with; None if with nothing. Read once."""
+        """Return the dictionary of a field, read once; None if it has none."""
         if self._schema[name].codec != "zstd_dictionary":
             return None
         if name not in self._dictionaries:
@@ -186,9 +190,10 @@ class Records:
         return self._dictionaries[name]
 
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
-        """What is stored of dimensions for `rows`, checked: (len(rows), n).
+        """Return the stored dimensions for `rows`, checked, as an array of shape (len(rows), n).
 
-        Of an array those that vary, of a picture all three; n is 0 for other fields.
+        They are the varying dimensions of an array and all three of an image; n is 0 for other
+        fields.
         """
         n_dims = n_stored_dims(self._schema[name])
         if not n_dims:
@@ -204,13 +209,15 @@ class Records:
         return dims
 
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
-        """The value of a record field for each row, in order; raw arrays are views of any map.
+        """Yield the value of a record field for each row, in order.
 
-        Of a stream, packets are read and checked when its `data` is sliced. None where a sample has
-        no value.
+        Raw arrays are views of the map, if any.
+
+        A missing value is None. The packets of a stream are read and checked when its `data` is
+        sliced.
 
         Raises:
-            ShardCorrupt: bytes that changed, or a record that is not what its field promises.
+            ShardCorrupt: bytes that changed, or a record that does not match its field.
         """
         field = self._schema[name]
         entries = self.entries(name, rows)
@@ -240,11 +247,12 @@ class Records:
             yield value
 
     def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
-        """The places in `rows` of samples that lack a record field; `entries` are theirs.
+        """Return the positions in `rows` of samples that lack a record field; `entries` are theirs.
 
         Raises:
-            ShardCorrupt: such a sample has a record all the same; or a fixed array, a picture or a
-                stream that is there has no bytes.
+            ShardCorrupt: such a sample has a record nevertheless; or a present fixed array, image
+                or stream
+                has no bytes.
         """
         field = self._schema[name]
         if not field.optional:
@@ -261,7 +269,7 @@ class Records:
         return frozenset(np.flatnonzero(is_absent).tolist())
 
     def placed(self, error: ShardCorrupt, field: str, row: int | None, offset: int) -> ShardCorrupt:
-        """The same error, with its place."""
+        """Return the same error with its place."""
         return ShardCorrupt(
             error.what,
             code=error.code,
@@ -275,10 +283,10 @@ class Records:
 
 
 def _shape_of(field: Field, dims: npt.NDArray[np.uint64], n_bytes: int) -> tuple[int, ...]:
-    """The shape of an array or a picture; () of anything else.
+    """Return the shape of an array or image; () for other fields.
 
     Raises:
-        ShardCorrupt: it cannot be. It names no place.
+        ShardCorrupt: the dimensions are invalid. The error has no place.
     """
     if isinstance(field, Array):
         return full_shape(field, dims, n_bytes)

@@ -1,14 +1,8 @@
-"""The part of a shard that is written at its end: sections, their table, both header pages.
+"""Writers of the sections of a shard: columns, validity bits, records with their index, streams.
 
-The columns of samples on their way into a shard, and the bits of optional fields.
-
-Beside `payload`, which does the same for records. What is gathered waits in spools; the writer of
-the shard says where they go, and closes them.
-
-PayloadWriter: the records of samples on their way into a shard, with their index.
-
-Where fields are compressed with a dictionary, the first rows wait until there is enough of them to
-learn it from; all else is written as it comes.
+Each gathers its part of the samples in buffers. The shard's writer decides where the buffers are
+kept, and closes them; `SectionTable` appends finished sections and writes table and header pages.
+With a dictionary codec, the first rows wait until there is enough data to train it.
 """
 
 from __future__ import annotations
@@ -38,9 +32,9 @@ from shardio.format.values import Content, Record
 
 
 class SectionBuffer:
-    """Bytes on their way into a shard: in memory, in a file, or straight in their place.
+    """Bytes of a section to be written: in memory, in a temporary file, or directly in the shard.
 
-    Append only. Owns its temporary file, if `move_to` gave it one, until `close()`.
+    Append only. Owns the temporary file passed to `move_to` until `close()`.
     """
 
     def __init__(self) -> None:
@@ -54,7 +48,7 @@ class SectionBuffer:
         return len(self._memory)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append."""
+        """Append data."""
         if self._file is None:
             self._memory += data
         else:
@@ -62,13 +56,13 @@ class SectionBuffer:
         self.n_bytes += len(data) if type(data) is bytes else memoryview(data).nbytes
 
     def move_to(self, file: IO[bytes]) -> None:
-        """Write what waits, and everything from now on, to `file`."""
+        """Write the buffered bytes, and everything from now on, to `file`."""
         file.write(self._memory)
         self._memory = bytearray()
         self._file = file
 
     def chunks(self) -> Iterator[memoryview]:
-        """Everything written, in pieces of whole blocks, from memory or the temporary file."""
+        """Yield everything written, in pieces of whole blocks."""
         if self._file is None:
             whole = memoryview(self._memory)
             for i in range(0, len(whole), _COPY_BYTES):
@@ -79,16 +73,16 @@ class SectionBuffer:
             yield memoryview(piece)
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release memory and file."""
         self._memory = bytearray()
         if self._file is not None:
             self._file.close()
 
 
 class SectionTable:
-    """Appends sections to a file, each on a page of its own, and remembers their table.
+    """Appends sections to a file, each on a new page, and records them for the section table.
 
-    Borrows the file, which stands behind the first header page and what was streamed after it.
+    Borrows the file, which is positioned behind the first header page and any streamed section.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -99,7 +93,7 @@ class SectionTable:
     def adopt(
         self, kind: int, field: int, n_bytes: int, count: int, stride: int, hash_: int
     ) -> None:
-        """Enter the section that was streamed into the file already, right behind the header."""
+        """Record the section that was streamed into the file, right behind the header."""
         self._enter(kind, field, 0, n_bytes, count, stride, hash_)
 
     def add(
@@ -112,7 +106,7 @@ class SectionTable:
         hash_: int,
         of_kind: int = 0,
     ) -> None:
-        """Append a section whose hash is known."""
+        """Append a section with a known hash."""
         n_bytes = 0
         for chunk in chunks:
             self._file.write(chunk)
@@ -122,7 +116,7 @@ class SectionTable:
     def add_blocked(self, kind: int, field: int, chunks: Iterable[memoryview], stride: int) -> None:
         """Append an index section and the section of its block hashes.
 
-        `chunks` are whole blocks, but for the last.
+        `chunks` are whole blocks, except for the last.
         """
         hashes: list[bytes] = []
         n_bytes = 0
@@ -165,13 +159,13 @@ class SectionTable:
 
 
 GATHERED: Final = 256
-"""Rows that are put together and hashed at a time; each is an object of its own until then."""
+"""Rows joined and hashed at a time; each is a separate object until then."""
 
 
 class ColumnWriter:
-    """Gathers the rows of one column, at their stride, and one hash per unit of them.
+    """Gathers the rows of one column, at their stride, and one hash per unit.
 
-    Rows that share a hash wait here until there are GATHERED of them, or `flush`.
+    Rows that share a hash are buffered until there are GATHERED of them, or `flush`.
     """
 
     def __init__(self, field: Array) -> None:
@@ -186,9 +180,9 @@ class ColumnWriter:
         self._n_wanted = min(GATHERED, self._rows_per_unit)
 
     def append(self, row: bytes | memoryview | None) -> None:
-        """Add a row; None, of an optional field, is a row of zeros.
+        """Add a row; None, in an optional field, is a row of zeros.
 
-        One that has no hash of its own must not change afterwards.
+        A row without a hash of its own must not change afterwards.
         """
         row = self._zeros() if row is None else row
         if self._by_row:
@@ -202,13 +196,16 @@ class ColumnWriter:
             self.flush()
 
     def _zeros(self) -> bytes:
-        """The row of a missing value; made with the first, as a schema can say any size."""
+        """Return the row of a missing value.
+
+        Created on first use, as a schema can state any size.
+        """
         if not self._absent:
             self._absent = bytes(self._row_bytes)
         return self._absent
 
     def flush(self) -> None:
-        """Have all rows in `data`."""
+        """Move all buffered rows to `data`."""
         if not self._rows:
             return
         joined = self._fill.join(self._rows) + self._fill
@@ -236,7 +233,7 @@ class ColumnWriter:
 
 
 class ValidityWriter:
-    """Gathers which samples have a value of an optional field: a bit each, from the lowest on."""
+    """Gathers a bit per sample, lowest first: 1 if it has a value of an optional field."""
 
     def __init__(self) -> None:
         self.data = SectionBuffer()
@@ -261,22 +258,22 @@ class ValidityWriter:
 
 _COPY_BYTES: Final = 1 << 20
 WAITING_BYTES: Final = 32 << 20
-"""How much waits, of all records together, for dictionaries to be learned."""
+"""Bytes of records that are buffered until the dictionaries are trained."""
 
 
 class StreamWriter:
-    """Gathers the streams of one field: a line of each, their packets, the hashes of chunks."""
+    """Gathers the streams of one field: a line of each, their packets, and the hashes of chunks."""
 
     def __init__(self) -> None:
         self.lines, self.packets, self.chunks = SectionBuffer(), SectionBuffer(), SectionBuffer()
 
     @property
     def spools(self) -> tuple[SectionBuffer, SectionBuffer, SectionBuffer]:
-        """Everything that is held."""
+        """All buffers."""
         return self.lines, self.packets, self.chunks
 
     def append(self, record: StreamRecord, data: SectionBuffer) -> int:
-        """Add a stream, its record to `data`; returns the hash for the record's index entry."""
+        """Add a stream, with its record appended to `data`; return the hash for its index entry."""
         first_packet = self.packets.n_bytes // PACKET.size
         first_chunk = self.chunks.n_bytes // DIMENSION.size
         self.lines.write(pack_line(record.tables.line, first_packet, first_chunk))
@@ -292,7 +289,7 @@ class StreamWriter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """What is known of the records of a field before the first comes."""
+    """The properties of a field's records that do not depend on a sample."""
 
     name: str
     codec: Codec
@@ -321,11 +318,11 @@ class PayloadWriter:
         self.dictionaries: dict[str, Dictionary | None] = {
             name: None for name, field in schema.records.items() if field.codec == "zstd_dictionary"
         }
-        """What was learned of each field that asks for it; None where there was too little."""
+        """The trained dictionary of each field that uses one; None if there was too little data."""
         self.required = Required(0)
-        """The features that its records need."""
+        """The features that the records need."""
         self.n_spooled = 0
-        """How many bytes have been written to its spools, all together."""
+        """Bytes written to all buffers together."""
         self._places = [
             _Place.of(name, field, self.shapes.get(name)) for name, field in schema.records.items()
         ]
@@ -335,12 +332,12 @@ class PayloadWriter:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes so far; those that wait are not compressed yet."""
+        """Bytes so far; waiting ones are not compressed yet."""
         return self.data.n_bytes + self._n_waiting_bytes
 
     @property
     def spools(self) -> list[SectionBuffer]:
-        """Everything that is held."""
+        """All buffers."""
         return [self.data, self.index, *self.shapes.values(), *self._tables]
 
     def append(self, records: Sequence[Record]) -> None:
@@ -356,13 +353,13 @@ class PayloadWriter:
             self.finish()
 
     def least_bytes(self, records: Sequence[Record]) -> int:
-        """How much longer a row makes `data` at least, at once: by its streams."""
+        """Return the minimum growth of `data` by a row, from its streams alone."""
         if self._is_learning:
             return 0
         return sum(record.nbytes for record in records if isinstance(record, StreamRecord))
 
     def finish(self) -> None:
-        """Learn the dictionaries from what waits, and write it."""
+        """Train the dictionaries on the waiting rows, and write those."""
         if not self._is_learning:
             return
         self._is_learning = False
@@ -414,7 +411,7 @@ class PayloadWriter:
 
 
 def _kept(record: Record) -> Record:
-    """The same, of which nothing is the caller's."""
+    """Return a copy that owns all of its memory."""
     if isinstance(record, StreamRecord):
         return record.kept()
     return bytes(record[0]), record[1]

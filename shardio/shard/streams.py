@@ -1,6 +1,6 @@
-"""The streams of a shard's Video and Audio fields: their tables, and data that is checked by parts.
+"""The streams of a shard's Video and Audio fields: tables, and data that is verified in parts.
 
-`payload` is what writes them.
+`section_writers` writes them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from shardio.storage.content import Content, take_items
 
 
 class StreamRecords:
-    """The streams of one opened shard. Borrows its bytes and units, until `release`.
+    """The streams of one open shard. Borrows the shard's bytes and units until `release`.
 
     Args:
         content: the whole file.
-        schema, sections: as `opening.open_sections` proved them.
-        units: what has been checked.
+        schema, sections: as validated by `opening.open_sections`.
+        units: the verification state.
         path: for messages.
     """
 
@@ -72,22 +72,22 @@ class StreamRecords:
         return self._content
 
     def release(self) -> None:
-        """Let go of the shard's bytes; no slice of any stream can be read any more."""
+        """Release the shard's bytes; every later read of a slice raises an error."""
         self._content = None
 
     def _section(self, kind: Kind, name: str) -> Section:
         return self._sections[kind, self._schema.field_id(name), 0]
 
     def lines(self, name: str, rows: Rows, entries: Entries) -> Streams:
-        """What STREAMS has of a field for `rows`, checked: hashes, and all that numbers can tell.
+        """Return the STREAMS lines of a field for `rows`; hashes and numbers are checked.
 
         Args:
             name: a field of type Video or Audio.
             rows: some samples.
-            entries: those of the index for them, checked.
+            entries: their index entries, checked.
 
         Raises:
-            ShardCorrupt: naming the first sample whose line cannot be right.
+            ShardCorrupt: naming the first sample with an invalid line.
         """
         content, section = self.bytes, self._section(Kind.STREAMS, name)
         self.units.check_blocks(Kind.STREAMS, section.field, rows * STREAM.size, STREAM.size)
@@ -113,12 +113,12 @@ class StreamRecords:
         return found
 
     def streams(self, name: str, rows: Rows, entries: Entries) -> Iterator[EncodedStream]:
-        """The stream of each row in order; those of samples without one have no meaning.
+        """Yield the stream of each row in order; for samples without one, an empty placeholder.
 
-        Nothing is read of the packets themselves until `data` is sliced.
+        Packets are read only when `data` is sliced.
 
         Raises:
-            ShardCorrupt: naming the sample whose tables or parameters cannot be right.
+            ShardCorrupt: naming the sample with invalid tables or parameters.
         """
         lines = self.lines(name, rows, entries)
         payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
@@ -131,10 +131,10 @@ class StreamRecords:
                 yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
 
     def tables(self, name: str, rows: Rows, entries: Entries) -> Iterator[StreamTables]:
-        """What the tables have of the stream of each row, wherever in them it is.
+        """Yield the tables of each row's stream, independent of its position in the shard.
 
         Raises:
-            ShardCorrupt: naming the sample whose tables cannot be right.
+            ShardCorrupt: naming the sample with invalid tables.
         """
         for row, line, entry in zip(
             rows.tolist(), self.lines(name, rows, entries), entries, strict=True
@@ -167,7 +167,10 @@ class StreamRecords:
         )
 
     def _packets(self, name: str, row: int, line: np.void, n_bytes: int) -> Packets:
-        """The packets of a stream, which must tile its n_bytes and be as many as are shown."""
+        """Return the packets of a stream.
+
+        They must tile its n_bytes and match its number of frames.
+        """
         section = self._section(Kind.PACKETS, name)
         first, count = int(line["first_packet"]), int(line["n_packets"])
         start, end = first * PACKET.size, (first + count) * PACKET.size
@@ -196,7 +199,7 @@ class StreamRecords:
         return packets
 
     def hashes(self, name: str, chunks: Rows) -> npt.NDArray[np.uint64]:
-        """The stored hashes of chunks of a field, by number, themselves checked."""
+        """Return the stored hashes of chunks of a field, by number; the hashes are verified."""
         section = self._section(Kind.CHUNK_HASHES, name)
         starts = chunks * section.stride
         self.units.check_blocks(Kind.CHUNK_HASHES, section.field, starts, section.stride)
@@ -229,17 +232,17 @@ class StreamRecords:
 
 
 class StreamData:
-    """Bytes of one record, checked chunk by chunk when they are sliced.
+    """The bytes of one record, verified chunk by chunk when they are sliced.
 
-    They can be sliced for as long as the reader is open; a slice (without a step) is a view of the
-    map, which stays valid, or read from the file.
+    They can be sliced while the reader is open. A slice (without a step) is a view of the map,
+    which stays valid, or bytes read from the file.
 
     Args:
         records: of the shard.
-        name, row: whose record it is.
-        offset, n_bytes: where it lies in the file.
+        name, row: field and row of the record.
+        offset, n_bytes: of the record in the file.
         first_chunk: the number of its first chunk among those of the field.
-        skipped: where in the record the bytes begin.
+        skipped: bytes of the record before the first of these.
     """
 
     __slots__ = ("_first_chunk", "_n_bytes", "_name", "_records", "_row", "_skipped", "offset")
@@ -259,7 +262,7 @@ class StreamData:
         self._first_chunk, self._skipped = first_chunk, skipped
 
     def behind(self, n_bytes: int) -> StreamData:
-        """The same without its first n_bytes."""
+        """Return the same data without its first n_bytes."""
         place = self.offset, self._n_bytes, self._first_chunk, self._skipped + n_bytes
         return StreamData(self._records, self._name, self._row, *place)
 
@@ -267,10 +270,11 @@ class StreamData:
         return self._n_bytes - self._skipped
 
     def __getitem__(self, part: slice) -> memoryview:
-        """The bytes from `part.start` to `part.stop`, read-only, once their chunks are checked.
+        """Return the bytes from `part.start` to `part.stop`, read-only, after checking their
+        chunks.
 
         Raises:
-            ChecksumMismatch: naming field, sample and offset of the chunk that was changed.
+            ChecksumMismatch: naming field, sample and offset of the changed chunk.
             ClosedError: the reader is closed.
             InvalidArgument: the slice has a step.
         """
@@ -288,7 +292,10 @@ class StreamData:
             raise
 
     def _checked(self, content: Content, start: int, stop: int) -> memoryview:
-        """Bytes of the record; what is not mapped is read once, so that just that is checked."""
+        """Return verified bytes of the record.
+
+        Unmapped bytes are read once, so that exactly the verified ones are returned.
+        """
         records, base = self._records, self.offset
         first, last = start // CHUNK_BYTES, n_chunks(stop)
         fresh = records.units.fresh_chunks(self._name, self._first_chunk + first, last - first)
@@ -307,5 +314,5 @@ class StreamData:
         return bytes(self[:])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy elsewhere is plain bytes."""
+        """Pickle as plain bytes."""
         return bytes, (bytes(self),)

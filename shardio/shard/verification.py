@@ -1,9 +1,9 @@
-"""What of a shard has been checked: one mark, a byte, per unit that has a hash of its own.
+"""Verification state: one mark, a byte, per unit that has a hash of its own.
 
 Units are the 4 KiB blocks of index sections, the rows or runs of columns, records, and the chunks
-of streams, numbered in this order; see `format/checksum` for what each hash covers. A loader keeps
-the marks of all shards in one table that its processes share. A mark lost to a race only means
-checking twice.
+of streams, numbered in this order; `format/checksum` defines the bytes that each hash covers. A
+loader keeps the marks of all shards in one table shared by its processes. A mark lost to a race
+only means that a unit is checked twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Hashed:
-    """A section, the section of its units' hashes, and where their marks begin."""
+    """A section, the section of its units' hashes, and the number of its first mark."""
 
     section: Section
     hashes: Section
@@ -45,13 +45,13 @@ class _Hashed:
 
 
 class VerifiedUnits:
-    """The units of one opened shard and their marks. Borrows the shard's bytes.
+    """The units of one open shard and their marks. Borrows the shard's bytes.
 
     Args:
         content: the whole file.
-        schema, sections, n_samples: as `opening.open_sections` proved them.
+        schema, sections, n_samples: as validated by `opening.open_sections`.
         path: for messages.
-        verify: when to check; "off" makes every check return at once.
+        verify: when to check; with "off" every check returns at once.
     """
 
     def __init__(
@@ -69,22 +69,22 @@ class VerifiedUnits:
         self._n_samples = n_samples
         self._hashed: dict[tuple[int, int], _Hashed] = {}
         self._columns: dict[str, tuple[_Hashed, int, int, int]] = {}
-        """Of each, the bytes of a row, those to the next, and the rows of a unit."""
+        """For each column: its section, bytes of a row, stride, and rows per unit."""
         self._n_records = len(schema.records)
         self._records_mark = self._number(sections)
         self._chunk_marks: dict[str, int] = {}
-        """Where the marks of the chunks of a field of streams begin."""
+        """The first mark of the chunks of each stream field."""
         self.n_marks = self._records_mark + n_samples * self._n_records
         for name, field in schema.records.items():
             if isinstance(field, STREAMED):
                 self._chunk_marks[name] = self.n_marks
                 self.n_marks += sections[Kind.CHUNK_HASHES, schema.field_id(name), 0].count
-        """How many units there are."""
+        """The number of units."""
         self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
-        """Which units are checked; replace it by n_marks bytes that are shared."""
+        """1 for each verified unit; may be replaced by n_marks bytes of shared memory."""
 
     def _number(self, sections: dict[tuple[int, int, int], Section]) -> int:
-        """Number the units of all hashed sections; returns where those of records begin."""
+        """Number the units of all hashed sections; return the first number of the records."""
         place = 0
         for (kind, field, of_kind), hashes in sections.items():
             if kind == Kind.BLOCK_HASHES:
@@ -102,23 +102,23 @@ class VerifiedUnits:
         return place
 
     def release(self) -> None:
-        """Let go of the shard's bytes; the units cannot be checked any more."""
+        """Release the shard's bytes; units cannot be checked any more."""
         self._content = memoryview(b"")
 
     def column_mark(self, name: str) -> int:
-        """The number of the first unit of a column."""
+        """Return the number of the first unit of a column."""
         return self._hashed[Kind.COLUMN, self._schema.field_id(name)].first_mark
 
     def hashes_mark(self, name: str) -> int:
-        """The number of the first block of a column's hashes."""
+        """Return the number of the first block of a column's hashes."""
         return self._hashed[Kind.COLUMN_HASHES, self._schema.field_id(name)].first_mark + 1
 
     def is_checked(self, name: str, unit: int) -> bool:
-        """Whether a unit of a column is known to be as it was written."""
+        """Return True if a unit of a column has been verified."""
         return bool(self.marks[self.column_mark(name) + unit])
 
     def check_column(self, name: str, rows: Rows) -> None:
-        """Check the units of a column that hold `rows`, as far as `verify` asks for it.
+        """Check the units of a column that hold `rows`, as `verify` requires.
 
         Raises:
             ChecksumMismatch: naming field, first sample of the unit, and offset.
@@ -155,7 +155,7 @@ class VerifiedUnits:
             self.check_column(name, np.array([row]))
 
     def column_hashes(self, name: str, units: Rows) -> npt.NDArray[np.uint64]:
-        """The stored hashes of units of a column, themselves checked."""
+        """Return the stored hashes of units of a column; the hashes are verified."""
         number = self._schema.field_id(name)
         hashes = self._hashed[Kind.COLUMN, number].hashes
         self.check_blocks(Kind.COLUMN_HASHES, number, units * DIMENSION.size, DIMENSION.size)
@@ -163,7 +163,7 @@ class VerifiedUnits:
         return take_items(self._content, "<u8", *place, units, section=hashes.name, field=name)
 
     def are_records_checked(self, k: int, rows: Rows) -> bool:
-        """Whether `check_record` has nothing to do for record field number k of any of `rows`."""
+        """Return True if `check_record` has nothing to do for record field number k of `rows`."""
         if self._verify != "first":
             return self._verify == "off"
         return bool(self.marks[self._records_mark + rows * self._n_records + k].all())
@@ -192,7 +192,7 @@ class VerifiedUnits:
         self.marks[mark] = 1
 
     def fresh_chunks(self, name: str, first: int, n: int) -> Rows:
-        """Which of n chunks of a field of streams, from number `first` on, are to be checked."""
+        """Return which of n chunks of a stream field, starting at `first`, need checking."""
         chunks = np.arange(first, first + n)
         return (
             chunks[:0] if self._verify == "off" else self._unmarked(self._chunk_marks[name], chunks)
@@ -214,7 +214,7 @@ class VerifiedUnits:
         self.marks[self._chunk_marks[name] + chunk] = 1
 
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
-        """Check the blocks of an index section that n_bytes from each of `starts` lie in.
+        """Check the blocks of an index section that contain the n_bytes from each of `starts`.
 
         Raises:
             ChecksumMismatch: naming section, field and offset.
@@ -249,7 +249,7 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def check_whole(self, section: Section, content: bytes) -> None:
-        """Check a section that is read once and kept, if anything is checked at all.
+        """Check a section that is read once and kept, unless `verify` is "off".
 
         Raises:
             ChecksumMismatch: naming section, field and offset.
@@ -258,14 +258,14 @@ class VerifiedUnits:
             raise self._section_mismatch(section, section.offset, section.hash, found)
 
     def _unmarked(self, first_mark: int, units: Rows) -> Rows:
-        """Those of `units` that have to be checked now, each once."""
+        """Return the unique `units` that need checking now."""
         if self._verify == "always":
             return distinct(units)
         marks = self.marks[first_mark + units]
         return units[:0] if marks.all() else distinct(units[marks == 0])
 
     def _hash(self, section: Section, start: int, end: int) -> int:
-        """The hash of bytes of an index."""
+        """Return the hash of bytes of an index."""
         try:
             return hash_bytes(self._content[start:end])
         except ShardChanged as error:
@@ -292,7 +292,7 @@ class VerifiedUnits:
     def mismatch(
         self, field: str, row: int, offset: int, expected: int, found: int
     ) -> ChecksumMismatch:
-        """The error for bytes of a sample that do not match their hash."""
+        """Return the error for a sample's bytes that do not match their hash."""
         return ChecksumMismatch(
             "the data of a sample does not match its hash",
             code="checksum",

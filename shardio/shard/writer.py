@@ -1,10 +1,8 @@
-"""What is given for a field of media, as it is stored: all that a writer needs of `media`.
+"""ShardWriter: samples to one immutable file, in one pass, published by rename.
 
-ShardWriter: samples to one immutable file, in one pass, published by rename.
-
-Paired with `reader`; what both must agree on is in `format/`. The section that is the largest when
-`SPOOL_BYTES` have been gathered streams straight into the file; the others wait in memory, from
-`MEMORY_BYTES` on in unlinked temporary files, and are appended at close. So only the small
+Counterpart of `reader`; their common rules are in `format/`. The section that is the largest once
+`SPOOL_BYTES` have been gathered is streamed straight into the file. The others are kept in memory,
+from `MEMORY_BYTES` on in unlinked temporary files, and are appended at close. Only the small
 sections are written twice, and memory stays bounded.
 """
 
@@ -39,13 +37,13 @@ from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, s
 
 
 def encode_media(name: str, field: Field, value: Any) -> Any:
-    """What a shard stores for a value of a field of media; what is no such thing stays as it is.
+    """Return the encoded media for a value of a media field; other values are returned unchanged.
 
-    The bytes of a picture's file are looked into for its height, width and channels; a media file
-    (its bytes) is cut into packets.
+    An image file is probed for its height, width and channels; the bytes of a media file are
+    demuxed into packets.
 
     Raises:
-        MediaError: the bytes cannot be read as what they should be. It names the field.
+        MediaError: the bytes cannot be read as such a file. It names the field.
     """
     if isinstance(value, EncodedImage | EncodedStream):
         return value
@@ -67,14 +65,14 @@ def _encoded(field: Field, data: bytes) -> Any:
 
 
 SPOOL_BYTES: Final = 8 << 20
-"""When this much waits in memory, the largest section becomes the one that streams."""
+"""Buffered bytes at which the largest section starts to stream into the file."""
 MEMORY_BYTES: Final = 64 << 20
-"""When this much waits in memory, the largest waiting section moves to a temporary file."""
+"""Buffered bytes at which the largest buffered section moves to a temporary file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSummary:
-    """What a finished shard is, as a generation records it."""
+    """A finished shard, as a generation records it."""
 
     name: str
     n_samples: int
@@ -86,14 +84,14 @@ class ShardWriter(Publishing):
     """Writes samples to one shard; owns a hidden temporary file beside it until `close()`.
 
     The shard appears under its name only when `close()` (or the end of the `with`) has written,
-    synced and renamed it; leaving the `with` by an exception, or `abort()`, removes every trace.
-    A sample that does not fit is refused before any of it is written, so the writer stays usable.
+    synced and renamed it; leaving the `with` by an exception, or `abort()`, removes every trace. A
+    sample that does not fit is refused before any of it is written, so the writer stays usable.
 
     Raises:
-        ShardExists: the file is there already: shards are never overwritten.
+        ShardExists: the file exists; shards are never overwritten.
         SchemaError: (from `append`) the sample does not fit the schema.
-        MediaError: (from `append`) the bytes of a picture or of a media file are damaged.
-        OSError: the disk is full or refuses; abort, nothing is published.
+        MediaError: (from `append`) the bytes of an image or media file are damaged.
+        OSError: a write failed, for example on a full disk; abort, nothing is published.
     """
 
     def __init__(self, path: str | os.PathLike[str], schema: Schema) -> None:
@@ -131,9 +129,9 @@ class ShardWriter(Publishing):
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add one sample: a value for every field of the schema, and nothing else.
 
-        An optional field may be None, or left out. Fields of a nested record are given in a dict of
-        their own, or by their dotted names. A picture is the bytes of its file; a video or sound is
-        those of a media file, or an EncodedStream.
+        An optional field may be None or omitted. Fields of a nested record are passed in a dict of
+        their own, or by their dotted names. An image is the bytes of its file; a video or audio is
+        the bytes of a media file, or an EncodedStream.
         """
         if self._file is None:
             raise ClosedError(f"{self.path}: the writer is closed")
@@ -164,10 +162,10 @@ class ShardWriter(Publishing):
         self.n_samples += 1
 
     def _encode(self, sample: Mapping[str, Any]) -> tuple[list[Content | None], list[Record]]:
-        """The rows of columns and the records of a sample: all of it is proved to fit.
+        """Return the rows of columns and the records of a sample, completely validated.
 
         Raises:
-            SchemaError: it does not.
+            SchemaError: the sample does not fit.
         """
         if sample.keys() != self.schema.keys():
             self._check_names(sample)
@@ -189,9 +187,9 @@ class ShardWriter(Publishing):
         return [*columns, *self._payload.spools, *bits]
 
     def _place_payload(self, records: list[Record]) -> None:
-        """Have the payload stream before a record comes that decides it: none waits in memory.
+        """Stream the payload if the next records make it the largest section: none is buffered.
 
-        It is what `_place_spools` would choose behind it: the columns have grown already.
+        `_place_spools` would choose the payload afterwards: the columns have grown already.
         """
         n_more = self._payload.least_bytes(records) if self._dominant is None else 0
         self._flush_columns()
@@ -206,13 +204,13 @@ class ShardWriter(Publishing):
             column.flush()
 
     def _n_spooled(self) -> int:
-        """At most so many bytes have gone into spools, with the sample that is being written."""
+        """Return an upper bound of the bytes in all buffers, including the current sample."""
         return (self.n_samples + 1) * self._most_row_bytes + self._payload.n_spooled
 
     def _place_spools(self) -> None:
-        """Keep what waits in memory bounded, by the samples alone: same bytes every time.
+        """Keep buffered bytes bounded, as a function of the samples alone: same bytes every time.
 
-        There is nothing to do before as much has come as may wait yet.
+        Nothing happens until as many bytes have been added as may be buffered.
         """
         self._flush_columns()
         waiting = sum(spool.waiting for spool in self._spools())
@@ -235,10 +233,10 @@ class ShardWriter(Publishing):
             spool.move_to(self._file)
 
     def close(self) -> ShardSummary:
-        """Write the rest, sync, and publish under the final name.
+        """Write the remaining sections, sync, and publish under the final name.
 
         Raises:
-            OSError: the disk refuses; the temporary file is removed, nothing is published.
+            OSError: a write failed; the temporary file is removed and nothing is published.
         """
         if self._file is None:
             raise ClosedError(f"{self.path}: the writer is closed")
@@ -275,7 +273,7 @@ class ShardWriter(Publishing):
         return table.close(self.n_samples, int(required))
 
     def _add_data(self, table: SectionTable) -> None:
-        """The columns and the payload, the dominant one first: it is in its place already."""
+        """Append columns and payload, the streamed one first: it is in its place already."""
         data = {
             column.data: (Kind.COLUMN, self.schema.field_id(name), self.schema.columns[name].stride)
             for name, column in self._columns.items()
@@ -292,7 +290,7 @@ class ShardWriter(Publishing):
                 table.add(kind, field, spool.chunks(), count, stride, hash_)
 
     def _add_indexes(self, table: SectionTable) -> None:
-        """Everything that says where and what the data is."""
+        """Append all sections that locate and describe the data."""
         ids, payload = self.schema.field_id, self._payload
         for name, column in self._columns.items():
             table.add_blocked(Kind.COLUMN_HASHES, ids(name), column.hashes.chunks(), DIMENSION.size)
@@ -313,7 +311,7 @@ class ShardWriter(Publishing):
             table.add(Kind.DICTIONARY, ids(name), [memoryview(content)], 1, 0, hash_)
 
     def _data_hash(self, kind: Kind, field: int) -> int:
-        """The hash of the unit hashes."""
+        """Return the hash of the unit hashes."""
         if kind == Kind.PAYLOAD:
             return self._payload.hash.intdigest()
         name = list(self.schema)[field]
@@ -346,10 +344,10 @@ class ShardWriter(Publishing):
 
 
 def check_schema(schema: object) -> Schema:
-    """Make sure that it is a Schema, and one that every reader can read.
+    """Check that a value is a Schema that every reader can read.
 
     Raises:
-        SchemaError: it is something else, or a name has a character that this Python does not know.
+        SchemaError: it is not, or a name has a character that this Python does not know.
     """
     if not isinstance(schema, Schema):
         raise SchemaError(f"expected a shardio.Schema, found {type(schema).__name__}")
