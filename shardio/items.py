@@ -40,19 +40,19 @@ class SharedMemoryShim(Loader):
         self.n_blocks = _count_or_none("memory_pool_block_count", memory_pool_block_count, 0)
 
     def make_request(self, item: Any) -> Any:
-        """As the loader does."""
+        """Return the request of the wrapped loader."""
         return self.loader.make_request(item)
 
     def load(self, request: Any) -> Any:
-        """As the loader does."""
+        """Load a request with the wrapped loader."""
         return self.loader.load(request)
 
     def post_process(self, response: Any) -> Any:
-        """As the loader does."""
+        """Finish a response with the wrapped loader."""
         return self.loader.post_process(response)
 
     def shutdown(self) -> None:
-        """As the loader does."""
+        """Shut the wrapped loader down."""
         self.loader.shutdown()
 
 

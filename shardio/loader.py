@@ -267,7 +267,7 @@ class ShardLoader(Closing):
         return self._epochs.number
 
     def __len__(self) -> int:
-        """How many batches a whole epoch has, for this rank."""
+        """Return the number of batches of a whole epoch, for this rank."""
         return self._epochs.n_batches
 
     def __iter__(self) -> Iterator[Batch]:
@@ -302,19 +302,19 @@ class ShardLoader(Closing):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on behind the batch that the loop has now.
+        """Return the state for `load_state_dict` to resume behind the loop's current batch.
 
-        It is a small dict of numbers and texts, the same on every rank after the same step: keep
-        it with the model. It speaks of the latest iteration; that one's batches count as consumed
-        when the loop has got them.
+        It is a small dict of numbers and texts, the same on every rank after the same step: keep it
+        with the model. It describes the latest iteration, whose batches count as consumed when the
+        loop has got them.
         """
         return self._epochs.state(self.dataset)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iteration go on where the state was taken, with the very next sample.
+        """Resume the next iteration where the state was taken, with the very next sample.
 
-        Whatever num_workers, batch_size, rank and world_size are now. An epoch that was begun
-        before the dataset grew ends with the samples that it had then; the next has all.
+        num_workers, batch_size, rank and world_size may differ. An epoch that was begun before the
+        dataset grew ends with the samples that it had then; the next has all.
 
         Raises:
             InvalidArgument: it is no such state, or one of another dataset, subset, seed or order.
@@ -322,10 +322,10 @@ class ShardLoader(Closing):
         self._epochs.load_state(state, self.dataset)
 
     def stats(self) -> LoaderStats:
-        """What loading has taken so far: of the latest iteration, and of all together.
+        """Return the loading figures of the latest iteration, and of all together.
 
-        It costs nothing until it is asked for; also in the loop, from another thread, or when the
-        loader is closed. See `LoadingStats` for each figure.
+        Collecting them costs nothing; call it also in the loop, from another thread, or after
+        `close`. See `LoadingStats` for each figure.
         """
         latest, total = self._engine.stats(self._epochs.latest)
         return LoaderStats(self.epoch, self._options.num_workers, latest, total)

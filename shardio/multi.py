@@ -29,7 +29,7 @@ _MOST_WORKERS: Final = 250
 
 
 class _Far(NamedTuple):
-    """Where servers are, and what they are asked for."""
+    """The addresses of servers, and the options sent to them."""
 
     address: str | Sequence[str] | None
     keys: str | os.PathLike[str] | None

@@ -106,7 +106,7 @@ class Pipeline(PipelineIterations):
         return self._with(BatchStep(count("n", n, 1), drop))
 
     def disaggregate(self) -> Pipeline:
-        """Have every element of what comes go on by itself."""
+        """Pass the elements of each item on one by one."""
         crew = f"step {len(self._steps)}"
         return self._with(piped("function", each_of, name="disaggregate", crew=crew))
 
@@ -238,16 +238,16 @@ class DataLoader(PipelineIterations):
         return self.iterate(make, self._timeout_s, note)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the latest iteration is, for `load_state_dict`: behind the result it gave last.
+        """Return the state of the latest iteration, behind its last result.
 
         Raises:
-            InvalidArgument: results come in no order, or the source cannot go on in its midst.
+            InvalidArgument: results come in no order, or the source cannot resume in the middle.
         """
         self._check_order()
         return self._supply.state_of(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next iteration go on where another was.
+        """Resume the next iteration where another was.
 
         Raises:
             InvalidArgument: it is no such state, or of another source, or as in `state_dict`.
@@ -264,10 +264,10 @@ class DataLoader(PipelineIterations):
             )
 
     def __len__(self) -> int:
-        """How many results a pass has; those that None drops, or on_error="skip", are counted.
+        """Return the number of results of a pass, dropped and skipped ones included.
 
         Raises:
-            TypeError: the source does not tell, or the preprocessor is a generator.
+            TypeError: the source has no length, or the preprocessor is a generator.
         """
         n_items = self._supply.count()
         if self._call is not None and self._call.yields_many:

@@ -1,1 +1,1 @@
-"""The content of one sample: the clip that is drawn, its audio, its pictures, its tokens."""
+"""The contents of a sample: clips of videos, images and audio, windows of tokens."""

@@ -1,4 +1,4 @@
-"""Which clips a loader has of the videos of a dataset, and what a clip is in a batch."""
+"""Clips of a dataset's videos: their selection, random draws, and schema in a batch."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from shardio.views.video_index import VideoIndex, event_dtype
 
 _HALF: Final = 1 << 32
 _OPTIONS: Final = ("frames", "stride", "step", "size")
-"""What the view of a generation says of clips."""
+"""The clip options stored in the view of a generation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipSpec:
-    """How clips are cut out of the videos of one field, and what they are in a batch.
+    """The clips cut out of the videos of one field, and their format in a batch.
 
-    `size` is the (height, width) of their pictures; `n_videos` is how many samples of the dataset
-    they are cut out of, those that have no clip included; `events` is the dtype and the number of
-    the events that clips are around.
+    `size` is the (height, width) of their frames; `n_videos` is the number of samples of the
+    dataset that they come from, including those without a clip; `events` is the dtype and the
+    number of the events around which clips are cut.
     """
 
     clip: Clip
@@ -43,7 +43,7 @@ class ClipSpec:
 
     @property
     def array(self) -> Array:
-        """What one clip is."""
+        """The array type of one clip."""
         height, width = self.size
         if self.clip.pixels == "yuv420":
             return Array("uint8", (self.clip.frames, height * 3 // 2, width))
@@ -51,11 +51,11 @@ class ClipSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields that a clip makes: its pixels, and the times of its frames if asked for."""
+        """The fields of a clip: its pixels, and with `times` the times of its frames."""
         return (self.name, *time_field_names(self.name)) if self.clip.times else (self.name,)
 
     def delivered(self, schema: Schema) -> Schema:
-        """The schema of samples whose video is a clip."""
+        """Return the schema of samples whose video is a clip."""
         fields: dict[str, Field] = {}
         made = self.array, Array("int64", (self.clip.frames,)), Array("int64", (2,))
         for name, field in schema.items():
@@ -65,7 +65,7 @@ class ClipSpec:
 
 
 def time_field_names(name: str) -> tuple[str, str]:
-    """The fields beside a video that have the times of a clip's frames, and their unit."""
+    """Return the names of the fields with the times of a clip's frames, and with their unit."""
     return f"{name}_pts", f"{name}_time_base"
 
 
@@ -108,19 +108,20 @@ def resolve_video_field(
 
 
 def default_clip(view: Mapping[str, Any]) -> Clip:
-    """The clips that a dataset's view has; those of `Clip()` where it is a view of rows."""
+    """Return the clips of a dataset's stored view; `Clip()` if it is a view of rows."""
     return Clip(**{name: view[name] for name in _OPTIONS if name in view})
 
 
 def select_clips(dataset: Dataset, clip: Clip, name: str) -> ClipSpec:
-    """Have a dataset show clips of the videos in a field, of the rows that it shows.
+    """Set a dataset's samples to clips of the videos in a field, of the currently selected rows.
 
-    How many frames each has and how long it is are in the index, 64 bytes for each video, all of
-    which are read. By times, that of the packets is read too of videos whose length it lacks.
+    The number of frames and the length of each video are in the index, 64 bytes per video, all of
+    which are read. For clips by time, the packet tables of videos without a stored length are read
+    too.
 
     Raises:
-        InvalidArgument: there are videos, and no clip of any; or their sizes differ, and none is
-            asked for; or the field of events is none, or has one outside of its video.
+        InvalidArgument: there are videos, but no clip of any; their sizes differ, and `size` is not
+            given; the field of events is invalid, or has an event outside of its video.
         ShardCorrupt: that part of the index is damaged.
     """
     n_frames = np.zeros(dataset.rows.n_rows, np.int64)
@@ -149,14 +150,14 @@ def select_clips(dataset: Dataset, clip: Clip, name: str) -> ClipSpec:
 
 
 VideoEvents = tuple[Rows, npt.NDArray[Any]]
-"""How many events each video has, and all of them."""
+"""The number of events of each video, and all events."""
 
 
 class _EventCollector:
-    """Gathers the events of those videos that are long enough for a clip.
+    """Collects the events of videos that are long enough for a clip.
 
     Raises:
-        InvalidArgument: the field is none that can have events.
+        InvalidArgument: the field cannot have events.
     """
 
     def __init__(self, dataset: Dataset, name: str) -> None:
@@ -166,13 +167,16 @@ class _EventCollector:
         self._values = [np.zeros(0, self._kind)]
 
     def look(self, part: ShardSamples, videos: VideoIndex) -> VideoEvents:
-        """The events of some videos of a shard."""
+        """Return the events of some videos of a shard."""
         return videos.events(part.reader(self._name), self._name)
 
     def take(
         self, happened: VideoEvents, numbers: Rows, is_long: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
-        """Take the events of some videos, which have these numbers; returns whose."""
+        """Add the events of the videos with these numbers.
+
+        Return a mask of the videos that have any.
+        """
         counts, values = happened
         self._values.append(values[np.repeat(is_long, counts)].astype(self._kind))
         counts = counts * is_long
@@ -181,14 +185,14 @@ class _EventCollector:
         return found
 
     def events(self, n_videos: int) -> Events:
-        """All of them, in the order of their videos."""
+        """Return all events, in the order of their videos."""
         videos = np.concatenate([np.zeros(0, np.int64), *self._videos])
         values = np.concatenate(self._values)[np.argsort(videos, kind="stable")]
         return Events(np.bincount(videos, minlength=n_videos).astype(np.int64), values)
 
 
 def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:
-    """Why videos of at most so many frames have no clip at all."""
+    """Return the reason why videos of at most `longest` frames have no clip at all."""
     if longest >= clip.span:
         return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
     if clip.rate is None:
@@ -203,7 +207,7 @@ def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> 
 
 
 def _sizes(lines: Streams) -> set[tuple[int, int]]:
-    """The heights and widths that some videos have; no more than two of them."""
+    """Return up to two distinct (height, width) of some videos."""
     if not len(lines):
         return set()
     pairs: npt.NDArray[np.uint32] = np.stack([lines["height"], lines["width"]], axis=1)
@@ -214,10 +218,10 @@ def _sizes(lines: Streams) -> set[tuple[int, int]]:
 def _common(
     dataset: Dataset, clip: Clip, name: str, sizes: Iterable[tuple[int, int]]
 ) -> tuple[int, int]:
-    """The one size of all videos that have clips.
+    """Return the common size of all videos that have clips.
 
     Raises:
-        InvalidArgument: there are several, or none that planes can have.
+        InvalidArgument: sizes differ, or are odd and cannot be yuv420.
     """
     found = sorted(sizes)
     if len(found) > 1:
@@ -236,27 +240,27 @@ def _common(
 
 
 class ClipDraws(NamedTuple):
-    """Of some samples, the first frame of each one's clip, and what is kept of its pictures.
+    """The first frame of each sample's clip, and the position of its crop.
 
-    `places` has for each how much of what is left over goes at its left and above it, from 0 up to
-    1; None: half of it.
+    `places` has, for each, the fractions of the surplus at the left and at the top, from 0 up to 1;
+    None: half of it.
     """
 
     starts: Rows
     places: npt.NDArray[np.float64] | None
 
     def place(self, i: int) -> CropPosition | None:
-        """Where the pictures of one clip are cropped."""
+        """Return the crop position of one clip."""
         return None if self.places is None else CropPosition(*self.places[i].tolist())
 
 
 def draw_clips(clips: Clips, samples: Rows, positions: Rows, *, seed: int, epoch: int) -> ClipDraws:
-    """Where the clips begin that stand at some positions of an epoch, and where they are cropped.
+    """Return first frames and crop positions of the clips at some positions of an epoch.
 
     Args:
-        clips: that there are.
+        clips: all clips.
         samples: their numbers, from 0 up.
-        positions: of the epoch, over all ranks; with seed and epoch they key what is drawn.
+        positions: in the epoch, over all ranks; with seed and epoch they key the random draws.
     """
     draws = keyed_hashes(positions, derive_key(OF_CLIPS, seed, epoch))
     starts = clips.starts(samples, clips.videos(samples), draws)

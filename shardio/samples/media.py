@@ -1,7 +1,4 @@
-"""What the pictures of a dataset are in a batch: decoded, of one size or of several.
-
-What the sound of a dataset is in a batch: of one length, or of several.
-"""
+"""Images and audio of a dataset in a batch: decoded, of one size or of several."""
 
 from __future__ import annotations
 
@@ -25,20 +22,20 @@ from shardio.views.audio_options import Sound
 from shardio.views.clips import Clip
 
 Sizes = Mapping[str, tuple[int, int]]
-"""Height and width of those fields whose pictures all have the same."""
+"""Height and width of the fields whose images all have the same size."""
 
 
 def image_fields(schema: Schema, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of some fields that hold pictures."""
+    """Return those of some fields that hold images."""
     return tuple(name for name in names if isinstance(schema[name], Image))
 
 
 def image_schema(schema: Schema, sizes: Sizes | None = None) -> Schema:
-    """The schema of samples whose pictures are decoded: uint8 (height, width, 3).
+    """Return the schema of samples whose images are decoded: uint8 (height, width, 3).
 
     Args:
-        schema: as they are stored.
-        sizes: see there; height and width of all others vary from sample to sample.
+        schema: as stored.
+        sizes: of fields with a common size; height and width of others vary from sample to sample.
     """
     return Schema(
         {name: _decoded(field, (sizes or {}).get(name)) for name, field in schema.items()}
@@ -52,10 +49,10 @@ def _decoded(field: Field, size: tuple[int, int] | None) -> Field:
 
 
 def common_sizes(dataset: Dataset, names: Iterable[str]) -> Sizes:
-    """Look which fields' pictures have one height and width, in all samples that a dataset shows.
+    """Return the sizes of fields whose images have one height and width in all selected samples.
 
-    That is in the index, 24 bytes for each picture, and is read until one differs. Pictures that
-    are absent do not count.
+    They are read from the index, 24 bytes per image, until one differs. Missing images do not
+    count.
 
     Raises:
         ShardCorrupt: that part of the index is damaged.
@@ -78,7 +75,7 @@ def _common_size(dataset: Dataset, name: str) -> tuple[int, int] | None:
 
 
 def _sizes_in(reader: ShardReader, name: str, rows: Rows) -> list[tuple[int, int]]:
-    """The sizes that some pictures of a shard have, each once; no more than two of them."""
+    """Return up to two distinct sizes of some images of a shard."""
     records = reader.records
     sizes = records.shapes(name, rows)[:, :2][records.present(name, rows)]
     if not len(sizes):
@@ -88,12 +85,12 @@ def _sizes_in(reader: ShardReader, name: str, rows: Rows) -> list[tuple[int, int
 
 
 _NEARLY: Final = Fraction(199, 200)
-"""What is at least so much of the longest is followed by silence rather than put into a list."""
+"""Audio of at least this fraction of the longest is padded with silence, else kept as a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class AudioField:
-    """How the sound in one field arrives; `n_samples` is None where that varies."""
+    """The format of the audio in one field; `n_samples` is None if it varies."""
 
     name: str
     rate: int
@@ -102,33 +99,33 @@ class AudioField:
 
     @property
     def span(self) -> str:
-        """The field beside it that says where in it there is sound."""
+        """The field with the range of the audio in this one."""
         return span_field(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class AudioSpec:
-    """How the sound in some fields arrives."""
+    """The format of the audio in some fields."""
 
     sound: Sound
     fields: tuple[AudioField, ...]
 
     def delivered(self, schema: Schema) -> Schema:
-        """The schema of samples whose sound is decoded."""
+        """Return the schema of samples whose audio is decoded."""
         shapes = {field.name: (field.n_samples, field.channels) for field in self.fields}
         return audio_schema(schema, self.sound, shapes)
 
 
 def span_field(name: str) -> str:
-    """The name of the field that says where in the sound of another there is some."""
+    """Return the name of the field with the range of another field's audio."""
     return f"{name}_span"
 
 
 def audio_fields(schema: Schema, names: tuple[str, ...], sound: Any) -> tuple[str, ...]:
-    """Those of some fields that hold sound.
+    """Return those of some fields that hold audio.
 
     Raises:
-        InvalidArgument: `sound` is none, or is for no field; or a name is taken.
+        InvalidArgument: `sound` is not a Sound, or there is no such field; or a name is taken.
     """
     if not isinstance(sound, Sound | None):
         raise InvalidArgument(f"sound must be a shardio.views.Sound; found {sound!r}")
@@ -147,13 +144,15 @@ def audio_fields(schema: Schema, names: tuple[str, ...], sound: Any) -> tuple[st
 def audio_schema(
     schema: Schema, sound: Sound, shapes: Mapping[str, tuple[int | None, int]] | None = None
 ) -> Schema:
-    """The schema of samples whose sound is decoded; where all have one length, none is silence.
+    """Return the schema of samples whose audio is decoded.
+
+    Audio of one length is never missing, silent.
 
     Args:
-        schema: as they are stored.
-        sound: how it arrives.
-        shapes: (samples, channels) of the fields, None where that varies; nothing is known of
-            others but how many channels `sound` asks for.
+        schema: as stored.
+        sound: the format.
+        shapes: (samples, channels) of the fields, None for a varying one; for other fields only the
+            channels of `sound` are known.
     """
     fields: dict[str, Field] = {}
     for name, field in schema.items():
@@ -168,14 +167,16 @@ def audio_schema(
 def measure_audio(
     dataset: Dataset, names: tuple[str, ...], sound: Sound, video: str | None
 ) -> AudioSpec | None:
-    """Look how long the sounds are, and the clips that they are beside, in all rows that are shown.
+    """Measure the audio, and the clips it belongs to, in all selected rows; return its format.
 
-    That is in the index, 64 bytes for each, all of which are read unless the options say it.
-    `video` is the field that the dataset shows clips of, if it does. None where there are no names.
+    The lengths are in the index, 64 bytes per stream, all of which are read unless the options make
+    them unnecessary. `video` is the field of the dataset's clips, if any. Returns None without
+    names.
 
     Raises:
-        InvalidArgument: the sounds are of several rates or numbers of channels, and none is asked
-            for; or the videos do not say how long they are; or what is drawn is beside clips.
+        InvalidArgument: sample rates or channels differ, and the option is not given; the videos
+            have
+            no stored length; or `where="random"` is combined with clips.
         ShardCorrupt: that part of the index is damaged.
     """
     if not names:
@@ -211,12 +212,15 @@ def _field(dataset: Dataset, name: str, sound: Sound, video: str | None) -> Audi
 
 
 def n_samples(seconds: Fraction, rate: int) -> int:
-    """How many samples of a rate are nearest to so many seconds; at least one."""
+    """Return the number of samples nearest to a length in seconds; at least one."""
     return max(1, math.floor(seconds * rate + Fraction(1, 2)))
 
 
 def clip_seconds(clip: Clip, duration: Fraction, n_frames: int) -> Fraction:
-    """How long a clip of a video is, whose n_frames take so many seconds: until its next frame."""
+    """Return the length of a clip, until its next frame.
+
+    `duration` is that of the video's n_frames.
+    """
     if clip.rate is not None:
         return clip.frames / clip.rate
     return clip.frames * clip.stride * duration / n_frames
@@ -225,12 +229,14 @@ def clip_seconds(clip: Clip, duration: Fraction, n_frames: int) -> Fraction:
 def _bounds(
     dataset: Dataset, name: str, measured: str, clip: Clip | None
 ) -> tuple[Fraction, Fraction] | None:
-    """The least and the most seconds of sounds, or of clips that have some; None where none has.
+    """Return the minimum and maximum seconds of audio, or of clips with audio.
 
-    Those are the streams, or clips of them, in the field `measured`; the sounds are in `name`.
+    None if there is none.
+
+    The measured streams, or clips of them, are in the field `measured`; the audio is in `name`.
 
     Raises:
-        InvalidArgument: a video does not say how long it is.
+        InvalidArgument: a video has no stored length.
     """
     low: Fraction | None = None
     high = Fraction(0)
@@ -262,7 +268,7 @@ def _seconds(line: np.void, clip: Clip | None) -> Fraction:
 
 
 def _common(dataset: Dataset, name: str, column: str, option: str, what: str) -> int:
-    """The one value that all sounds of a field have in the index; 1 where there is none."""
+    """Return the common value of all audio streams of a field in the index; 1 if there is none."""
     found: set[int] = set()
     for lines in _lines(dataset, name, name):
         found |= set(np.unique(lines[column])[:2].tolist())
@@ -276,7 +282,7 @@ def _common(dataset: Dataset, name: str, column: str, option: str, what: str) ->
 
 
 def _lines(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
-    """What the index has of the streams of a field, of all rows shown that have some sound."""
+    """Yield the stream lines of a field, for all selected rows that have audio."""
 
     def look(part: ShardSamples) -> Streams:
         own = part.rows[part.reader(sound).records.present(sound, part.rows)]

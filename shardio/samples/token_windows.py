@@ -1,4 +1,4 @@
-"""Which documents of a dataset are packed into windows, and how long each of them is."""
+"""The documents of a dataset that are packed into windows, and their lengths."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from shardio.views.packing import Pack
 
 
 def resolve_pack(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pack:
-    """How a loader packs, with the field that it packs.
+    """Validate a loader's `pack` and return it with its field set.
 
     Args:
         schema: of the dataset.
-        pack: as a user gave it.
-        asked: the fields that the user named, if he did.
+        pack: as given by the user.
+        asked: the fields that the user named, if any.
 
     Raises:
-        InvalidArgument: it is no Pack, or does not go with the fields.
+        InvalidArgument: `pack` is not a Pack, or does not fit the fields.
     """
     if not isinstance(pack, Pack):
         raise InvalidArgument(f"pack must be a shardio.views.Pack; found {pack!r}")
@@ -61,7 +61,7 @@ def resolve_pack(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pa
 
 
 def _not_packable_reason(field: Field) -> str | None:
-    """Why a field cannot be packed; None if it can."""
+    """Return the reason why a field cannot be packed; None if it can."""
     if not isinstance(field, Array) or field.numpy.kind not in "iu" or field.dtype == "bfloat16":
         return "must be an array of integers, to be packed as tokens"
     if len(field.shape) != 1:
@@ -72,13 +72,12 @@ def _not_packable_reason(field: Field) -> str | None:
 
 
 def pack_documents(dataset: Dataset, pack: Pack) -> None:
-    """Have a dataset show windows of the documents in the rows that it shows.
+    """Set a dataset's samples to windows of the documents in the currently selected rows.
 
-    How long each document is, the index says, of which 32 bytes are read for each; the shape of the
-    field does where it is fixed.
+    Document lengths are in the index, 32 bytes per document, unless the field has a fixed shape.
 
     Raises:
-        InvalidArgument: there are tokens, and no window of them.
+        InvalidArgument: there are tokens, but no window of them.
         ShardCorrupt: that part of the index is damaged.
     """
     lengths = _lengths(dataset, pack) + (pack.eot is not None)
@@ -92,7 +91,7 @@ def pack_documents(dataset: Dataset, pack: Pack) -> None:
 
 
 def _lengths(dataset: Dataset, pack: Pack) -> Rows:
-    """How many tokens the document has in each row that is shown."""
+    """Return the number of tokens of the document in each selected row."""
     name, field, n = pack.name, pack.documents(dataset.schema), dataset.rows.n_rows
     if field.is_fixed:
         return np.full(n, field.shape[0], np.int64)

@@ -270,8 +270,7 @@ class StreamData:
         return self._n_bytes - self._skipped
 
     def __getitem__(self, part: slice) -> memoryview:
-        """Return the bytes from `part.start` to `part.stop`, read-only, after checking their
-        chunks.
+        """Return the bytes from `part.start` to `part.stop`, read-only, with checked chunks.
 
         Raises:
             ChecksumMismatch: naming field, sample and offset of the changed chunk.

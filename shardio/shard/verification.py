@@ -84,7 +84,10 @@ class VerifiedUnits:
         """1 for each verified unit; may be replaced by n_marks bytes of shared memory."""
 
     def _number(self, sections: dict[tuple[int, int, int], Section]) -> int:
-        """Number the units of all hashed sections; return the first number of the records."""
+        """Assign numbers to the units of all hashed sections.
+
+        Return the first number of the records.
+        """
         place = 0
         for (kind, field, of_kind), hashes in sections.items():
             if kind == Kind.BLOCK_HASHES:

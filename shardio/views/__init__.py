@@ -1,6 +1,6 @@
 """Views of a dataset: its samples are rows, clips of videos, or windows of packed tokens.
 
-Users choose one with a `shardio.Clip`, a `Pack` and a `Sound`.
+Select one with a `shardio.Clip` or a `Pack`; a `Sound` sets the format of audio.
 """
 
 from shardio.views.audio_options import Sound

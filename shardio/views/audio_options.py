@@ -1,4 +1,4 @@
-"""How stored sound arrives: its rate, its channels, and how much of it."""
+"""Options for audio in samples: sample rate, channels and length."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ _LONGEST: Final = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """How the sound in a loader's fields of type `Audio` arrives: (samples, channels).
+    """The format of a loader's fields of type `Audio`: (samples, channels).
 
-    Beside each field is one with the name of it and `_span`, int64 (2,): from which to which sample
-    there is sound; the rest is silence.
+    Each field gets a second one, its name with `_span`, int64 (2,): the first sample of the audio
+    and the end of it; the rest is silence.
 
     Args:
-        rate: samples per second that it is resampled to; None is as it is stored, the same
+        rate: samples per second to resample to; None keeps the stored rate, which must be the same
             everywhere.
-        channels: 1 or 2, mixed by FFmpeg's rules; None is as it is stored, as many everywhere.
-        seconds: how long; an integer, a `Fraction`, a text such as "0.64" or a float. None: where
-            samples are clips of videos, as long as those; else all of it. Sound that is shorter is
-            followed by silence, of what is longer `where` says which part is taken.
+        channels: 1 or 2, mixed by FFmpeg's rules; None keeps the stored number, which must be the
+            same
+            everywhere.
+        seconds: the length; an integer, a `Fraction`, a text such as "0.64" or a float. None: the
+            length of the clip if samples are clips of videos, else the whole audio. Shorter audio
+                is
+            followed by silence; of longer audio, `where` selects a part.
         dtype: `"float32"`, from -1 to 1, or `"int16"`.
-        where: `"first"`: the first `seconds`. `"random"`: so many seconds from a sample that is
-            drawn for each position of each epoch; every sample, of `rate`, that can start them is
-            as likely to. It needs `seconds`, and samples that are no clips.
+        where: `"first"`: the first `seconds`. `"random"`: `seconds` from a sample drawn for each
+            position of each epoch, uniformly from all samples, at `rate`, that can start them.
+                Requires
+            `seconds`, and samples that are not clips.
 
-    Where samples are clips of videos, sound begins with the first frame of the clip.
+    If samples are clips of videos, the audio begins with the first frame of the clip.
 
     Raises:
         InvalidArgument: an option is not acceptable.

@@ -1,7 +1,7 @@
-"""Clips of stored videos: which frames of which video stand at a position of a view. Pure.
+"""Clips of stored videos: the frames and the video at each position of a view. Pure.
 
 A dataset of videos is loaded clip by clip. The clips are a view: nothing is stored for them, and
-any position is found by arithmetic on how many frames each video has.
+any position is found by arithmetic on the number of frames of each video.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Numbers = npt.NDArray[np.int64]
 _MOST: Final = 1 << 31
 _HALF: Final = 1 << 32
 _MOST_PARTS: Final = 1 << 16
-"""The largest denominator of a float that was meant exactly, as 12.5 is and 29.97 is not."""
+"""The largest denominator of a float taken as exact: 12.5 is, 29.97 is not."""
 _MAX_SIDE: Final = 16384
 _CHOICES: Final = {
     "where": get_args(Where),
@@ -36,41 +36,40 @@ _CHOICES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """How clips are cut out of videos, and how their pixels arrive.
+    """A specification of the clips cut out of videos, and of their pixels.
 
     Args:
-        frames: how many frames a clip has.
-        stride: every how manieth frame of the video is one of them. Not together with `fps`.
-        where: which clips there are. `"all"`: one every `step` frames, as far as whole ones fit.
+        frames: number of frames of a clip.
+        stride: use every `stride`-th frame of the video. Not together with `fps`.
+        where: the set of clips. `"all"`: one every `step` frames, as long as whole ones fit.
             `"uniform"`: `per_video` of each video, from the middles of as many equal parts.
-            `"random"`: `per_video` of each video and epoch; every frame that can start a clip is as
-            likely to.
+            `"random"`: `per_video` of each video and epoch, with a uniformly drawn first frame.
         step: frames from the start of a clip to that of the next; by default the next one starts
             where one ends, after frames * stride. For `"all"` only; with `fps`, every step / fps
             seconds.
-        per_video: how many clips of a video lie together where an epoch is shuffled, 1 unless
-            given: side by side in the order, so that most batches decode them in one pass. With
-            `"random"` and `"uniform"` an epoch has so many of each video.
-        size: (height, width) that pictures are scaled and cropped to; None as they are.
-        crop: what is kept where the proportions differ: the middle, or a place drawn for each clip.
+        per_video: number of clips of a video that stay together when an epoch is shuffled, 1 unless
+            given: adjacent in the order, so that most batches decode them in one pass. With
+            `"random"` and `"uniform"` an epoch has this many of each video.
+        size: (height, width) to scale and crop images to; None keeps their size.
+        crop: the part that is kept if the proportions differ: the center, or a part drawn for each
+            clip.
         pixels: `"rgb"`, uint8 (frames, H, W, 3), or `"yuv420"`, uint8 (frames, H * 3/2, W) with Y
             over U and V, of half the size: see `shardio.outputs.yuv420_to_rgb`.
-        field: which field; needed where a dataset has several of videos.
-        fps: frames of a clip per second of its video, an integer, a `Fraction`, or a float that is
-            one of few parts (12.5). Frame i of a clip is then the one that is on show i / fps
-            seconds after the clip's start, exactly; see `shardio.views.video_index`.
-        around: the field that says of each video when something happens in it: there is one clip
-            around each of these events, instead of what `where` says. Floats are seconds from the
-            first frame, integers are numbers of frames. A clip that would reach beyond the video is
-            moved inside.
-        lead: how much of a clip is before its event, from 0 to 1; half of it unless given. The
-            event is at frame lead * (frames - 1), rounded down, of a clip that is not moved.
-        times: whether a batch also has the times of the clips' frames: with a field `video`,
+        field: the video field; required if a dataset has several.
+        fps: frames of a clip per second of its video: an integer, a `Fraction`, or a float with a
+            small denominator (12.5). Frame i of a clip is then the one on show exactly
+            i / fps seconds after the clip's start; see `shardio.views.video_index`.
+        around: a field with the times of events in each video: there is one clip around each event,
+            instead of those of `where`. Floats are seconds from the first frame, integers are frame
+            numbers. A clip that would extend beyond the video is moved inside.
+        lead: the part of a clip before its event, from 0 to 1; 0.5 unless given. The event is at
+            frame lead * (frames - 1), rounded down, of a clip that is not moved.
+        times: True adds the times of the clips' frames to a batch: with a field `video`,
             `video_pts`, int64 (frames,), in ticks, and `video_time_base`, int64 (2,), the numerator
             and the denominator of seconds per tick.
 
-    A video that is shorter than one clip gives none, with `fps` one that ends before the last frame
-    of a clip from its start would be shown.
+    A video shorter than one clip has no clips; with `fps`, one that ends before the time of the
+    last frame of a clip from its start.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -144,28 +143,28 @@ class Clip:
 
     @property
     def rate(self) -> Fraction | None:
-        """Frames of a clip per second; None where clips go by frames of the video."""
+        """Frames of a clip per second; None if clips are defined by frames of the video."""
         return self.fps if isinstance(self.fps, Fraction) else None  # made one when it was checked
 
     @property
     def goes_by_times(self) -> bool:
-        """Whether the frames of a clip can be told only from the times of the video's frames."""
+        """True if the frames of a clip depend on the times of the video's frames."""
         return self.fps is not None or self.around is not None
 
     @property
     def n_before(self) -> int:
-        """Frames of a clip before that of its event."""
+        """The number of frames of a clip before that of its event."""
         # What was written as 0.3 is three tenths.
         return math.floor(Fraction(repr(self.lead or 0.0)) * (self.frames - 1))
 
     @property
     def span(self) -> int:
-        """Frames of the video from a clip's first to its last, both counted."""
+        """Frames of the video from a clip's first to its last, inclusive."""
         return (self.frames - 1) * self.stride + 1
 
     @property
     def identity(self) -> str:
-        """What tells the clips that it cuts from those of others; nothing of pixels or order."""
+        """A text that identifies the set of clips, independent of pixels and order."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         for name in ("size", "crop", "pixels", "times"):
             known.pop(name, None)
@@ -179,10 +178,10 @@ class Clip:
 
 
 class Events(NamedTuple):
-    """What clips are around: how many events each video has, and when, those of the first first.
+    """The number of events of each video, and all events in the order of the videos.
 
-    Of `values`, floats are seconds from a video's first frame, integers are numbers of frames. Only
-    videos that are long enough for a clip have any.
+    Floats in `values` are seconds from a video's first frame, integers are frame numbers. Only
+    videos that are long enough for a clip have events.
     """
 
     counts: _Numbers
@@ -190,13 +189,12 @@ class Events(NamedTuple):
 
 
 class Clips:
-    """The clips of some videos, by position: those of the first video first. Immutable.
+    """The clips of some videos, by position, in the order of the videos. Immutable.
 
     Args:
         clip: how they are cut.
-        n_frames: how many frames each video has, with `fps` at so many per second; 0 where there is
-            none.
-        events: of clips around events.
+        n_frames: frames of each video, at the rate of `fps` if given; 0 for a missing video.
+        events: for clips around events.
     """
 
     def __init__(self, clip: Clip, n_frames: _Numbers, events: Events | None = None) -> None:
@@ -217,27 +215,28 @@ class Clips:
 
     @property
     def ends(self) -> _Numbers:
-        """How many clips there are of the first video, of the first two, and so on."""
+        """The cumulative number of clips: of the first video, of the first two, and so on."""
         return self._ends
 
     def videos(self, positions: _Numbers) -> _Numbers:
-        """The video that each of `positions` is a clip of; they are from 0 to len() - 1."""
+        """Return the video of each of `positions`, which are from 0 to len() - 1."""
         return np.searchsorted(self._ends, positions, "right")
 
     def starts(
         self, positions: _Numbers, videos: _Numbers, draws: npt.NDArray[np.uint64]
     ) -> _Numbers:
-        """The first frame of the clip at each of `positions`.
+        """Return the first frame of the clip at each of `positions`.
 
-        Where clips go by times it is what `video_index.frames_of` finds their frames by: the number
-        of the event; of `"all"`, how many times 1 / fps after the video's start; else how many of
-        `n_shares` parts of the frames that can start a clip come before the one that does.
+        For clips defined by times, the result is input for `video_index.clip_frames`: the number of
+        the event; for `"all"`, the multiple of 1 / fps after the video's start; else the number of
+        parts, out of `n_shares`, of the possible first frames that precede the one to use.
 
         Args:
             positions: from 0 to len() - 1.
-            videos: what `videos` gives for them.
-            draws: 64 random bits for each, keyed by seed, epoch and position; only clips that are
-                `"random"` depend on them.
+            videos: the result of `videos` for them.
+            draws: 64 random bits for each, keyed by seed, epoch and position; used for `"random"`
+                clips
+                only.
         """
         n_starts = self._n_starts[videos]
         if self.clip.around is not None:
@@ -260,11 +259,11 @@ class Clips:
 
     @property
     def n_shares(self) -> int:
-        """Into how many parts `starts` divides the frames that can start a clip by times."""
+        """The number of parts into which `starts` divides the possible first frames, by time."""
         return _HALF if self.clip.where == "random" else 2 * (self.clip.per_video or 1)
 
     def frames(self, start: int) -> range:
-        """The frames of the video that a clip from `start` on has."""
+        """Return the frames of the video in a clip that begins at `start`."""
         return range(start, start + self.clip.span, self.clip.stride)
 
 

@@ -1,8 +1,8 @@
-"""Documents of tokens packed into windows of one length: which part of which lies where. Pure.
+"""Documents of tokens packed into windows of one length. Pure.
 
-All documents of a dataset, in the order of its rows, are one stream of tokens, and a window has so
-many of them. Windows are a view: nothing is stored for them, and what lies in any of them is found
-by a search over the places where documents end.
+All documents of a dataset, in the order of its rows, are one stream of tokens, cut into windows of
+equal length. Windows are a view: nothing is stored for them, and the contents of a window are found
+by a search over the ends of documents.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _AT_ONCE: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """How the documents in a field of tokens become windows, and what is beside them in a batch.
+    """A specification of windows of tokens, cut from documents, and of the fields they add.
 
-    With a field `tokens` a batch has `tokens`, (batch, length), in the dtype of the field, and what
-    is asked for of `tokens_targets`, `tokens_segments`, `tokens_positions` and `tokens_mask`.
+    With a field `tokens` a batch has `tokens`, (batch, length), in the dtype of the field, and as
+    selected `tokens_targets`, `tokens_segments`, `tokens_positions` and `tokens_mask`.
 
     Args:
-        length: how many tokens a window has.
-        field: which field; needed where a dataset has several that could be packed.
-        targets: add `tokens_targets`: of every token the next one of the stream, also where that
-            is in the next window. Windows lie `length` apart all the same.
-        apart: add what keeps documents apart, both int32: `tokens_segments`, which of the window's
-            documents a token is of, from 1 up, 0 in padding; and `tokens_positions`, how many
-            tokens of it come before in the window.
-        eot: a token that is put behind every document, also an empty one, and belongs to it.
+        length: number of tokens of a window.
+        field: the token field; required if several could be packed.
+        targets: add `tokens_targets`: for every token the next one of the stream, also if that is
+            in the next window. Windows are `length` apart in either case.
+        apart: add fields that separate documents, both int32: `tokens_segments`, the document of
+            each token, numbered in the window from 1 up, 0 in padding; and `tokens_positions`,
+            the number of tokens of the same document before it in the window.
+        eot: a token appended to every document, also to an empty one; part of the document.
         pad: the token that fills up the last window.
-        rest: what becomes of the tokens at the end that fill no window: `"pad"` them, or `"drop"`.
+        rest: for the last tokens, which do not fill a window: `"pad"` them, or `"drop"` them.
 
-    `tokens_mask`, bool, is there with `rest="pad"`, and with `targets` and `apart` together: False
-    in padding; with targets also at the last token of all, which has none, and with `apart` at the
-    last token of every document, whose target is of another.
+    `tokens_mask`, bool, is present with `rest="pad"`, and with `targets` and `apart` together. It
+    is False in padding; with targets also at the last token of the stream, which has no target, and
+    with `apart` at the last token of every document, whose target belongs to another.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -81,24 +81,24 @@ class Pack:
 
     @property
     def name(self) -> str:
-        """The field, once it is known which."""
+        """The packed field, once resolved."""
         if self.field is None:
             raise AssertionError("which field is packed is found out before anything is read")
         return self.field
 
     @property
     def has_mask(self) -> bool:
-        """Whether a batch says which of its tokens count."""
+        """True if a batch has a mask of its valid tokens."""
         return self.rest == "pad" or (self.targets and self.apart)
 
     @property
     def reach(self) -> int:
-        """How many tokens of the stream a window needs: with targets one more than it has."""
+        """Tokens of the stream that a window needs: with targets one more than its length."""
         return self.length + self.targets
 
     @property
     def identity(self) -> str:
-        """What tells its windows from others; nothing of what lies beside them."""
+        """A text that identifies the set of windows, independent of the added fields."""
         known = {
             "eot": self.eot is not None,
             "field": self.field,
@@ -109,14 +109,14 @@ class Pack:
         return "windows " + json.dumps(known, sort_keys=True, separators=(",", ":"))
 
     def documents(self, schema: Schema) -> Array:
-        """The field that is packed."""
+        """Return the type of the packed field."""
         field = schema[self.name]
         if not isinstance(field, Array):
             raise AssertionError("it is looked at which field is packed before anything is read")
         return field
 
     def made(self, field: Array) -> dict[str, Array]:
-        """What a window is: the fields that are made of the one that is packed."""
+        """Return the fields of a window, given the type of the packed field."""
         name, shape = self.name, (self.length,)
         found = {name: Array(field.dtype, shape)}
         if self.targets:
@@ -129,24 +129,25 @@ class Pack:
         return found
 
     def delivered(self, schema: Schema) -> Schema:
-        """The schema of samples that are windows."""
+        """Return the schema of samples that are windows."""
         return Schema(dict[str, Field](self.made(self.documents(schema))))
 
 
 class Packing(NamedTuple):
-    """How a dataset is packed, and how many documents it has."""
+    """The packing of a dataset, and its number of documents."""
 
     pack: Pack
     n_documents: int
 
 
 class WindowParts(NamedTuple):
-    """The parts of documents that some windows are made of, one after another.
+    """The parts of documents in some windows, in order.
 
-    Of each part: `windows`, which of the windows it is in, from 0; `places`, where in the window;
-    `documents`, which document; `firsts`, with which of its tokens it begins; `counts`, how many it
-    has, one at least; `is_last`, whether with the document's last. `n_tokens` is of each window:
-    how many the parts have together, less than the window's reach where the stream ends.
+    For each part: `windows`, the number of its window, from 0; `places`, its position in the
+    window; `documents`, its document; `firsts`, its first token in the document; `counts`, its
+    number of tokens, at least one; `is_last`, True if it has the document's last token. `n_tokens`
+    is per window: the sum of its parts, which is less than the window's reach at the end of the
+    stream.
     """
 
     windows: _Numbers
@@ -158,7 +159,7 @@ class WindowParts(NamedTuple):
     n_tokens: _Numbers
 
     def some(self, within: slice | npt.NDArray[np.bool_]) -> WindowParts:
-        """Some of the parts, of the same windows."""
+        """Return some of the parts, of the same windows."""
         return WindowParts(
             self.windows[within],
             self.places[within],
@@ -170,20 +171,20 @@ class WindowParts(NamedTuple):
         )
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Those of some of the windows, which are numbered from 0 then; `within` is where."""
+        """Return the parts `within`, those of windows `first` to `last`, renumbered from 0."""
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 
 
 class PackedWindows:
-    """The windows of some documents, by position: those of the first tokens first.
+    """The windows of some documents, by position, in the order of their tokens.
 
     Args:
         pack: how they are cut.
-        ends: how many tokens the first document has, the first two, and so on, eot included.
-        sources: how many documents each source of a mixture has; every source is a stream of its
-            own. None: all documents are one.
-        firsts: which document each window begins in, if that is known already.
+        ends: the cumulative number of tokens of the documents, eot included.
+        sources: the number of documents of each source of a mixture; every source is a separate
+            stream. None: all documents are one stream.
+        firsts: the first document of each window, if known already.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class PackedWindows:
         self._stops: _Numbers = np.concatenate([[0], ends])[n_documents]
         self._starts: _Numbers = np.concatenate([[0], self._stops[:-1]])
         self.n_windows: _Numbers = self.count(self._stops - self._starts)
-        """How many each source has."""
+        """The number of windows of each source."""
         self._behind: _Numbers = np.cumsum(self.n_windows)
         # A table: of 10^10 tokens, two searches for each window took 4 µs, as much as all else.
         self.firsts: _Numbers = self._find_firsts() if firsts is None else firsts
@@ -208,23 +209,23 @@ class PackedWindows:
         return int(self._behind[-1])
 
     def count(self, n_tokens: npt.ArrayLike) -> _Numbers:
-        """How many windows streams of so many tokens have."""
+        """Return the number of windows of streams of n_tokens."""
         pack, found = self.pack, np.asarray(n_tokens, np.int64)
         inputs = np.maximum(found - pack.targets, 0)
         return (inputs if pack.rest == "drop" else inputs + pack.length - 1) // pack.length
 
     @property
     def is_padded(self) -> bool:
-        """Whether tokens that are appended to a stream may change its last window."""
+        """True if tokens appended to a stream may change its last window."""
         return self.pack.rest == "pad"
 
     @property
     def n_tokens(self) -> tuple[int, ...]:
-        """How many tokens the stream of each source has, eot included."""
+        """The number of tokens of each source's stream, eot included."""
         return tuple((self._stops - self._starts).tolist())
 
     def lengths(self, documents: _Numbers) -> _Numbers:
-        """How many tokens are stored of each of some documents."""
+        """Return the stored number of tokens of some documents."""
         starts = np.where(documents > 0, self.ends[documents - 1], 0)
         found: _Numbers = self.ends[documents] - starts - (self.pack.eot is not None)
         return found
@@ -238,16 +239,16 @@ class PackedWindows:
         return found
 
     def _begins(self, numbers: _Numbers) -> tuple[_Numbers, _Numbers]:
-        """With which token of all each window begins, and the source that it is of."""
+        """Return each window's first token in the concatenated documents, and its source."""
         sources = np.searchsorted(self._behind, numbers, "right")
         locals_ = numbers - (self._behind - self.n_windows).take(sources)
         return self._starts.take(sources) + locals_ * self.pack.length, sources
 
     def parts(self, numbers: _Numbers, n_tokens: Sequence[int] | None = None) -> WindowParts:
-        """What some windows are made of; `numbers` are from 0 to len() - 1.
+        """Return the parts of some windows; `numbers` are from 0 to len() - 1.
 
-        `n_tokens` is how many tokens the stream of each source had when the epoch began that they
-        belong to: what is appended later is no part of it. None: as many as now.
+        `n_tokens` is the length of each source's stream at the start of the epoch: tokens appended
+        later are not part of it. None: the current lengths.
         """
         begins, sources = self._begins(numbers)
         stops = self._stops if n_tokens is None else self._starts + np.array(n_tokens)

@@ -1,7 +1,7 @@
-"""From positions of a view to rows of a dataset: pure arithmetic.
+"""Sets of rows of a dataset, by position in a view: pure arithmetic.
 
-A subset is kept as ascending runs of rows, which a position is found in by a search over the runs:
-however many samples there are, only the runs take memory. A selection is kept as a list of rows.
+A subset is kept as ascending runs of rows, searched for a position; memory is proportional to the
+number of runs, not of samples. A selection is kept as a list of rows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MAX_ROWS: Final = 1 << 48
 
 
 class RowRuns:
-    """Some rows of a dataset, ascending, each once. Immutable.
+    """A set of rows of a dataset, ascending and unique. Immutable.
 
     Args:
         starts: the first row of every run.
-        n_rows: how many rows each has, from 1 up; a run ends before the next one begins.
+        n_rows: the length of each, from 1 up; a run ends before the next one begins.
     """
 
     def __init__(self, starts: npt.ArrayLike, n_rows: npt.ArrayLike) -> None:
@@ -36,16 +36,16 @@ class RowRuns:
 
     @classmethod
     def from_mask(cls, is_in: npt.NDArray[np.bool_]) -> Self:
-        """The rows where `is_in` is true."""
+        """Return the rows where `is_in` is true."""
         edges = np.flatnonzero(np.diff(np.concatenate([[False], is_in, [False]]).astype(np.int8)))
         return cls(edges[0::2], edges[1::2] - edges[0::2])
 
     @classmethod
     def from_text(cls, text: Any, n_rows: int) -> Self:
-        """What `to_text` wrote, of a dataset of n_rows.
+        """Parse the result of `to_text`, for a dataset of n_rows.
 
         Raises:
-            InvalidArgument: it is not in that form, or reaches beyond n_rows.
+            InvalidArgument: the text has another form, or reaches beyond n_rows.
         """
         if not isinstance(text, str):
             raise InvalidArgument(f"expected runs of rows as a text; found {text!r}")
@@ -69,7 +69,7 @@ class RowRuns:
         return found
 
     def to_text(self) -> str:
-        """How many rows are skipped, then how many are taken, and so on: "0 90 10 90"."""
+        """Return the runs as text, numbers of rows skipped and taken in turn: "0 90 10 90"."""
         gaps = self._starts - np.concatenate([[0], (self._starts + self._counts)[:-1]])
         return " ".join(map(str, np.stack([gaps, self._counts], axis=1).reshape(-1).tolist()))
 
@@ -86,12 +86,12 @@ class RowRuns:
         return f"RowRuns({len(self)} rows in {len(self._starts)} runs)"
 
     def rows(self, positions: _Numbers) -> _Numbers:
-        """The row at each of `positions`, which must be from 0 to len() - 1."""
+        """Return the row at each of `positions`, which must be from 0 to len() - 1."""
         found: _Numbers = positions + self._shifts[np.searchsorted(self._ends, positions, "right")]
         return found
 
     def n_below(self, limits: _Numbers) -> _Numbers:
-        """How many rows are below each of `limits`."""
+        """Return the number of rows below each of `limits`."""
         before = np.searchsorted(self._starts, limits, "left")
         ends, starts = np.concatenate([[0], self._ends]), np.concatenate([[0], self._starts])
         # All of the runs that begin below it, but what reaches beyond it of the last of them.
@@ -101,21 +101,21 @@ class RowRuns:
 
     @property
     def runs(self) -> tuple[_Numbers, _Numbers]:
-        """The first row of every run, and how many rows it has; not to be written to."""
+        """The first row and the length of every run; not to be written to."""
         return self._starts, self._counts
 
     def every(self) -> _Numbers:
-        """All rows."""
+        """Return all rows."""
         return self.rows(np.arange(len(self)))
 
     @cached_property
     def identity(self) -> str:
-        """What tells it from other views."""
+        """A hash that identifies the set of rows."""
         return f"{hash_bytes(self.to_text().encode()):016x}"
 
 
 class RowList:
-    """Some rows of a dataset in any order, also repeatedly. Immutable.
+    """Rows of a dataset in any order, with repetitions. Immutable.
 
     Args:
         rows: the row at every position; not copied.
@@ -131,25 +131,25 @@ class RowList:
         return f"RowList({len(self)} rows)"
 
     def rows(self, positions: _Numbers) -> _Numbers:
-        """The row at each of `positions`, which must be from 0 to len() - 1."""
+        """Return the row at each of `positions`, which must be from 0 to len() - 1."""
         return self._rows[positions]
 
     def every(self) -> _Numbers:
-        """All rows; not to be written to."""
+        """Return all rows; not to be written to."""
         return self._rows
 
     def n_below(self, limits: _Numbers) -> _Numbers:
-        """How many rows are below each of `limits`, where the rows ascend."""
+        """Return the number of rows below each of `limits`; the rows must ascend."""
         return np.searchsorted(self._rows, limits, "left")
 
     @cached_property
     def ascends(self) -> bool:
-        """Whether no row comes before a smaller one."""
+        """True if no row comes before a smaller one."""
         return bool((self._rows[1:] >= self._rows[:-1]).all())
 
     @cached_property
     def identity(self) -> str:
-        """What tells it from other views."""
+        """A hash that identifies the list of rows."""
         return f"list-{hash_bytes(self._rows.data):016x}"
 
 
@@ -168,15 +168,15 @@ def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
 
 
 def check_positions(found: Any, n: int, where: str) -> _Numbers:
-    """Integers from 0 to n - 1 as an array of int64, in any order, also repeatedly.
+    """Return integers from 0 to n - 1, in any order and repeatable, as an array of int64.
 
     Args:
         found: a sequence or an array of one dimension.
-        n: how many samples there are.
-        where: what it is called, for messages.
+        n: the number of samples.
+        where: the name of the argument, for messages.
 
     Raises:
-        InvalidArgument: it is none, or one of them is out of range.
+        InvalidArgument: `found` is something else, or an integer is out of range.
     """
     numbers = _as_array(found, where)
     if not numbers.size and numbers.ndim == 1:
@@ -196,10 +196,10 @@ def check_positions(found: Any, n: int, where: str) -> _Numbers:
 
 
 def check_mask(found: Any, n: int, where: str) -> _Numbers:
-    """The positions where a mask of n is true.
+    """Return the positions at which a mask of n booleans is true.
 
     Raises:
-        InvalidArgument: it is not n booleans.
+        InvalidArgument: `found` is not n booleans.
     """
     mask = _as_array(found, where)
     if mask.shape != (n,) or mask.dtype != np.bool_:

@@ -1,14 +1,8 @@
-"""When the frames of a video are shown, and which of them are on show at given times. Pure.
+"""Frame times, events and lengths of videos, read from a shard's index, to cut clips.
 
 Times are exact: whole ticks of a stream's time base, or fractions of a tick. A frame is on show
-from its time until that of the next one, the last one until the end of the video. So of a time
-between two ticks nothing but the tick before it counts, and no time is ever a float.
-
-The events of videos: read from the field of a shard that names them, and checked.
-
-Which frames a clip has where that goes by times: at so many per second, or around an event.
-
-Some videos of a shard, as far as clips need to know them: from the index alone, if it tells.
+from its time until that of the next one, the last one until the end of the video. A time between
+two ticks is therefore equivalent to the tick before it, and no time is ever a float.
 """
 
 from __future__ import annotations
@@ -33,18 +27,18 @@ Numbers = npt.NDArray[np.int64]
 
 _MAX_TICKS: Final = (1 << 63) - 1
 _SAFE: Final = float(1 << 62)
-"""Products below it are exact in 64 bits, however the float that tells so was rounded."""
+"""Smaller products are exact in 64 bits, however the float that was compared is rounded."""
 
 
 class FrameTimes:
-    """When each frame of a video is shown. Immutable.
+    """The presentation times of the frames of a video. Immutable.
 
-    `pts` are the ticks of all frames, ascending; several may have the same, and then only the last
-    of them is ever on show. `time_base` is seconds per tick, `length` ticks from the first frame to
+    `pts` are the ticks of all frames, ascending; of several frames with the same tick, only the
+    last is ever on show. `time_base` is seconds per tick, `length` ticks from the first frame to
     the end of the last.
 
     Raises:
-        MediaError: the table of packets counts other frames than the stream.
+        MediaError: the table of packets has another number of frames than the stream.
     """
 
     def __init__(self, stream: EncodedStream) -> None:
@@ -63,9 +57,11 @@ class FrameTimes:
         self._fps, self._every = Fraction(0), Fraction(0)
 
     def _length(self, last: int) -> int:
-        """Ticks from the first frame to the end; the last is shown for so many, 0 if unknown.
+        """Return the ticks from the first frame to the end.
 
-        Then as long as the one before it, and alone for one tick.
+        `last` is the last duration, 0 if unknown.
+
+        An unknown duration is that of the frame before, or one tick for a single frame.
         """
         end, times = int(self.pts[-1]), self.pts[self._seen[-2:]].tolist()
         return end - self._begin + (last or (times[1] - times[0] if len(times) > 1 else 1))
@@ -76,22 +72,22 @@ class FrameTimes:
         return np.flatnonzero(np.append(self.pts[1:] != self.pts[:-1], True))
 
     def ticks_at(self, fps: Fraction) -> Fraction:
-        """The ticks from one of `fps` times per second to the next."""
+        """Return the ticks between consecutive times at `fps` per second."""
         if fps is not self._fps:  # that of all clips of a loader is the same object
             self._fps, self._every = fps, 1 / (fps * self.time_base)
         return self._every
 
     def after_start(self, frame: int) -> int:
-        """The ticks from the first frame to another."""
+        """Return the ticks from the first frame to another."""
         return int(self.pts[frame]) - self._begin
 
     def on_show(self, first: Fraction, every: Fraction, n: int) -> Numbers:
-        """The frames on show at n times.
+        """Return the frames on show at n times.
 
         Args:
             first: ticks from the first frame to the first time, from 0 up.
             every: ticks from one time to the next.
-            n: how many.
+            n: number of times.
         """
         start, parts = first.as_integer_ratio()
         step, step_parts = every.as_integer_ratio()
@@ -100,18 +96,19 @@ class FrameTimes:
         return np.searchsorted(self.pts, np.array(ticks, np.int64), "right") - 1
 
     def inside(self, first: Fraction, reach: Fraction) -> Fraction:
-        """`first`, or the nearest time from which the video goes on for more than `reach` ticks.
+        """Return `first`, or the nearest time that is followed by more than `reach` ticks of video.
 
-        At the end that is the last whole tick. The video is longer than `reach`.
+        At the end, that is the last whole tick. The video is longer than `reach`.
         """
         if first < 0:
             return Fraction(0)
         return first if first + reach < self.length else Fraction(self._latest(reach))
 
     def start_at_share(self, part: int, of: int, reach: Fraction) -> Fraction:
-        """The time of one of the frames after whose time the video goes on for more than `reach`.
+        """Return the time of a frame that is followed by more than `reach` ticks of video.
 
-        It has `part` of `of` of them before it, rounded down. The video is longer than `reach`.
+        It is preceded by `part` out of `of` of them, rounded down. The video is longer than
+        `reach`.
         """
         latest = min(self._begin + self._latest(reach), _MAX_TICKS)
         n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
@@ -127,14 +124,14 @@ def n_times(
     denominators: npt.NDArray[np.uint32],
     fps: Fraction,
 ) -> Numbers:
-    """How many of the times 0, 1 / fps, 2 / fps, … come before the end of each video.
+    """Return how many of the times 0, 1 / fps, 2 / fps, … precede the end of each video.
 
     Args:
         lengths: of the videos, in ticks.
         numerators, denominators: of their time bases.
-        fps: times per second; both its parts are below 2^31.
+        fps: times per second; numerator and denominator are below 2^31.
 
-    What is beyond 63 bits is 2^63 - 1.
+    Results are capped at 2^63 - 1.
     """
     dividends = numerators.astype(np.int64) * fps.numerator
     divisors = denominators.astype(np.int64) * fps.denominator
@@ -151,14 +148,14 @@ def n_times(
 Values = npt.NDArray[Any]
 
 _NEARLY: Final = 1 - 1e-9
-"""What is below a product by so much is below it, however floats have rounded it."""
+"""A value below a product by this factor is below it however floats are rounded."""
 
 
 def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
-    """What the events of a field are kept as: float64, seconds, or int64, numbers of frames.
+    """Return the dtype of a field's events: float64 for seconds, or int64 for frame numbers.
 
     Raises:
-        InvalidArgument: there is no such field, or it has no numbers, or tables of them.
+        InvalidArgument: the field does not exist, is not numeric, or has tables.
     """
     field = schema.get(name)
     array = field.element if isinstance(field, List) else field
@@ -175,7 +172,7 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
 
 
 def read_events(reader: ShardReader, name: str, rows: Rows) -> tuple[Rows, Values]:
-    """How many events each of some rows of a shard has, and all of them, those of the first first.
+    """Return the number of events of each row, and all events in the order of the rows.
 
     A sample that lacks the field has none.
 
@@ -204,15 +201,15 @@ def check_events(
     lines: Streams,
     lengths: npt.NDArray[np.uint64],
 ) -> None:
-    """Make sure that what `read_events` gave is inside of the videos; of absent ones anything is.
+    """Check that events lie inside of their videos; those of missing videos are not checked.
 
     Args:
-        reader, name, rows: as `read_events` was given them.
-        events: what it gave.
-        lines, lengths: of the videos of these rows, and how many ticks each has.
+        reader, name, rows: the arguments of `read_events`.
+        events: its result.
+        lines, lengths: of the videos of these rows, and their lengths in ticks.
 
     Raises:
-        InvalidArgument: naming the sample, the event, and how long its video is.
+        InvalidArgument: naming the sample, the event, and the length of its video.
     """
     counts, values = events
     owners = np.repeat(np.arange(len(rows)), counts)
@@ -239,7 +236,7 @@ def check_events(
 
 
 def _outside(values: Values, owners: Rows, lines: Streams, lengths: npt.NDArray[np.uint64]) -> Rows:
-    """Which events, in seconds, are not inside of their videos: exactly, where it is close."""
+    """Return the events, in seconds, outside of their videos; close cases are computed exactly."""
     ticks = lines["numerator"] / np.maximum(lines["denominator"], 1)
     is_clear = (values >= 0) & (values < (lengths * ticks)[owners] * _NEARLY)
     wrong = [
@@ -256,9 +253,9 @@ def _seconds(line: np.void, length: np.uint64) -> Fraction:
 
 
 def clip_frames(clips: Clips, start: int, times: FrameTimes) -> Numbers:
-    """The frames of the clip that `clips.starts` gives as `start`, of the video with these times.
+    """Return the frames of a clip, given its `start` and the video's frame times.
 
-    Whoever has another clip of it has other frames: nothing here depends on the position.
+    The result does not depend on the position.
     """
     clip = clips.clip
     if not clip.goes_by_times:
@@ -282,7 +279,7 @@ def _run(clip: Clip, start: int) -> Numbers:
 
 
 def _event(clips: Clips, number: int) -> int | float:
-    """When an event is: in seconds, or as an integer at the time of a frame."""
+    """Return the time of an event: seconds, or an integer frame number."""
     if clips.events is None:
         raise AssertionError("clips around events are made with their events")
     found: int | float = clips.events.values[number].item()
@@ -290,14 +287,14 @@ def _event(clips: Clips, number: int) -> int | float:
 
 
 def _ticks_of(event: float, times: FrameTimes) -> Fraction:
-    """How many ticks after the first frame an event is, exactly."""
+    """Return the exact ticks from the first frame to an event."""
     if isinstance(event, int):
         return Fraction(times.after_start(event))
     return Fraction(event) / times.time_base
 
 
 def _start_around(clip: Clip, event: float, times: FrameTimes) -> int:
-    """The first frame of a clip around an event, which goes by frames."""
+    """Return the first frame of a clip around an event, for clips defined by frames."""
     frame = event
     if not isinstance(event, int):
         (frame,) = times.on_show(_ticks_of(event, times), Fraction(0), 1).tolist()
@@ -306,18 +303,18 @@ def _start_around(clip: Clip, event: float, times: FrameTimes) -> int:
 
 
 _MOST_FRAMES: Final = 1 << 40
-"""Of one video: at 1,000 per second it lasts 35 years, and is a lie."""
+"""Maximum frames of one video: at 1,000 per second, 35 years; a larger number is corrupt."""
 _MAX_DURATION: Final = (1 << 64) - 1
 
 
 class VideoIndex:
-    """What there is to cut clips out of, in some rows of a shard.
+    """The index data of the videos in some rows of a shard, for cutting clips.
 
-    `lines` are those of the streams. `n_frames` is how many frames each has; where clips go by
-    times, how many times there are for one, at the clip's rate.
+    `lines` are those of the streams. `n_frames` is the number of frames of each; for clips by time,
+    the number of times at the clip's rate.
 
     Raises:
-        ShardCorrupt, InvalidArgument: the tables of a video cannot be right.
+        ShardCorrupt, InvalidArgument: the tables of a video are invalid.
     """
 
     def __init__(self, reader: ShardReader, name: str, rows: Rows, clip: Clip) -> None:
@@ -333,7 +330,7 @@ class VideoIndex:
             self._check_lengths()
 
     def _read(self) -> Streams:
-        """What the index has of the videos."""
+        """Return the stream lines of the videos."""
         records, rows = self._reader.records, self._rows
         found = records.streams.lines(self._name, rows, records.entries(self._name, rows))
         wrong = np.flatnonzero(found["n_frames"] > found["n_packets"])
@@ -350,7 +347,7 @@ class VideoIndex:
         return found
 
     def _look_for_lengths(self) -> None:
-        """Find out from their packets how long those videos are whose lines do not say so."""
+        """Compute the length of videos without a stored duration from their packets."""
         unknown = (self.lines["duration"] == 0) & (self.lines["n_frames"] > 0)
         for i in np.flatnonzero(unknown).tolist():
             (stream,) = self._reader.records.values(self._name, self._rows[i : i + 1])
@@ -366,10 +363,10 @@ class VideoIndex:
             )
 
     def events(self, reader: ShardReader, name: str) -> tuple[Rows, npt.NDArray[Any]]:
-        """How many events each video has, and all of them, those of the first first.
+        """Return the number of events of each video, and all events in the order of the videos.
 
         Args:
-            reader, name: of the file and the field that have them.
+            reader, name: of the file and the field with the events.
 
         Raises:
             InvalidArgument: one is outside of its video.
