@@ -33,6 +33,10 @@ MAKES_DATASET = "shardio convert videos/ out/\n"
 # Blocks that are not run: their page, how they begin, and why.
 NOT_RUN = {
     ("README.md", "tools/demo"): "sets up an environment, and runs this very suite",
+    (
+        "docs/contributing/README.md",
+        "tools/test",
+    ): "sets up an environment, and runs this very suite",
 }
 
 # Packages that the extra `dev` does without: blocks that import them run where they are installed.
