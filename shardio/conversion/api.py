@@ -91,8 +91,7 @@ def convert(
     Args:
         samples: a function that returns one sample, several, or None for an item. It is sent to the
             workers, including lambdas and functions defined in a notebook. If it raises, the item
-                is
-            broken.
+            is broken.
         names: field names for samples that are tuples.
         kind: the converter, such as "videos", "images", "audio" or "arrays", or an installed
             third-party one. By default that of the dataset appended to, else guessed from file
@@ -103,8 +102,7 @@ def convert(
         storage_options: options of the object store for a URL as `out`, as obstore takes them.
             Shards
             are uploaded as they are finished; the cache folder holds shards in progress and the
-                state
-            needed to resume.
+            state needed to resume.
         engine: "local", or "ray" to convert on the machines of a Ray cluster, all of which must see
             `src` and `out` under these paths; `workers` is then the total number of processes. The
             bytes are the same, and each engine can resume what the other has started.
@@ -115,8 +113,7 @@ def convert(
     Raises:
         InvalidArgument: `src` does not exist, is empty, matches nothing or has no file of the kind;
             `out` is not a valid folder name; an option is invalid; or options or versions differ
-                from
-            those of the conversion to resume.
+            from those of the conversion to resume.
         DatasetExists: `out` already holds data, or an interrupted conversion.
         DatasetNotFound: there is no dataset to append to.
         DatasetConflict: another process is writing to `out`.

@@ -90,8 +90,7 @@ class AudioDecoder(Closing):
                 the end of the stream are silence.
             rate: samples per second; None keeps the rate of the stream. A sample has the same value
                 wherever the range begins, except for codecs with state (MP3, AAC), where it may
-                    differ
-                minimally.
+                differ minimally.
             channels: 1 or 2, mixed by FFmpeg's rules; None keeps the channels of the stream.
 
         Raises:

@@ -137,8 +137,7 @@ def decode_image(
         dct: `"fast"` decodes a JPEG about 5 % faster, most pixels within 2 levels of accurate.
         min_size: (height, width) that suffices: a JPEG is decoded at the smallest of full, half,
             quarter or eighth size that is not smaller, in far less time. Other formats are decoded
-                at
-            full size.
+            at full size.
 
     Raises:
         MediaError: the picture is damaged, truncated, too large or in no known format.

@@ -30,8 +30,7 @@ class Sound:
             everywhere.
         seconds: the length; an integer, a `Fraction`, a text such as "0.64" or a float. None: the
             length of the clip if samples are clips of videos, else the whole audio. Shorter audio
-                is
-            followed by silence; of longer audio, `where` selects a part.
+            is followed by silence; of longer audio, `where` selects a part.
         dtype: `"float32"`, from -1 to 1, or `"int16"`.
         where: `"first"`: the first `seconds`. `"random"`: `seconds` from a sample drawn for each
             position of each epoch, uniformly from all samples, at `rate`, that can start them.

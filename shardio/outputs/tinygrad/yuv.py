@@ -45,8 +45,7 @@ def yuv420_to_rgb(
         range: "limited" is luma from 16 to 235 and chroma from 16 to 240; "full" is 0 to 255.
         siting: the horizontal position of chroma relative to the two pixels that share it: on the
             "left" one, the default of H.264, HEVC, MPEG-2 and MPEG-4, or in the "center" of both,
-                as
-            in JPEG and MPEG-1. Vertically it lies in the centre with either.
+            as in JPEG and MPEG-1. Vertically it lies in the centre with either.
         dtype: of the result: levels 0 to 255, rounded for "uint8" only.
 
     Raises:
