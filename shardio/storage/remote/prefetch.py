@@ -109,7 +109,8 @@ class Prefetcher:
         kept = []
         try:
             while (prefetched := self._next()) is not None:
-                with contextlib.suppress(ShardioError, OSError):
+                # Best effort: the loop meets the same failure, or warning made an error, by itself.
+                with contextlib.suppress(ShardioError, OSError, Warning):
                     storage, summary = prefetched.file.storage, prefetched.file.summary
                     storage.pin_with_check(summary, self._check)
                     kept.append(prefetched)

@@ -1,4 +1,4 @@
-"""What is downloaded ahead stays in the cache until the loop comes to it."""
+"""Shards downloaded ahead stay in the cache until the loop comes to them."""
 
 from __future__ import annotations
 
@@ -101,3 +101,17 @@ def test_at_the_end_nothing_is_kept(end: str) -> None:
             ahead.cancel()
         bucket.wait_for(a=0)
     ahead.close()
+
+
+def test_a_warning_made_an_error_costs_its_file_and_no_thread() -> None:
+    class FullBucket(Bucket):
+        def pin_with_check(self, summary: ShardSummary, check: Callable[[], None]) -> None:
+            if summary.name == "a":
+                raise UserWarning("more bytes are in use at once than the cache may hold")
+            super().pin_with_check(summary, check)
+
+    bucket, loop = FullBucket(), Loop()
+    ahead = _ahead(bucket, loop, a=3, b=5, c=7)
+    bucket.wait_for(b=1)
+    ahead.close()
+    bucket.wait_for(b=0)
