@@ -95,7 +95,7 @@ class MapView(Closing):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """The samples of these numbers, in this order: read, decoded and transformed together."""
+        """Return the samples of these numbers, in this order, loaded together."""
         numbers = [operator.index(index) for index in indices]
         for number in numbers:
             if not -self._n <= number < self._n:
@@ -110,7 +110,7 @@ class MapView(Closing):
         return samples
 
     def _opened(self, n_rows: int) -> ShardLoader:
-        """The loader of this process, whose batches have so many rows, or more."""
+        """Return the loader of this process, whose batches have at least n_rows rows."""
         if self._closed:
             raise ClosedError("the view is closed")
         if self._loader is None or self._pid != os.getpid() or self._n_at_once < n_rows:
@@ -142,5 +142,5 @@ def _unpacked(kind: type[MapView], packed: bytes) -> MapView:
 
 
 def _own(value: Any) -> Any:
-    """A value of a sample that outlives its batch; arrays are copies, which torch may write to."""
+    """Return a value that outlives its batch; arrays are copies, which torch may write to."""
     return np.array(value) if isinstance(value, np.ndarray | np.generic) else value

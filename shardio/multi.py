@@ -153,7 +153,7 @@ class MultiLoader(Closing):
         return iteration
 
     def _next_epoch(self) -> Iterator[Any]:
-        """The samples of the servers' next epoch."""
+        """Yield the samples of the servers' next epoch."""
         if self._servers is None or not self._servers.is_ours:
             address, keys, options = self._far
             self._servers = FarSamples(
@@ -203,7 +203,7 @@ class MultiLoader(Closing):
         self._iterations.clear()
 
     def close(self) -> None:
-        """The same as `kill`, at the end of a `with`."""
+        """End the workers, as `kill` does; called at the end of a `with`."""
         self.kill()
 
 

@@ -134,7 +134,7 @@ class RemotePrefetch:
         run_parallel(N_THREADS, lambda file: file[0].download(file[1]), self._all_files())
 
     def _has_all(self) -> bool:
-        """True if there is nothing left to download."""
+        """Return True if there is nothing left to download."""
         self._is_done = self._all_fit() and all(
             storage.path_of(summary) in self._here for storage, summary in self._all_files()
         )

@@ -72,7 +72,7 @@ def time_field_names(name: str) -> tuple[str, str]:
 def resolve_video_field(
     schema: Schema, names: tuple[str, ...], clip: Any, *, is_asked: bool
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The field that clips are of, None where there is none, and the fields that are read.
+    """Return the field of the clips, None if there is none, and the fields to read.
 
     Args:
         schema: of the dataset.

@@ -15,7 +15,7 @@ class Counting:
 
     @cached_property
     def number(self) -> int:
-        """How often."""
+        """The number of calls."""
         self.n_computed += 1
         return self.n_computed
 

@@ -1,4 +1,4 @@
-"""What limits a loader: the conclusion from made-up figures, and the form of what is measured."""
+"""The limit of a loader: conclusions from made-up figures, and the form of measurements."""
 
 from __future__ import annotations
 

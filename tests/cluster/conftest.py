@@ -49,7 +49,7 @@ class Nodes:
             os.kill(pid, signal.SIGKILL)
 
     def silence_who_wrote(self, file: Path) -> None:
-        """Have the whole node stand still, as if its cable was pulled."""
+        """Freeze the whole node, as if its cable was pulled."""
         raylet = self._lose(file)
         self._silent += [raylet, *_children(raylet, b"ray::")]
         for pid in self._silent:
@@ -70,7 +70,7 @@ class Nodes:
 
 
 def written_to(file: Path) -> list[int]:
-    """What a job that is stuck has written: the process id of its node, and its own."""
+    """Return the ids that a stuck job has written: its node's process, and its own."""
     end_s = time.monotonic() + _PATIENCE_S
     while not (file.exists() and (text := file.read_text())):
         if time.monotonic() > end_s:
@@ -85,7 +85,7 @@ def _raylet(node: Any) -> int:
 
 
 def _children(raylet: int, word: bytes) -> list[int]:
-    """The processes of a node that have a word in their names."""
+    """Return the processes of a node that have a word in their names."""
     children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
     names = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
     return [pid for pid, name in names.items() if word in name]
@@ -93,7 +93,7 @@ def _children(raylet: int, word: bytes) -> list[int]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Nodes]:
-    """A cluster for all tests of a module; its folder's name is short, as sockets need."""
+    """Start a cluster for all tests of a module; its folder has a short name, as sockets need."""
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
@@ -113,6 +113,6 @@ def cluster() -> Iterator[Nodes]:
 
 @pytest.fixture
 def nodes(cluster: Nodes) -> Nodes:
-    """The cluster, whole."""
+    """Return the cluster, with all its nodes."""
     cluster.complete()
     return cluster

@@ -1,4 +1,4 @@
-"""What a Ray cluster makes and finds is what one machine does, also when machines are lost."""
+"""A Ray cluster makes and finds the same as one machine, also when machines are lost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is done when jobs end, fail and are lost, with something in Ray's place that does them here.
+"""Jobs that end, fail and are lost, on a stand-in for Ray that runs them here.
 
-It needs no Ray; `test_on_ray.py` is about the real one.
+It needs no Ray; `test_on_ray.py` tests the real one.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 
 def squares(tmp_path: Path, n_jobs: int = 5, **options: Any) -> list[tuple[int, int]]:
-    """The results of jobs, in the order of their numbers."""
+    """Return the results of jobs, in the order of their numbers."""
     jobs = iter(enumerate(range(n_jobs)))
     with Cluster(Engine("ray"), sees=tmp_path, **options) as opened:
         found = opened.run(lambda n: n * n, lambda: next(jobs, None), lambda n: f"job {n}")

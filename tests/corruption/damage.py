@@ -1,4 +1,4 @@
-"""What damage to a shard must lead to: the audit finds it, a reader refuses or returns the same.
+"""Damage to a shard: verification finds it, and a reader refuses it or returns the same.
 
 Used by the tests, with some of all possible damage, and by `tools/dev/flip_every_bit.py`, with all.
 """
@@ -38,7 +38,7 @@ class _FirstOnly(Findings):
 
 
 def code_found(content: bytes | bytearray | memoryview) -> str | None:
-    """The code of the first finding of an audit, None if there is none.
+    """Return the code of the first finding, None if there is none.
 
     Raises:
         ValueError: the finding does not say where it is.
@@ -145,7 +145,7 @@ class Victim:
 
 
 def _complaint_about_error(error: ShardioError, path: str) -> str | None:
-    """What an error does not tell of the damage's place."""
+    """Return the details of the damage's place that an error lacks."""
     if path not in str(error):
         return f"the error does not name the file: {error}"
     if isinstance(error, ShardCorrupt) and error.code not in ("file_size", "hole"):

@@ -92,7 +92,7 @@ RULES = Schema(
 
 
 def small_samples() -> list[dict[str, Any]]:
-    """The samples of the small shard, as a reader returns them."""
+    """Return the samples of the small shard, as a reader returns them."""
     return [
         {
             "vector": np.arange(25, dtype=np.float32) + i if i != 1 else None,
@@ -111,18 +111,18 @@ def _camera(i: int) -> bytes:
 
 
 def train_small(records: Sequence[memoryview]) -> bytes:
-    """A dictionary that was learned from more records than the small shard has."""
+    """Train a dictionary on more records than the small shard has."""
     return zstandard.train_dictionary(512, [_camera(i) * 2 for i in range(200)]).as_bytes()
 
 
 def small_videos() -> list[dict[str, Any]]:
-    """Samples of SMALL_VIDEOS: of some packets, of none, missing."""
+    """Make samples of SMALL_VIDEOS: of some packets, of none, missing."""
     videos = (made_stream(2, 3, 20), made_stream(1, 0), None)
     return [{"video": video} for video in videos]
 
 
 def small_sound() -> list[dict[str, Any]]:
-    """Samples of SMALL_SOUND."""
+    """Make samples of SMALL_SOUND."""
     return [
         {"sound": made_stream(i, 3, 20), "image": EncodedImage(b"a picture" * i, i, 4, 1 + i % 4)}
         for i in range(1, 4)
@@ -138,7 +138,7 @@ VICTIMS: dict[str, tuple[Schema, Callable[[], list[dict[str, Any]]]]] = {
 
 
 def everything() -> list[dict[str, Any]]:
-    """Samples that have the fields of all victims."""
+    """Make samples that have the fields of all victims."""
     return [
         {name: value for sample in samples for name, value in sample.items()}
         for samples in zip(small_samples(), small_videos(), small_sound(), strict=True)
@@ -160,7 +160,7 @@ MEDIA_RULES = Schema(
 
 
 def media_rules_samples() -> list[dict[str, Any]]:
-    """The samples of the shard of media that is forged; the last video has two chunks."""
+    """Make the samples of the media shard to forge; the last video has two chunks."""
     return [
         {
             "video": made_stream(i, 6, 30 if i < 3 else 20_000),
@@ -173,7 +173,7 @@ def media_rules_samples() -> list[dict[str, Any]]:
 
 
 def rules_samples() -> list[dict[str, Any]]:
-    """The samples of the shard that is forged."""
+    """Make the samples of the shard to forge."""
     return [
         {
             "long": np.full(2100, i, np.uint8),
@@ -190,7 +190,7 @@ def rules_samples() -> list[dict[str, Any]]:
 
 
 def content_of(path: Path, schema: Schema, samples: Iterable[dict[str, Any]]) -> bytearray:
-    """The bytes of a shard of these samples, however few; with a dictionary, if it can have one."""
+    """Return the bytes of a shard of these samples, with a dictionary if it can have one."""
     with mock.patch("shardio.shard.section_writers.train_dictionary", train_small):
         with ShardWriter(path, schema) as writer:
             for sample in samples:
@@ -228,7 +228,7 @@ class Forgery:
         return Schema.from_json(self.contents[SCHEMA])
 
     def column(self, name: str, kind: Kind = Kind.COLUMN) -> Key:
-        """The key of a section of a field."""
+        """Return the key of a section of a field."""
         return (kind, self.schema.field_id(name), 0)
 
     def change(self, key: Key, at: int, new: bytes) -> None:
@@ -237,7 +237,7 @@ class Forgery:
         self.contents[key] = old[:at] + new + old[at + len(new) :]
 
     def entry(self, name: str, row: int) -> tuple[int, Any]:
-        """Where in the index an entry lies, and what it says."""
+        """Return the place and content of an index entry."""
         number = row * len(self.schema.records) + list(self.schema.records).index(name)
         return number * ENTRY.size, np.frombuffer(self.contents[INDEX], ENTRY_DTYPE)[number]
 
@@ -294,7 +294,7 @@ class Forgery:
             self._set(self.column(name), hash=hash_bytes(hashes))
 
     def _hash_chunks(self) -> None:
-        """Those of streams whose first chunk is where it was, and the hashes in their entries."""
+        """Rehash the chunks of streams whose first chunk is where it was, and their entries."""
         for name, kind in self.schema.records.items():
             if not isinstance(kind, STREAMED):
                 continue
@@ -349,21 +349,21 @@ def read_everything(path: Path, verify: Any = "first") -> list[dict[str, Any]] |
 
 
 def _whole(value: Any) -> Any:
-    """A value with all of its data, which a stream reads when it is asked for."""
+    """Return a value with all of its data, which a stream reads on demand."""
     if isinstance(value, EncodedStream):
         return dataclasses.replace(value, data=bytes(value.data[:]))
     return value
 
 
 def read_bytes(tmp_path: Path, content: bytes, verify: str = "first") -> Any:
-    """The same of a shard that is in memory, by way of a file."""
+    """Read all samples of a shard in memory, by way of a file."""
     path = tmp_path / "r.shard"
     path.write_bytes(content)
     return read_everything(path, verify)
 
 
 def codes_of(content: bytes) -> list[str]:
-    """The codes of what an audit finds in a shard that is in memory."""
+    """Return the codes of the findings in a shard in memory."""
     return [finding.code for finding in examine_bytes(memoryview(content), "r.shard").findings]
 
 

@@ -133,7 +133,7 @@ def swap_bytes(i: int, j: int) -> Callable[[Parts], None]:
 
 
 def _laid_out(parts: Parts, records: list[tuple[bytes, int, int]], payload: bytes) -> bytes:
-    """The payload with other records in the places that the index gives."""
+    """Return the payload with other records in the places that the index gives."""
     _, index = contents_of(parts, Kind.INDEX)
     content = bytearray(payload)
     for i, (stored, _, _) in enumerate(records):
@@ -234,7 +234,7 @@ MIB = 1 << 20
 
 
 def bomb(n_bytes: int, declared: int | None, n_index: int) -> tuple[bytes, int]:
-    """A frame, mostly of zeros, that declares another size, and what the index says of it.
+    """Make a frame, mostly of zeros, that declares another size, and its index entry.
 
     It is so long that its size justifies 64 MiB.
     """
@@ -312,7 +312,7 @@ def _without_feature(feature: Required) -> Callable[[Parts], None]:
 
 
 def _undeclared_dictionary(parts: Parts) -> None:
-    """The first record with the dictionary, compressed with it and without saying so."""
+    """Compress the first record with the dictionary, without declaring it."""
     _, learned = contents_of(parts, Kind.DICTIONARY, SMALL.field_id("camera.id"))
     known = zstandard.ZstdCompressionDict(learned, dict_type=zstandard.DICT_TYPE_FULLDICT)
     records, place = records_of(parts), list(SMALL.records).index("camera.id")

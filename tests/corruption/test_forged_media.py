@@ -38,7 +38,7 @@ _BIG = (1 << 64) - 1
 
 @pytest.fixture(scope="module")
 def media(tmp_path_factory: pytest.TempPathFactory) -> bytearray:
-    """A shard of MEDIA_RULES that breaks none; not to be changed."""
+    """Return a shard of MEDIA_RULES that breaks none; not to be changed."""
     place = tmp_path_factory.mktemp("media") / "m.shard"
     return content_of(place, MEDIA_RULES, media_rules_samples())
 
@@ -204,7 +204,7 @@ def grow(forgery: Forgery, key: Any, more: bytes) -> None:
 
 
 def moved_packets(forgery: Forgery) -> None:
-    """The last video's packets behind all others, which nobody has then."""
+    """Move the last video's packets behind all others, where no table points."""
     grow(forgery, PACKETS, forgery.contents[PACKETS][18 * PACKET_DTYPE.itemsize :])
     line(row=3, first_packet=24)(forgery)
 

@@ -50,7 +50,7 @@ def shape(*dims: int) -> Change:
 
 
 def empty_cloud(*dims: int) -> Change:
-    """The record of row 0, which has no bytes, with other dimensions."""
+    """Give the record of row 0, which has no bytes, other dimensions."""
 
     def change(forgery: Forgery) -> None:
         forgery.change(forgery.column("cloud", Kind.SHAPES), 0, struct.pack("<QQ", *dims))
@@ -59,7 +59,7 @@ def empty_cloud(*dims: int) -> Change:
 
 
 def deep(forgery: Forgery) -> None:
-    """The last JSON record, nested too deep to be parsed."""
+    """Nest the last JSON record too deep to be parsed."""
     _insert(forgery, "meta", 3, b"[" * 200_000)
 
 

@@ -48,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 @pytest.fixture
 def three(folders: dict[int, str], tmp_path: Path) -> Path:
-    """A copy, to be damaged: 40 samples in 3 shards, of which the second begins at 13."""
+    """Copy a dataset to be damaged: 40 samples in 3 shards, the second from 13 on."""
     return Path(shutil.copytree(folders[3], tmp_path / "three"))
 
 
@@ -57,7 +57,7 @@ def labels(n: int) -> Iterator[dict[str, Any]]:
 
 
 def maps_of(folder: Path | str) -> int:
-    """How many memory maps this process has of files in a folder."""
+    """Return the number of memory maps this process has of files in a folder."""
     with open("/proc/self/maps") as maps:
         return sum(os.fspath(folder) in line for line in maps)
 

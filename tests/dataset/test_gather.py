@@ -74,12 +74,12 @@ def datasets(folders: dict[int, str]) -> Iterator[dict[int, ShardDataset]]:
 
 @pytest.fixture
 def three(folders: dict[int, str], tmp_path: Path) -> str:
-    """A copy, to be damaged: the second of three shards holds rows 433 to 865."""
+    """Copy a dataset to be damaged: the second of three shards holds rows 433 to 865."""
     return str(shutil.copytree(folders[3], tmp_path / "three"))
 
 
 def gathered(dataset: ShardDataset, name: str, rows: Any) -> npt.NDArray[Any]:
-    """The rows of a column as a gather delivers them, shaped like a batch."""
+    """Return rows of a column as a gather delivers them, shaped like a batch."""
     field = COLUMNS.columns[name]
     places = np.asarray(rows, np.int64)
     out = np.full((len(places), field.row_bytes or 0), 0xEE, np.uint8)

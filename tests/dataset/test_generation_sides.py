@@ -1,4 +1,4 @@
-"""What a generation says of columns that were added later, and of what a reader must know."""
+"""The column groups of a generation, and the features that it requires of a reader."""
 
 from __future__ import annotations
 

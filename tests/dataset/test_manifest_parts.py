@@ -65,7 +65,7 @@ def forge(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def forge_part(folder: Path, kind: str, content: bytes) -> None:
-    """A part with another content, which the generation names as its own writer would have."""
+    """Write another external list, which the generation names as its own writer would have."""
     named: dict[str, bytes] = {}
     forge(
         folder,
@@ -347,7 +347,7 @@ def test_what_json_cannot_say_is_refused_and_nothing_is_published(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is done to the file system, by name and ending."""
+    """Record the changes of the file system, by name and ending."""
     done: list[str] = []
     real = fs.perform
 
@@ -369,7 +369,7 @@ def test_parts_are_there_and_synced_before_the_generation_that_names_them(
 
 
 class WorkerExit(BaseException):
-    """What ends a writer in the middle."""
+    """The error that ends a writer in the middle."""
 
 
 def die_at(n: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def epoch(folder: str, **options: Any) -> list[Any]:
 
 
 def files_mapped(folder: str) -> Counter[str]:
-    """How many maps this process has of each file in a folder."""
+    """Return the number of maps this process has of each file in a folder."""
     with open("/proc/self/maps") as maps:
         return Counter(os.path.basename(line.split()[-1]) for line in maps if folder in line)
 

@@ -61,7 +61,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def long(tmp_path: Path) -> Path:
-    """A shard of two videos of some chunks each."""
+    """Write a shard of two videos of some chunks each."""
     path = tmp_path / "long.shard"
     write_long(path)
     return path
@@ -126,7 +126,7 @@ def test_many_streams_are_found_beyond_one_block_of_each_table(tmp_path: Path) -
 
 
 def chunks_checked(reader: ShardReader, row: int) -> list[int]:
-    """Which chunks of a row's video are marked as checked, by the shard's own marks."""
+    """Return the chunks of a row's video that the shard has marked as verified."""
     entry = reader.records.entries("video", np.array([row]))
     first = int(reader.records.streams.lines("video", np.array([row]), entry)["first_chunk"][0])
     n = -(-int(entry["n_bytes"][0]) // CHUNK_BYTES)

@@ -41,7 +41,7 @@ WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 def numbered(first: int, n: int) -> Iterator[dict[str, Any]]:
-    """Samples of TWO_FIELDS, labelled from `first` on."""
+    """Make samples of TWO_FIELDS, labelled from `first` on."""
     for i in range(first, first + n):
         yield {"image": np.full((64, 96), i % 251, np.uint8), "label": i}
 
@@ -496,7 +496,7 @@ def test_workers_that_are_killed_cost_no_sample_of_a_mixture(large: str, small: 
 
 
 def state_after(given: Dataset, n_batches: int, **options: Any) -> dict[str, Any]:
-    """The state in the body of a second epoch."""
+    """Return the state in the body of a second epoch."""
     with loader(given, **options) as made:
         loaded(made)
         for i, _ in enumerate(made, start=1):

@@ -39,7 +39,7 @@ SUBSETS = {"some": RowRuns([1, 9, 20], [3, 4, 4])}
 
 
 def with_added(folder: Path, *names: str) -> Path:
-    """A dataset of which these fields were added one by one."""
+    """Make a dataset to which these fields were added one by one."""
     main = Schema({name: SCHEMA[name] for name in MAIN})
     samples = ({name: sample[name] for name in MAIN} for sample in SAMPLES)
     write_dataset(folder, N, N_SHARDS, main, samples)
@@ -208,7 +208,7 @@ def test_marks_of_what_is_verified_cover_every_file(added: Path) -> None:
 
 
 def side_of(folder: Path, name: str, k: int) -> Path:
-    """The k-th shard of an added column."""
+    """Return the k-th shard of an added column."""
     (side,) = [side for side in load(folder).column_groups if side.name == name]
     return folder / side.shards[k].name
 

@@ -1,4 +1,4 @@
-"""What is asked of the kernel before a batch is read: never much where all is in memory."""
+"""Read-ahead before a batch is read: little is requested if all is in memory."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ def _loader(folder: str, n_workers: int = 2, **options: Any) -> ShardLoader:
 
 
 def _ahead(loader: ShardLoader) -> EpochIteration | None:
-    """The pass that was begun ahead."""
+    """Return the pass that was begun ahead."""
     return loader._engine._passes.ahead
 
 
 def _filled_ahead(loader: ShardLoader) -> EpochIteration:
-    """The same, once workers have filled all that they were given of it, answered or not."""
+    """Return the pass begun ahead once workers have filled all that they were given of it."""
     ahead = _ahead(loader)
     assert ahead is not None
     end_s = time.monotonic() + PATIENCE_S
@@ -57,7 +57,7 @@ def _n_filled(loader: ShardLoader, iteration: EpochIteration) -> int:
 
 
 def _steps(loader: ShardLoader) -> list[int]:
-    """The steps of an epoch; no batch is kept."""
+    """Return the steps of an epoch; no batch is kept."""
     return [batch.step for batch in loader]
 
 
@@ -181,7 +181,7 @@ def test_functions_of_the_user_do_not_run_in_his_threads_between_epochs(folder: 
 
 
 def _refusing(flag: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A transform that refuses sample 3 from the moment on at which there is a file."""
+    """Make a transform that refuses sample 3 as soon as there is a file."""
 
     def refuse(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["label"] == 3 and flag.exists():

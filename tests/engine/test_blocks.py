@@ -26,7 +26,7 @@ def n_descriptors() -> int:
 
 
 def n_maps() -> int:
-    """How many maps of blocks this process has."""
+    """Return the number of maps of blocks this process has."""
     with open("/proc/self/maps") as maps:
         return sum("memfd:shardio" in line for line in maps)
 
@@ -174,7 +174,7 @@ def test_growth_asks_for_memory_first(block: Block, monkeypatch: pytest.MonkeyPa
 
 
 def n_backed(fd: int) -> int:
-    """How much memory a file takes."""
+    """Return the memory that a file takes."""
     return os.fstat(fd).st_blocks * 512
 
 
@@ -291,7 +291,7 @@ def test_memory_is_asked_for_with_every_block(monkeypatch: pytest.MonkeyPatch) -
 
 
 def returned(pool: BlockPool) -> list[int]:
-    """The blocks that have come back, each once."""
+    """Return the blocks that have come back, each once."""
     pool.take_back_returned(lambda: None)
     return list(iter(pool.take_idle, None))
 

@@ -1,4 +1,4 @@
-"""Which sample a worker's death is put down to, with deaths that a test brings about."""
+"""The sample that a worker's crash is attributed to, with crashes that a test causes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Death(BaseException):
-    """What a test kills with."""
+    """The signal or exit that a test kills with."""
 
 
 class Warned(RowByRowFiller):
@@ -51,7 +51,7 @@ class Mortal(InlineWorker):
 
     @staticmethod
     def kills(numbers: list[int]) -> bool:
-        """Whether to die of samples of these numbers."""
+        """Return True if samples of these numbers are to crash the worker."""
         return False
 
     def introduce(self, *given: Any) -> None:
@@ -95,7 +95,7 @@ def die_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kills], None]:
 
 
 def epoch(folder: str) -> tuple[list[Skipped], int]:
-    """What is skipped in an epoch, and how many workers have died."""
+    """Return the samples skipped in an epoch, and the number of crashed workers."""
     with ShardLoader(
         folder, BATCH, output="numpy", num_workers=0, on_error="skip", max_skips=N
     ) as loader:

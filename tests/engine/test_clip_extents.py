@@ -1,4 +1,4 @@
-"""Where in the files clips lie, about: what decoding them reads is among it, and not all videos."""
+"""Estimated extents of clips: decoding reads nothing else, and not all videos are included."""
 
 from __future__ import annotations
 

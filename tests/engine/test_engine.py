@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100) -> Engine:
-    """An engine whose budget is so many blocks."""
+    """Make an engine with a budget of n blocks."""
     recipe = BatchSpec(
         path=folder,
         fields=tuple(TWO_FIELDS),
@@ -58,12 +58,12 @@ def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100
 
 
 def _plan(epoch: int, first: int = 0, last: int = N // BATCH) -> EpochPlan:
-    """A pass over some steps of an epoch."""
+    """Make the plan of a pass over some steps of an epoch."""
     return EpochPlan(epoch, RankPartition(last * BATCH, first * BATCH, BATCH))
 
 
 def _steps(engine: Engine, iteration: EpochIteration) -> list[int]:
-    """The rest of a pass, by step; no block is kept."""
+    """Return the rest of a pass, by step; no block is kept."""
     found = []
     while (delivered := engine.next(iteration)) is not None:
         found.append(delivered[1])

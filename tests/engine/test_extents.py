@@ -1,4 +1,4 @@
-"""Where values lie: reading them touches nothing else."""
+"""Extents of values: reading them touches nothing else."""
 
 from __future__ import annotations
 

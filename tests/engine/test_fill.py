@@ -44,7 +44,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Sha
 
 @pytest.fixture
 def dataset(datasets: dict[int, ShardDataset]) -> ShardDataset:
-    """Samples 0 to 49 in three shards, which begin at 0, 16 and 33."""
+    """Open samples 0 to 49 in three shards, which begin at 0, 16 and 33."""
     return datasets[3]
 
 
@@ -110,7 +110,7 @@ Make = Callable[..., Filling]
 
 
 def agree(batch: Batch, rows: list[int]) -> bool:
-    """Whether a batch holds these samples of EVERY_FIELD, and says so."""
+    """Check that a batch holds these samples of EVERY_FIELD, and names them."""
     assert batch.indices.tolist() == rows
     assert batch.valid.all()
     for name in batch:
@@ -238,7 +238,7 @@ def test_damage_is_refused_and_the_block_says_what_was_being_read(
 
 
 def stamp(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """What a sample is, and what each generator draws for it."""
+    """Return the sample's number, and a draw of each generator for it."""
     return {
         "label": sample["label"],
         "drawn": rng.random(3),

@@ -39,7 +39,7 @@ PATIENCE_S = 30.0
 
 
 def drive(flow: TaskPool, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """What comes of all items, as it comes."""
+    """Return the values of all items, in order of completion."""
     waiting = iter(items)
     while True:
         while flow.has_room:
@@ -222,7 +222,7 @@ def test_values_before_a_failure_come_first_and_nothing_comes_after_it() -> None
 
 
 def raising(kind: str) -> Callable[[str], None]:
-    """A function that raises what is more than a failed call, or cannot travel."""
+    """Make a function that raises more than a failed call, or an error that cannot travel."""
 
     class Unlucky(Exception):
         def __init__(self, one: int, two: int) -> None:
@@ -341,7 +341,7 @@ def test_a_function_that_a_worker_cannot_unpickle_is_an_error_with_the_traceback
 
 
 def dying(folder: Path, at: int, n_times: int, how: str) -> Callable[[int], int]:
-    """A function of which the first `n_times` workers die at an item."""
+    """Make a function at which the first `n_times` workers crash, at one item."""
 
     def load(item: int) -> int:
         if item == at:

@@ -1,4 +1,4 @@
-"""Which fields batches have, asked of workers that die at the worst moment."""
+"""The schema of batches, requested from workers that crash at the worst moment."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Refusing(mmap.mmap):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has been seen of the kernel yet."""
+    """Forget what has been observed of the kernel."""
     monkeypatch.setattr(shared_memory._KernelSupport, "is_asked", True)
 
 
@@ -44,7 +44,7 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 
 
 def n_large(block: BlockMap) -> int:
-    """How many large pages a block is mapped in."""
+    """Return the number of large pages a block is mapped in."""
     maps = Path("/proc/self/smaps").read_text()
     ours = next(m for m in re.split(r"(?m)^(?=[0-9a-f]+-)", maps) if starts_at(block, m))
     found = re.search(r"ShmemPmdMapped: *(\d+) kB", ours)
@@ -56,7 +56,7 @@ def starts_at(block: BlockMap, entry: str) -> bool:
 
 
 def kernel_collapses(n_bytes: int = LARGE_BYTES) -> bool:
-    """Whether this system makes large pages of shared memory on request, and has so many now."""
+    """Return True if this system makes large pages of shared memory on request now."""
     fd = os.memfd_create("a test")
     try:
         os.ftruncate(fd, n_bytes)

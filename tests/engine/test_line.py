@@ -1,4 +1,4 @@
-"""What a line does by itself, while nobody takes its results."""
+"""A pipeline runner by itself, while no loop takes its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker of a MultiLoader may send, and what main makes of what it says."""
+"""A worker of a MultiLoader: when it may send, and how main reads its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a generator gives, portion by portion, as a worker would send it."""
+"""Results of a generator, chunk by chunk, as a worker would send them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _arrived(portion: list[Any] | FailedCall) -> Any:
-    """A portion as main has it."""
+    """Return a chunk as main has it."""
     packed = pack_value(portion)
     memory = np.empty(packed.n_bytes, np.uint8)
     write_value(packed, memory)

@@ -93,7 +93,7 @@ class Passes(RuleBasedStateMachine):
 
     @rule()
     def a_block_is_made(self) -> None:
-        """As when a batch outgrows the others, or all blocks are held."""
+        """Add a block, as when a batch outgrows the others or all blocks are held."""
         block = 100 + len(self.blocks)
         self.blocks.add(block)
         self.outside.add(block)
@@ -136,13 +136,13 @@ class Passes(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def the_pass_before_has_tasks(self, data: st.DataObject) -> None:
-        """It is told again whenever the workers may be given more of this one."""
+        """Update the tasks of the pass before, as whenever workers may get more of this one."""
         n_each = st.lists(st.integers(0, 3), min_size=self.n_workers, max_size=self.n_workers)
         self.before = data.draw(n_each)
         self.schedule.stand_behind(self.before)
 
     def counts(self) -> list[int]:
-        """How many tasks each worker has, with those of the pass before this one."""
+        """Return the number of tasks of each worker, with those of the pass before."""
         workers = [worker for worker, _ in self.working.values()]
         return [workers.count(worker) + self.before[worker] for worker in range(self.n_workers)]
 
@@ -209,7 +209,7 @@ class Passes(RuleBasedStateMachine):
         assert self.schedule.tasks_of(worker) == {}
 
     def is_hopeless(self, step: int, data: st.DataObject) -> bool:
-        """Whether a step that one more worker has died of is given up."""
+        """Return True if a step that has crashed one more worker is given up."""
         caution = self.cautions.setdefault(step, SuspectSamples())
         n_known = len(caution.left_out.get(0, ()))
         number = data.draw(st.integers(0, 2))  # a sample, or one of its substitutes
@@ -368,7 +368,7 @@ class Passes(RuleBasedStateMachine):
             assert self.next_step == before + 1, "every round brings a batch"
 
     def has_failed(self) -> bool:
-        """Whether what comes next is an error."""
+        """Return True if the next delivery is an error."""
         if self.is_in_order:
             return self.next_step in self.errors
         return bool(self.errors) and not self.ready

@@ -1,4 +1,4 @@
-"""Which worker has which blocks, for the large samples of the dataset that it iterates."""
+"""Blocks lent to workers for the large samples of the dataset that they iterate."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Side(Closing):
         self.supply.give(self.send)
 
     def arrive(self, worker: int, *arrays: Bytes) -> list[Bytes]:
-        """What a worker sends arrives."""
+        """Deliver what a worker sends."""
         buffers = [pickle.PickleBuffer(array.data) for array in arrays]
         number, sizes = self.stocks[worker].fill(buffers)
         self.stocks[worker].spend()
@@ -50,7 +50,7 @@ class Side(Closing):
         return found
 
     def n_of(self, worker: int) -> int:
-        """How many blocks a worker can fill one after the other."""
+        """Return how many blocks a worker can fill one after the other."""
         return len(self.stocks[worker]._idle)
 
 

@@ -250,7 +250,7 @@ def draw_for_batch(batch: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module called torch that workers find, and that nobody has imported yet."""
+    """Make a module called torch that workers find, and that nothing has imported yet."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "torch.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))

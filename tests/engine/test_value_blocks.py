@@ -1,4 +1,4 @@
-"""How many blocks values get, and how large."""
+"""The number and size of the blocks that values get."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def blocks() -> Iterator[ValueBlocks]:
 
 
 def filled(blocks: ValueBlocks, n_bytes: int) -> Block:
-    """A block that a worker has filled with a value of that size."""
+    """Return a block that a worker has filled with a value of that size."""
     block = blocks.take()
     assert block is not None
     block.grow(n_bytes)
@@ -85,7 +85,7 @@ def test_the_last_blocks_are_handed_over_and_never_copied() -> None:
 
 
 def n_backed(blocks: ValueBlocks) -> int:
-    """How much memory all blocks take."""
+    """Return the memory that all blocks take."""
     pool = blocks._pool
     return sum(os.fstat(pool[number].fd).st_blocks * 512 for number in range(len(pool)))
 

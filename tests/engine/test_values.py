@@ -19,7 +19,7 @@ Ndarray = npt.NDArray[Any]
 
 
 def through_memory(value: Any) -> tuple[Any, Ndarray]:
-    """What comes out of memory, and the memory."""
+    """Return a value after a trip through memory, and the memory."""
     packed = pack_value(value)
     memory = np.full(packed.n_bytes + 8, 0xEE, np.uint8)
     write_value(packed, memory[:-8])

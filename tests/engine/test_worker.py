@@ -40,7 +40,7 @@ class Scripted(BatchWorker):
 
 
 def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int, int, bytes]]]:
-    """What a worker sends for tasks that end so: of each message, status, step and the rest."""
+    """Return status, step and rest of each message that a worker sends for these tasks."""
     recipe = BatchSpec("set", ("x",), 1, 9, False, 0, "first", "mmap", None, False, **options)
     fd = kept_file(2)
     worker = Scripted(list(ends), recipe, fd)

@@ -1,4 +1,4 @@
-"""What a worker finds when it starts, and when the zygote comes and goes."""
+"""The surroundings of a starting worker, and the life of the zygote."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_after_the_loss_of_the_zygote_every_worker_is_dead_and_can_be_restarted(
 
 
 def test_a_release_inside_an_acquire_is_done_afterwards() -> None:
-    """As by a finalizer that runs while its own thread is in `acquire`."""
+    """Release as a finalizer does that runs while its own thread is in `acquire`."""
     zygote = zygote_client.acquire()
     pidfd = os.dup(zygote.pidfd)
     with zygote_client._lock:

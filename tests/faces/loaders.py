@@ -14,7 +14,7 @@ def loader_of(
     make_request: Callable[[Any], Any] = lambda item: item,
     shutdown: Callable[[], None] = lambda: None,
 ) -> Loader:
-    """A loader of these functions; only `load` travels."""
+    """Make a loader of these functions; only `load` travels."""
 
     class Made(Loader):
         def make_request(self, item: Any) -> Any:

@@ -119,7 +119,7 @@ def say_stop() -> None:
 
 
 class Anew:
-    """Its own iterator, which begins anew whenever it is asked for one."""
+    """An iterable whose iterator is itself and starts over on each request."""
 
     def __iter__(self) -> Anew:
         self._number = -1

@@ -1,4 +1,4 @@
-"""What the document of webdataset's MultiLoader says holds of ours, and what ours adds."""
+"""The document of webdataset's MultiLoader holds for ours, with its additions."""
 
 from __future__ import annotations
 

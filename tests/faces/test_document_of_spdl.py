@@ -1,4 +1,4 @@
-"""What SPDL's document says of its DataLoader holds here: signature, meaning, and its example."""
+"""The document of SPDL's DataLoader holds here: signature, meaning, and its example."""
 
 from __future__ import annotations
 

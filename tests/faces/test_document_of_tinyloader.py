@@ -1,7 +1,7 @@
-"""What tinyloader's own page shows, line by line, after a preamble of what it leaves undefined.
+"""The examples of tinyloader's own page run line by line, after a preamble.
 
 The preamble: imports, `load_video`, files of these names, and `loader`, where the page calls the
-same thing `video_loader`. In the imports nothing changes but the module.
+same thing `video_loader`. In the imports only the module changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What webdataset's MultiLoader does wrong, one by one in the order of the list: ours does not."""
+"""The faults of webdataset's MultiLoader, in the order of the list: ours has none of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What SPDL's DataLoader was found to do wrong, fault by fault, and that ours does not.
+"""The faults found in SPDL's DataLoader, one by one: ours has none of them.
 
-What it costs per item is measured by tools/dev/bench_pipeline.py.
+Costs per item are measured by tools/dev/bench_pipeline.py.
 """
 
 from __future__ import annotations

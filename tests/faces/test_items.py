@@ -1,4 +1,4 @@
-"""What load and load_with_workers promise beside what tinyloader does."""
+"""Promises of load and load_with_workers beyond those of tinyloader."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_what_ends_the_items_is_raised_behind_those_before_it(failing: str) -> N
 
 
 def living(n_workers: int, loading: Any) -> set[int]:
-    """The workers that have loaded something."""
+    """Return the workers that have loaded something."""
     return {next(loading) for _ in range(4 * n_workers)}
 
 

@@ -1,4 +1,4 @@
-"""What DataLoader and Pipeline promise beyond what SPDL's have."""
+"""Promises of DataLoader and Pipeline beyond those of SPDL."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def test_arrays_of_processes_come_in_the_order_of_input(tmp_path: Path) -> None:
 
 
 def _maps() -> list[tuple[int, int, str]]:
-    """Where each map of this process begins and ends, and of which file it is."""
+    """Return start, end and file of each map of this process."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     bounds = [[int(each, 16) for each in line[0].split("-")] for line in lines]
     return [(b[0], b[1], line[-1]) for b, line in zip(bounds, lines, strict=True)]
@@ -766,7 +766,7 @@ def test_nothing_of_the_programs_is_kept_once_it_is_over() -> None:
 
 
 class _Seen:
-    """What a function has at hand when it fails."""
+    """The local values of a function when it fails."""
 
 
 def _failing(refs: list[weakref.ref[_Seen]]) -> None:
@@ -892,7 +892,7 @@ def test_a_fork_in_the_midst_of_an_iteration_cannot_go_on_with_it() -> None:
 
 
 def _resumed(make: Any, n_taken: int) -> tuple[list[Any], list[Any]]:
-    """What a loader gives, and what it gives when it is left midway and another goes on."""
+    """Return a loader's results, and those of one left midway and another that resumes."""
     first, second = make(), make()
     iterator = iter(first)
     taken = [next(iterator) for _ in range(n_taken)]

@@ -55,7 +55,7 @@ JSON = st.recursive(
 
 @st.composite
 def values(draw: st.DrawFn, field: Field) -> Any:
-    """A value of a field, as a reader returns it."""
+    """Draw a value of a field, as a reader returns it."""
     if field.optional and draw(st.integers(0, 2)) == 0:
         return None
     if isinstance(field, List):
@@ -83,7 +83,7 @@ def values(draw: st.DrawFn, field: Field) -> Any:
 
 @st.composite
 def shards(draw: st.DrawFn) -> tuple[Schema, list[dict[str, Any]]]:
-    """A schema and samples of it."""
+    """Draw a schema and samples of it."""
     schema = draw(SCHEMAS)
     sample = st.fixed_dictionaries({name: values(field) for name, field in schema.items()})
     return schema, draw(st.lists(sample, max_size=5))

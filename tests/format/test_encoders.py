@@ -30,7 +30,7 @@ SHAPES = st.sampled_from([(), (1,), (3,), (2, 3), (0,), (2111,)])
 
 @st.composite
 def arrays(draw: st.DrawFn) -> Any:
-    """An array of any dtype and shape, also of other byte orders, strides and kinds."""
+    """Draw an array of any dtype and shape, also of other byte orders, strides and kinds."""
     dtype = np.dtype(draw(st.sampled_from([*sorted(set(DTYPES) - {"bfloat16"}), ">i4", "S1", "O"])))
     shape = draw(SHAPES)
     raw = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 3, math.prod(shape), np.uint8)
@@ -46,7 +46,7 @@ VALUES = st.one_of(st.none(), NUMBERS, st.lists(NUMBERS, max_size=3), arrays(), 
 
 
 def result(call: Any, *given_: Any) -> Any:
-    """What comes of a call: bytes and a shape, or the text of an error."""
+    """Return the result of a call: bytes and a shape, or the text of an error."""
     try:
         found = call(*given_)
     except SchemaError as error:

@@ -131,7 +131,7 @@ def test_bytes_that_are_no_zstd_frame_are_refused(content: bytes) -> None:
 
 
 def windowed(exponent: int, eighths: int, content: bytes) -> memoryview:
-    """A zstd frame of one raw block that declares a window and its content's size."""
+    """Make a zstd frame of one raw block that declares a window and its content's size."""
     descriptor = struct.pack("<BBQ", 0b11000000, exponent << 3 | eighths, len(content))
     block = struct.pack("<I", len(content) << 3 | 1)[:3]
     return memoryview(b"\x28\xb5\x2f\xfd" + descriptor + block + content)

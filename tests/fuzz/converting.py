@@ -55,7 +55,7 @@ FORMS: Final = {
     "tokens": Form("tokens", ("t.bin",), {"dtype": "uint16", "length": 7}),
 }
 _MOST: Final[dict[str, Any]] = {"_MAX_PLAIN_BYTES": 1 << 14, "_MAX_RATIO": 16}
-"""What arrays may say that they have: a gigabyte of zeros is allowed, and takes more than 1 s."""
+"""The size that arrays may claim: a gigabyte of zeros is allowed, and takes more than 1 s."""
 
 
 class ConverterFiles:
@@ -104,7 +104,7 @@ def _json(data: bytes) -> Any:
 
 
 def _read(source: Source, one: Input, shard: Path) -> str:
-    """What becomes of an input whose samples are written; errors are those of a driver."""
+    """Return the outcome of an input whose samples are written; errors are those of a driver."""
     shard.unlink(missing_ok=True)
     writer = ShardWriter(shard, source.schema())
     try:
@@ -330,7 +330,7 @@ def _tfrecord(rng: random.Random) -> list[bytes]:
 
 
 def _masked(data: bytes) -> bytes:
-    """The checksum of TFRecord; a wrong one where its package is not installed."""
+    """Return the checksum of TFRecord; a wrong one if its package is not installed."""
     try:
         from google_crc32c import value
     except ModuleNotFoundError:

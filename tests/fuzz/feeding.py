@@ -38,7 +38,7 @@ MAX_PART_BYTES: Final = 4096
 
 @dataclass
 class IterationCounters:
-    """What a process has done so far."""
+    """The counts of a process so far."""
 
     n_inputs: int = 0
     seconds: float = 0.0
@@ -121,7 +121,7 @@ class Feeder:
 
 
 def _place_of(problem: str) -> str:
-    """What tells one defect from another: the kind of error and the innermost line of shardio."""
+    """Return the identity of a defect: the kind of error and the innermost line of shardio."""
     lines = problem.strip().splitlines()
     places = [line.strip() for line in lines if line.strip().startswith('File "')]
     inside = [place for place in places if "/shardio" in place]
@@ -129,7 +129,7 @@ def _place_of(problem: str) -> str:
 
 
 def read_current(folder: Path) -> tuple[str, bytes] | None:
-    """The input that a process was fed when it ended."""
+    """Return the input that a process was fed when it ended."""
     try:
         content = (folder / "current").read_bytes()
     except FileNotFoundError:

@@ -27,7 +27,7 @@ _SHARES: Final = {
     "part": 1,
     "converter": 4,
 }
-"""How often each target is fed."""
+"""The relative frequency of each target."""
 _RECORDS: Final = (
     b"",
     b"text",
@@ -136,7 +136,7 @@ _RECORD: Final = {
 
 
 def with_digest(rng: random.Random, value: Any) -> bytes:
-    """A document with the right digest, wherever it can have one."""
+    """Return a document with the right digest, wherever it can have one."""
     if not isinstance(value, dict) or "digest" in value or rng.random() < 0.05:
         return dumped(rng, value)
     try:

@@ -28,7 +28,7 @@ _FIXED_BYTES: Final = 4 << 20
 _BYTES_PER_BYTE: Final = 32
 """The file once; each of its bytes as a value of Python, of which the smallest in JSON have 24."""
 _ADDRESS_BYTES: Final = 512 << 20
-"""What a process gets beyond the addresses it has: also memory that is never touched has an end."""
+"""The address space a process gets beyond its own: even untouched memory has an end."""
 
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -36,13 +36,13 @@ _MMAP_BYTES: Final = 256 << 10
 
 
 def justified_bytes(n_bytes: int) -> int:
-    """The memory that an input of n_bytes justifies."""
+    """Return the memory that an input of n_bytes justifies."""
     return _FIXED_BYTES + _BYTES_PER_BYTE * n_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of an input; `problem` is None unless it is a finding."""
+    """The outcome of an input; `problem` is None unless it is a finding."""
 
     outcome: str
     problem: str | None

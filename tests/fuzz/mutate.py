@@ -33,7 +33,7 @@ _MAX_BOMB: Final = 200_000
 
 
 def number(rng: random.Random, near: int = 0, bits: int = 64) -> int:
-    """An integer that code may get wrong: an edge, a power of two, or one beside `near`."""
+    """Draw an integer that code may get wrong: an edge, a power of two, or one beside `near`."""
     how = rng.randrange(5)
     if how == 0:
         found = rng.choice(_EDGES)
@@ -92,7 +92,7 @@ def change_file(rng: random.Random, content: bytes, other: bytes) -> bytes:
 
 
 def change_json(rng: random.Random, value: Any) -> Any:
-    """The same JSON with one value somewhere inside replaced, removed, repeated or moved."""
+    """Replace, remove, repeat or move one value somewhere inside JSON."""
     if isinstance(value, dict) and value and rng.random() < 0.85:
         key = rng.choice(sorted(value))
         changed = dict(value)
@@ -181,7 +181,7 @@ class ShardMutator:
 
 
 def schema_of(parts: Parts) -> Schema:
-    """The schema in the parts of a sound shard."""
+    """Return the schema in the parts of a sound shard."""
     place = parts.find(Kind.SCHEMA)
     return Schema.from_json(parts.contents[-1 if place is None else place])
 
@@ -357,7 +357,7 @@ def _change_records(rng: random.Random, parts: Parts, schema: Schema) -> None:
 
 
 def _compressed(rng: random.Random, stored: bytes) -> Record:
-    """A record as a zstd frame: sound, damaged, without a size, with more behind it, or a bomb."""
+    """Return a zstd frame of a record: sound, damaged, without a size, with a tail, or a bomb."""
     how = rng.randrange(5)
     if how == 0:
         n = rng.randrange(_MAX_BOMB)

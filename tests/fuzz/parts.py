@@ -47,10 +47,10 @@ _PLAIN_HASH: Final = {int(Kind.SCHEMA), int(Kind.DICTIONARY)}
 
 @dataclass
 class Parts:
-    """What a shard consists of. `seal` makes the file.
+    """The parts of a shard; `seal` makes the file.
 
-    `header` and `table` hold what is to differ from what follows from the sections; a table entry
-    is chosen by its position. `hashes` and `blocks` say whether hashes are made right.
+    `header` and `table` hold changes to the values that follow from the sections; a table entry is
+    chosen by its position. `hashes` and `blocks` say if hashes are made right.
     """
 
     n_samples: int
@@ -84,12 +84,12 @@ class Parts:
         )
 
     def find(self, kind: int, number: int = NO_FIELD, of_kind: int = 0) -> int | None:
-        """The position of a section."""
+        """Return the position of a section."""
         key = (kind, number, of_kind)
         return next((i for i, s in enumerate(self.sections) if s.key == key), None)
 
     def seal(self) -> bytes:
-        """The file: sections laid out one after the other, table, both header pages."""
+        """Return the file: sections laid out one after the other, table, both header pages."""
         contents = list(self.contents)
         if self.blocks:
             self._hash_blocks(contents)
@@ -141,7 +141,7 @@ class Parts:
 
 
 def to_dense(parts: Parts) -> bytes:
-    """The dense form of a shard; changes of header and table are not in it."""
+    """Return the dense form of a shard, without changes of header and table."""
     flags = (not parts.hashes) * _KEEP_SECTION_HASHES | (not parts.blocks) * _KEEP_BLOCK_HASHES
     dense = [_FRONT.pack(flags, parts.n_samples, parts.required, parts.optional, parts.minor)]
     for section, content in zip(parts.sections, parts.contents, strict=True):
@@ -153,7 +153,7 @@ def to_dense(parts: Parts) -> bytes:
 
 
 def from_dense(dense: bytes) -> Parts:
-    """The shard that any bytes at all stand for; what is missing is empty."""
+    """Return the shard that any bytes at all stand for; missing parts are empty."""
     front = dense[: _FRONT.size].ljust(_FRONT.size, b"\0")
     flags, n_samples, required, optional, minor = _FRONT.unpack(front)
     sections: list[Section] = []

@@ -74,7 +74,7 @@ def _maybe_samples(n: int) -> list[dict[str, Any]]:
 
 
 def shard_of(folder: Path, schema: Schema, samples: Iterable[dict[str, Any]]) -> bytes:
-    """The bytes of a shard of these samples."""
+    """Return the bytes of a shard of these samples."""
     return bytes(content_of(folder / "seed.shard", schema, samples))
 
 
@@ -117,7 +117,7 @@ N_IN_PARTS: Final = 3
 
 
 def parts() -> tuple[bytes, bytes]:
-    """What lies in a part of shards, and in one of inputs."""
+    """Return the content of an external list of shards, and of one of inputs."""
     shards = [ShardSummary(f"größe {i}.shard", i, 4096, f"{i:032x}") for i in range(N_IN_PARTS)]
     inputs = [
         {"path": f"a/{i}", "outcome": "converted", "samples": i, "detail": {"ü": [0.5, None]}}

@@ -1,7 +1,7 @@
-"""What a fuzzer feeds: each target takes any bytes at all, and says what became of them.
+"""Targets of a fuzzer: each takes any bytes at all, and returns the outcome.
 
-It returns the name of the outcome; errors of shardio are outcomes like any other. It raises
-`PromiseBroken` where two parts of shardio disagree: what a reader refuses, an audit must find.
+Errors of shardio are outcomes like any other. A target raises `PromiseBroken` if two parts of
+shardio disagree: data that a reader refuses must be a finding of verification.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PromiseBroken(Exception):
 
 
 def outcome_of(error: ShardioError) -> str:
-    """The name of an error, with the code of the rule where it has one."""
+    """Return the name of an error, with the code of its rule if it has one."""
     if isinstance(error, InsufficientMemory):
         raise error  # no input of a fuzzer justifies that much
     code = f":{error.code}" if isinstance(error, ShardCorrupt) else ""
@@ -99,7 +99,7 @@ def outcome_of(error: ShardioError) -> str:
 
 
 def _is_for_audits(finding: Finding, verify: Verify) -> bool:
-    """Whether a reader may read on where the audit finds this."""
+    """Return True if a reader may accept data with this finding."""
     if finding.code == "checksum":
         return verify == "off" or str(finding.section).startswith("kind ")  # of the future: skipped
     return finding.code in _FOR_AUDITS
@@ -207,7 +207,7 @@ def _write_generation(folder: Path, schema: Schema, summary: ShardSummary) -> No
 
 
 def generation_of(schema: Schema, shards: list[ShardSummary]) -> dict[str, Any]:
-    """What a first generation says."""
+    """Return the content of a first generation."""
     return {
         "format_version": "1.0",
         "generation": 1,
@@ -225,7 +225,7 @@ def generation_of(schema: Schema, shards: list[ShardSummary]) -> dict[str, Any]:
 
 
 def pointer_to(generation: dict[str, Any]) -> dict[str, Any]:
-    """What dataset.json says of it."""
+    """Return the content of dataset.json for it."""
     return {
         "format": "shardio dataset",
         "version": 1,
@@ -245,7 +245,7 @@ class DatasetFolder:
         self._generation = self._root / GENERATIONS / "000001.json"
         files = (self._root / POINTER, self._generation)
         self.pointer, self.generation = (json.loads(file.read_bytes()) for file in files)
-        """What the two files say of the dataset as it was written, without their digests."""
+        """The content of the two files of the dataset as it was written, without digests."""
         for content in (self.pointer, self.generation):
             del content["digest"]
         self.generation["subsets"] = {"train": {"rows": "0 1 1 1", "samples": 2}}

@@ -1,4 +1,4 @@
-"""What fuzzing found, one test for each defect: the smallest input that shows it."""
+"""Defects that fuzzing found, one test each: the smallest input that shows it."""
 
 from __future__ import annotations
 

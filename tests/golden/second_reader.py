@@ -163,7 +163,7 @@ class SecondReader:
         return {f["name"]: self.value(f, row) for f in self.fields}
 
     def value(self, field: dict[str, Any], row: int) -> Any:
-        """The value of one field of one sample."""
+        """Return the value of one field of one sample."""
         if "optional" in field:
             bits = self.sections[VALIDITY, field["id"], 0].offset
             if not self.content[bits + row // 8] >> row % 8 & 1:
@@ -247,7 +247,7 @@ def listed_shards(folder: Path, said: Any) -> list[dict[str, Any]]:
 
 
 def listed_inputs(folder: Path, said: Any) -> list[dict[str, Any]]:
-    """Inputs of a dataset, as its generation lists them, or as the part does that it names."""
+    """Return the inputs of a dataset, from its generation or the external list it names."""
     if isinstance(said, list):
         return said
     found = [json.loads(line) for line in part(folder, said, "inputs").split(b"\n")[:-1]]
@@ -256,21 +256,21 @@ def listed_inputs(folder: Path, said: Any) -> list[dict[str, Any]]:
 
 
 def part(folder: Path, said: dict[str, Any], kind: str) -> bytes:
-    """The bytes of a part."""
+    """Return the bytes of an external list."""
     content = (folder / "generations" / f"{said['id']}.{kind}").read_bytes()
     require(len(content) == said["bytes"], "size")
     return content
 
 
 def dims_of(field: dict[str, Any]) -> int:
-    """How many dimensions of each sample are stored."""
+    """Return the number of stored dimensions of each sample."""
     if field["type"] == IMAGE:
         return 3
     return field["shape"].count(-1) if field["type"] == ARRAY else 0
 
 
 def is_column(field: dict[str, Any]) -> bool:
-    """Whether the values of a field are rows of a column, not records."""
+    """Return True if the values of a field are rows of a column, not records."""
     return field["type"] == ARRAY and field["codec"] == 0 and -1 not in field["shape"]
 
 
@@ -287,12 +287,12 @@ def stride_of(field: dict[str, Any]) -> int:
 
 
 def rows_per_unit(field: dict[str, Any]) -> int:
-    """How many rows of a column have one hash."""
+    """Return how many rows of a column share one hash."""
     return 1 if row_bytes(field) >= 2048 else max(1, 65536 // stride_of(field))
 
 
 def filled(field: dict[str, Any], varying: tuple[int, ...]) -> list[int]:
-    """A shape with its varying dimensions put in."""
+    """Return a shape with its varying dimensions filled in."""
     rest = iter(varying)
     return [next(rest) if d == -1 else d for d in field["shape"]]
 
@@ -300,13 +300,13 @@ def filled(field: dict[str, Any], varying: tuple[int, ...]) -> list[int]:
 def array_of(
     field: dict[str, Any], shape: list[int], content: bytes
 ) -> tuple[int, tuple[int, ...], bytes]:
-    """An array, once its bytes are as many as its shape says."""
+    """Return an array, after checking the number of its bytes."""
     require(ITEM_SIZES[field["dtype"]] * math.prod(shape) == len(content), "shape")
     return field["dtype"], tuple(shape), content
 
 
 def list_of(field: dict[str, Any], record: bytes) -> list[Any]:
-    """The arrays of a list."""
+    """Return the arrays of a list."""
     (count,) = struct.unpack_from("<Q", record)
     v = field["shape"].count(-1)
     dims = struct.unpack_from(f"<{count * v}Q", record, 8)

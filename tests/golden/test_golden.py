@@ -68,13 +68,13 @@ golden = pytest.mark.parametrize("path", GOLDEN, ids=lambda path: f"{path.parent
 
 
 def expected(path: Path) -> list[dict[str, Any]]:
-    """What a golden file holds, as it was written down beside it."""
+    """Return the content of a golden file, as written down beside it."""
     found: list[dict[str, Any]] = json.loads(path.with_suffix(".json").read_text())
     return found
 
 
 def as_written_down(value: Any) -> Any:
-    """A value that ShardReader gives, in the words of the files."""
+    """Return a value of ShardReader in the words of the files."""
     if isinstance(value, np.ndarray | np.generic):
         hex_ = np.asarray(value).tobytes().hex()
         return {"array": value.dtype.name, "shape": list(value.shape), "hex": hex_}
@@ -90,7 +90,7 @@ def as_written_down(value: Any) -> Any:
 
 
 def plain_stream(stream: EncodedStream) -> dict[str, Any]:
-    """A stream in the words of the files."""
+    """Return a stream in the words of the files."""
     packets, place, lines = stream.packets, 0, []
     for size, flags, (_, _, pts, ticks) in zip(
         packet_sizes(packets).tolist(),
@@ -110,7 +110,7 @@ def plain_stream(stream: EncodedStream) -> dict[str, Any]:
 
 
 def as_told(value: Any) -> Any:
-    """A value that the second reader gives, in the words of the files."""
+    """Return a value of the second reader in the words of the files."""
     if isinstance(value, Picture):
         return {"picture": value.content.hex(), "shape": list(value.shape)}
     if isinstance(value, Stream):
@@ -162,14 +162,14 @@ def test_a_reader_written_from_the_specification_reads_the_same(path: Path) -> N
 
 
 def generation_of(folder: Path) -> dict[str, Any]:
-    """What the published generation says."""
+    """Return the content of the published generation."""
     number = json.loads((folder / "dataset.json").read_text())["generation"]
     found: dict[str, Any] = json.loads((folder / f"generations/{number:06d}.json").read_text())
     return found
 
 
 def told_by_the_specification(folder: Path) -> list[dict[str, Any]]:
-    """The samples of a dataset, by the second reader and what the specification says of sides."""
+    """Return the samples of a dataset, by the second reader and the rules of column groups."""
     generation = generation_of(folder)
     shards = listed_shards(folder, generation["shards"])
     beside = [listed_shards(folder, side["shards"]) for side in generation["column_groups"]]

@@ -80,7 +80,7 @@ def keep(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def drawn_options(rng: random.Random, n: int) -> dict[str, Any]:
-    """A batch size and options for a dataset of n samples."""
+    """Draw a batch size and options for a dataset of n samples."""
     fields = ["label", *rng.sample(FIELDS, rng.randrange(5))]
     options: dict[str, Any] = {"fields": fields, "seed": rng.choice([0, 10**30])}
     options |= _order(rng, n) | _rows(rng, fields)
@@ -107,7 +107,7 @@ def _order(rng: random.Random, n: int) -> dict[str, Any]:
 
 
 def _rows(rng: random.Random, fields: list[str]) -> dict[str, Any]:
-    """What is made of samples, and how they are put together."""
+    """Return the transformed and collated samples."""
     made: dict[str, Any] = {"transform": rng.choice([None, None, draw, vary, fail_at_times])}
     if made["transform"] is fail_at_times or rng.random() < 0.2:
         made |= {"on_error": "skip", "max_skips": rng.choice([3, 1000])}
@@ -180,7 +180,7 @@ def check(folder: str | Dataset, seed: int, n: int) -> None:
 
 
 def size_for(seed: int) -> int:
-    """How many samples there are: mostly many."""
+    """Draw the number of samples: mostly many."""
     return SIZES[-1] if seed % 6 else SIZES[seed // 6 % 2]
 
 

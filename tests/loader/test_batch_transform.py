@@ -1,4 +1,4 @@
-"""What `batch_transform` may do, and what comes back when it does something else."""
+"""The limits of `batch_transform`, and the errors beyond them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _loader(folder: str, batch_size: int = 8, **options: Any) -> ShardLoader:
 
 
 def draw(batch: Fields, rng: np.random.Generator) -> Fields:
-    """What a batch is, and what each generator draws for it."""
+    """Return the batch, and a draw of each generator for it."""
     return {
         "label": batch["label"],
         "drawn": rng.random(len(batch["label"])),

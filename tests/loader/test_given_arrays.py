@@ -77,7 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 def arrays_in(name: str, value: Any) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """The arrays of a value: itself, those of a list, the table of a stream's packets."""
+    """Return the arrays of a value: itself, those of a list, the table of a stream's packets."""
     if isinstance(value, np.ndarray):
         yield name, value
     elif isinstance(value, list):

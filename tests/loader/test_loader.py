@@ -1,4 +1,4 @@
-"""Which batches a loader gives: compared with direct reads, for every way of filling them."""
+"""Batches of a loader, compared with direct reads, for every way of filling them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ N = 403
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """The same N samples in 1, 3 and 400 shards."""
+    """Write the same N samples in 1, 3 and 400 shards."""
     root = tmp_path_factory.mktemp("loader")
     return {k: write_dataset(root / str(k), N, k) for k in (1, 3, 400)}
 
 
 @pytest.fixture(scope="module")
 def read(folders: dict[int, str]) -> list[dict[str, Any]]:
-    """The N samples, read one by one."""
+    """Read the N samples one by one."""
     return list(shardio.open(folders[1]))
 
 
@@ -60,7 +60,7 @@ def _epochs(folder: str, n: int = 1, batch_size: int = 32, **options: Any) -> li
 
 
 def _order(folder: str, **options: Any) -> list[list[int]]:
-    """The sample numbers of two epochs."""
+    """Return the sample numbers of two epochs."""
     with _loader(folder, fields=["label"], **options) as loader:
         return [[i for batch in loader for i in batch.indices.tolist()] for _ in range(2)]
 

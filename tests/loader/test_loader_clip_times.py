@@ -54,7 +54,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Streams:
 
 
 def odd(stream: EncodedStream) -> EncodedStream:
-    """The stream with frames before time 0, of the same time, and hidden; its length is unknown."""
+    """Return the stream with early, simultaneous and hidden frames, and no known length."""
     order = np.argsort(stream.packets["pts"], kind="stable")
     pts, flags = stream.packets["pts"] - 333, packet_flags(stream.packets)
     pts[order[7]] = pts[order[8]]
@@ -64,7 +64,7 @@ def odd(stream: EncodedStream) -> EncodedStream:
 
 
 def written(folder: Path, streams: Streams, events: Any = None, field: Field | None = None) -> str:
-    """A dataset of the videos in two shards, and of events of each of them."""
+    """Write a dataset of the videos in two shards, and of events of each of them."""
     fields: dict[str, Field] = {"video": Video(optional=True), "label": Array("int64")}
     if field is not None:
         fields["event"] = field
@@ -113,7 +113,7 @@ class Model:
         self.last = last if stream.duration else self.times[-1] - self.times[-2]
 
     def clip(self, first: Fraction, fps: Fraction, n: int) -> list[int] | None:
-        """The frames from a time on, in seconds; None where the video ends before the last."""
+        """Return the frames from a time on, in seconds; None if the video ends before the last."""
         seconds = [first + k / fps for k in range(n)]
         if seconds[-1] >= (self.times[-1] + self.last - self.times[0]) * self.base:
             return None
@@ -233,7 +233,7 @@ def test_there_is_a_clip_around_each_event(
 
 
 def around(model: Model, event: float, clip: Clip) -> list[int]:
-    """The frames of a clip that is moved inside if need be."""
+    """Return the frames of a clip that is moved inside if need be."""
     before = {0.0: 0, 0.5: 2, 1.0: 5}[clip.lead or 0.0]
     starts = [(time - model.times[0]) * model.base for time in model.times]
     at = starts[event] if isinstance(event, int) else Fraction(event)

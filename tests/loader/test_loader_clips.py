@@ -66,7 +66,7 @@ def folder(files: list[Path | None], tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def frames(files: list[Path | None]) -> Frames:
-    """Gives all frames of a video, by another decoder; kept."""
+    """Return a function that decodes all frames of a video with another decoder, cached."""
     known: dict[Any, Pixels] = {}
 
     def of(video: int, size: Any = (HEIGHT, WIDTH), pixels: str = "rgb") -> Pixels:
@@ -100,7 +100,7 @@ def clips_in(batches: Iterator[Batch]) -> list[tuple[int, int, Pixels]]:
 
 
 def start_of(pixels: Pixels, whole: Pixels, clip: Clip) -> int:
-    """Which frame of a video a clip begins with: the one from which on all of them are the same."""
+    """Return the first frame of a clip: the one from which on all of them are the same."""
     starts = [
         start
         for start in range(len(whole) - clip.span + 1)
@@ -384,7 +384,7 @@ def test_videos_are_preloaded_whole(folder: str) -> None:
 
 
 def damaged(files: list[Path | None], made: Path) -> str:
-    """A dataset of which a packet of the fourth video does not begin as it should."""
+    """Write a dataset in which a packet of the fourth video does not begin as it should."""
     copy = write_dataset(made, len(files), 2, SCHEMA, samples_of(files))
     path = Path(copy) / "000001-000.shard"
     with ShardReader(path) as reader:

@@ -1,4 +1,4 @@
-"""What `collate` makes of arrays of unequal shapes, compared with what the samples are."""
+"""`collate` on arrays of unequal shapes, compared with the samples."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def same(sample: Sample) -> Sample:
 
 
 def padded(values: list[Any], n_dims: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """What values become when they are padded, and their mask."""
+    """Return padded values, and their mask."""
     there = [np.zeros((0,) * n_dims) if value is None else value for value in values]
     sizes = np.max([value.shape for value in there], axis=0)
     out, mask = np.zeros((len(values), *sizes)), np.zeros((len(values), *sizes), bool)

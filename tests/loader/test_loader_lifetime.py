@@ -1,4 +1,4 @@
-"""How long batches stay valid, and what iterators, threads and forks do to a loader."""
+"""The lifetime of batches, and the effects of iterators, threads and forks on a loader."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def written() -> list[dict[str, Any]]:
-    """The same, in memory."""
+    """Return the samples in memory."""
     return [{**sample, "label": np.int64(sample["label"])} for sample in two_fields(N)]
 
 
 def _ragged(n: int) -> list[dict[str, Any]]:
-    """Samples whose sizes go from nothing to a MiB within a batch, larger towards the end."""
+    """Make samples of sizes from nothing to a MiB within a batch, larger towards the end."""
     return [
         {
             "number": i,
@@ -304,7 +304,7 @@ def _fail_at_20(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def _label_of(image: Any) -> int:
-    """Which sample of two_fields this image is: its first pixel says so up to 256."""
+    """Return the sample of two_fields of this image: its first pixel holds it up to 256."""
     return int(image[0, 0])
 
 

@@ -322,7 +322,7 @@ DRAWN = Sound(rate=8_000, seconds="1/2", where="random")
 
 
 def starts_in(wholes: list[Any], batch: Any) -> list[int | None]:
-    """Where in its whole sound each sample of a batch begins."""
+    """Return where in its whole sound each sample of a batch begins."""
     found: list[int | None] = []
     for row, own in zip(batch["label"].tolist(), batch["audio"], strict=True):
         whole = wholes[row]
@@ -411,7 +411,7 @@ def test_who_draws_a_span_makes_no_difference(noise: tuple[str, list[Any]], tran
 
 
 def damaged(files: list[Path], made: Path) -> str:
-    """A dataset of which packet 5 of the fourth sound is not what it was."""
+    """Write a dataset in which packet 5 of the fourth sound has changed."""
     samples = [{"audio": sound_of(files, i), "label": i} for i in range(len(LENGTHS))]
     copy = write_dataset(made, 4, 2, SOUND, samples)
     path = Path(copy) / "000001-000.shard"

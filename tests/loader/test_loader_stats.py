@@ -1,4 +1,4 @@
-"""What `loader.stats()` says: figures that follow from what was done, with and without workers."""
+"""The figures of `loader.stats()` follow from the work done, with and without workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transform may do, and what comes back when it does something else."""
+"""The limits of a transform, and the errors beyond them."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def draw(sample: Sample, rng: np.random.Generator) -> Sample:
 
 
 def _draws(folder: str, **options: Any) -> list[dict[int, tuple[float, ...]]]:
-    """What two epochs draw, by sample."""
+    """Return the draws of two epochs, by sample."""
     with _loader(folder, transform=draw, shuffle=True, **options) as loader:
         return [
             {
@@ -342,7 +342,7 @@ def _raising(make: Callable[[], BaseException], first: int) -> Callable[[Sample]
 
 
 def _failure(folder: str, transform: Callable[..., Any], **options: Any) -> Exception:
-    """The error of the first epoch; makes sure that all batches before it arrive."""
+    """Return the error of the first epoch, after checking that all batches before it arrive."""
     seen: list[int] = []
     with _loader(folder, transform=transform, **options) as loader:
         with pytest.raises(Exception) as caught:

@@ -61,7 +61,7 @@ def in_order(found: list[list[Batch]]) -> Iterator[Batch]:
 
 
 def indices(batches: Iterator[Batch]) -> list[int]:
-    """The samples that count."""
+    """Return the samples that count."""
     return [i for batch in batches for i in batch.indices[batch.valid].tolist()]
 
 

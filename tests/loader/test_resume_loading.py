@@ -52,7 +52,7 @@ def drawn(made: ShardLoader, n_epochs: int = 1) -> list[tuple[int, int, int]]:
 
 
 def state_after(folder: str, n_batches: int, n_epochs: int = 0, **options: Any) -> State:
-    """The state in the loop's body, with so many batches of another epoch delivered."""
+    """Return the state in the loop's body after n batches of another epoch."""
     with loader(folder, **options) as made:
         drawn(made, n_epochs)
         for i, _ in enumerate(made, start=1):

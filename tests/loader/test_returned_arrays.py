@@ -41,7 +41,7 @@ def epoch(folder: str, **options: Any) -> list[Any]:
 
 
 def made_by(taker: str, make: Callable[[int], Any]) -> Callable[[Any], Fields]:
-    """A function for `taker` that returns make(label) for every sample."""
+    """Return a function for `taker` that returns make(label) for every sample."""
     if taker == "transform":
         return lambda sample: {"x": make(int(sample["label"]))}
     if taker == "collate":
@@ -224,7 +224,7 @@ def test_a_masked_array_chooses_no_samples(folder: str) -> None:
 
 
 def stand_in(array: np.ndarray[Any, Any], device: str = "cpu", layout: str = "strided") -> Any:
-    """An object with the class name and the methods of a tensor that requires a gradient."""
+    """Make an object with the class name and the methods of a tensor that requires a gradient."""
 
     def numpy(self: Any, *, force: bool = False) -> Any:
         assert force

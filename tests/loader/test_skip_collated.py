@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def damaged(folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The same with one bit flipped in the points of sample 8."""
+    """Copy the dataset with one bit flipped in the points of sample 8."""
     samples = [
         {"points": np.full((i % 5, 2), i, np.float32), "label": i, "note": f"note {i}"}
         for i in range(N)

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The same, but that samples 7 and 25 are damaged."""
+    """Copy the dataset with samples 7 and 25 damaged."""
     made = tmp_path_factory.mktemp("skipping") / "damaged"
     path = write_dataset(made, N, 2, TWO_FIELDS, two_fields(N))
     flip(path, "image", 7)
@@ -64,7 +64,7 @@ def flip(folder: str, field: str, row: int, *, shard: int = 0) -> None:
 
 
 def loading(folder: str, batch_size: int = BATCH, **options: Any) -> ShardLoader:
-    """A loader of arrays that skips."""
+    """Make a loader of arrays that skips."""
     given = {"output": "numpy", "num_workers": 0, "on_error": "skip", "max_skips": 1000}
     return ShardLoader(folder, batch_size, **{**given, **options})
 

@@ -41,7 +41,7 @@ Sample = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Samples of every kind of field, in 3 shards."""
+    """Write samples of every kind of field, in 3 shards."""
     return write_dataset(tmp_path_factory.mktemp("starts") / "every", N, 3)
 
 
@@ -56,7 +56,7 @@ def _loader(folder: str, **options: Any) -> ShardLoader:
 
 
 def _told(loader: ShardLoader) -> set[Any]:
-    """What the transform says in its field `told`, of all samples of an epoch."""
+    """Return the transform's field `told` of all samples of an epoch."""
     return {each for batch in loader for each in batch["told"]}
 
 
@@ -73,7 +73,7 @@ def draw_globally(sample: Sample) -> Sample:
 
 
 def _hashes(folder: str, **options: Any) -> list[str]:
-    """A hash of all that is in each batch of an epoch: values, indices and origins."""
+    """Return a hash of all content of each batch of an epoch: values, indices and origins."""
     with _loader(folder, shuffle=True, seed=3, **options) as loader:
         return [hashlib.sha256(repr(bits(batch)).encode()).hexdigest() for batch in loader]
 
@@ -313,7 +313,7 @@ def test_a_failure_in_a_thread_is_told_as_in_a_process(folder: str) -> None:
 
 
 def _sticking(stuck: threading.Event, free: threading.Event, label: int) -> Callable[..., Sample]:
-    """A transform that sticks at a sample for as long as `free` is not set."""
+    """Make a transform that hangs at a sample for as long as `free` is not set."""
 
     def stick(sample: Sample) -> Sample:
         if sample["label"] == label and not free.is_set():

@@ -40,7 +40,7 @@ def said(svg: str) -> list[str]:
 
 
 def bars(svg: str, colour: str) -> list[tuple[float, float]]:
-    """Where bars of a colour begin, and how wide they are."""
+    """Return where bars of a colour begin, and their widths."""
     found = ElementTree.fromstring(svg).iter(SVG + "rect")
     return [
         (float(bar.get("x", 0)), float(bar.get("width", 0)))

@@ -1,4 +1,4 @@
-"""What the tests of surgery share: datasets, and damage to them."""
+"""Datasets for the tests of maintenance, and damage to them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def write(
 
 
 def labelled(n: int, *, first: int = 0, n_classes: int = 2) -> list[dict[str, Any]]:
-    """Samples of LABELS: the label is a class, the source tells the number."""
+    """Make samples of LABELS: the label is a class, the source holds the number."""
     return [{"label": i % n_classes, "source": f"clip {i}"} for i in range(first, first + n)]
 
 
 def shard_of(folder: Path, k: int) -> Path:
-    """The k-th shard that `write` made."""
+    """Return the k-th shard that `write` made."""
     return folder / f"000000-{k:03d}.shard"
 
 

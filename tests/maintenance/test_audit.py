@@ -36,7 +36,7 @@ N_SHARDS = 5
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """A dataset of five shards of four samples each."""
+    """Write a dataset of five shards of four samples each."""
     folder = tmp_path / "data"
     with DatasetWriter(folder, SCHEMA, shard_bytes=4096) as writer:
         for i in range(4 * N_SHARDS):

@@ -132,7 +132,7 @@ class OneWorker:
         return 1
 
     def wait(self, timeout_s: float | None = None) -> list[Message]:
-        """What the worker says of the first shard that it was told of, as main sees it."""
+        """Return the worker's message on the first shard it was given, as main receives it."""
         self._n_waits += 1
         if timeout_s == 0 and self._n_waits <= self.n_waits:
             return []

@@ -23,7 +23,7 @@ N = 10
 
 
 def other_value(value: Any) -> Any:
-    """A value of the same field that is not the same."""
+    """Return a different value of the same field."""
     if isinstance(value, np.ndarray):
         return ~value if value.dtype.kind == "b" else value + 1
     if isinstance(value, dict):
@@ -39,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(tmp_path: Path, name: str, row: int) -> Path:
-    """The dataset, cut otherwise, with another value of one field of one sample."""
+    """Write the dataset, cut otherwise, with another value of one field of one sample."""
     values = list(samples(N))
     values[row] = {**values[row], name: other_value(values[row][name])}
     return write(tmp_path / "b", N, 2, samples=values)

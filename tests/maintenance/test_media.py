@@ -47,7 +47,7 @@ def wanted(i: int) -> dict[str, Any]:
 
 
 def assert_holds(folder: Path, rows: list[int]) -> None:
-    """The dataset is sound and has just these samples."""
+    """Check that the dataset is sound and has just these samples."""
     assert audit_dataset(folder, workers=0).findings == ()
     with open_dataset(folder) as dataset:
         assert len(dataset) == len(rows)
@@ -144,7 +144,7 @@ def test_a_damaged_table_of_packets_is_found_in_its_place(tmp_path: Path) -> Non
 
 
 def hidden(stream: Any) -> Any:
-    """The same bytes, and one frame that is not shown any more."""
+    """Return the same bytes, with one frame hidden."""
     packets = stream.packets.copy()
     packets["stored"][-1] |= np.uint64(PacketFlag.HIDDEN << 48)
     assert (packet_flags(packets) != packet_flags(stream.packets)).sum() == 1

@@ -50,7 +50,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def intrude(monkeypatch: pytest.MonkeyPatch, writer: Callable[[Path], object]) -> None:
-    """Have a writer do its work once, as soon as a dataset is open, before its shards are."""
+    """Run a writer once, as soon as a dataset is open, before its shards are."""
     is_done, init = False, ShardDataset.__init__
 
     def interrupted(self: ShardDataset, folder: Any, **options: Any) -> None:

@@ -23,7 +23,7 @@ PARTS = {"train": 0.75, "val": 0.25}
 
 
 def grouped(folder: Path, n: int, n_groups: int, n_shards: int = 3) -> Path:
-    """Samples of which every n_groups-th has the same source; the label is the number."""
+    """Make samples of which every n_groups-th has the same source; the label is the number."""
     samples = [{"label": i, "source": f"video {i % n_groups}"} for i in range(n)]
     return write(folder, n, n_shards, schema=LABELS, samples=samples)
 

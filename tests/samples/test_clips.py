@@ -1,4 +1,4 @@
-"""Which clips there are of which videos: arithmetic, without any video."""
+"""The clips of videos: arithmetic, without any video."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clips_of(clip: Clip, n_frames: list[int], key: int = 7) -> Found:
 
 
 def cut_one_by_one(clip: Clip, n_frames: list[int]) -> Found:
-    """Those of `where="all"`, without arithmetic: as somebody who plays the videos would."""
+    """Return the clips of `where="all"` without arithmetic, as a player would find them."""
     found = []
     for video, n in enumerate(n_frames):
         for start in range(0, n, clip.step or 1):

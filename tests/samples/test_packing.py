@@ -111,7 +111,7 @@ def ends_of(lengths: list[int], pack: Pack) -> Rows:
 
 
 class _Memory:
-    """As much of a dataset as a gather of windows asks for, with documents in memory."""
+    """A stand-in for a dataset with documents in memory, as far as a gather of windows needs it."""
 
     def __init__(self, documents: list[Document], pack: Pack, sources: list[int]) -> None:
         self.schema, self.access = SCHEMA, "pread"
@@ -547,7 +547,7 @@ def test_what_cannot_be_packed_is_refused_with_the_way_out(
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A dataset with fields that can be packed, one of them nested, and with such that cannot."""
+    """Write a dataset with fields that can be packed, one of them nested, and others."""
     schema = Schema(
         {
             "tokens": Array("uint16", (None,)),

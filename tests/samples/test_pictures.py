@@ -64,7 +64,7 @@ def decoded(samples: list[dict[str, Any]], dct: Any = "accurate") -> list[Pixels
 
 
 def epoch(folder: str, **options: Any) -> list[Any]:
-    """Copies of what every sample of an epoch has for its picture."""
+    """Return copies of every sample's picture in an epoch."""
     options.setdefault("num_workers", 0)
     found: list[Any] = []
     with ShardLoader(folder, BATCH, output="numpy", **options) as loader:

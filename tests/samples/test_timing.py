@@ -1,4 +1,4 @@
-"""Which frames are on show when: exact arithmetic, held against a model that tries every frame."""
+"""Frames on show at a time: exact arithmetic, compared with a model that tries every frame."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Made:
 
     @property
     def length(self) -> int:
-        """As somebody would say it who looks at the times alone."""
+        """The length by the times alone."""
         times = sorted({*self.shown})
         last = self.last or (times[-1] - times[-2] if len(times) > 1 else 1)
         return times[-1] - times[0] + last
@@ -52,11 +52,14 @@ class Made:
         )
 
     def frame_at(self, ticks: Fraction) -> int:
-        """The last frame whose time has come."""
+        """Return the last frame whose time has come."""
         return max(i for i, pts in enumerate(self.shown) if pts - self.shown[0] <= ticks)
 
     def clip_at(self, first: Fraction, clip: Clip) -> list[int] | None:
-        """The frames of a clip from a time on; None if its last one is not shown any more."""
+        """Return the frames of a clip from a time on.
+
+        None if its last one is not shown any more.
+        """
         assert clip.rate is not None
         times = [first + i / clip.rate / self.time_base for i in range(clip.frames)]
         if times[-1] >= self.length:
@@ -87,7 +90,7 @@ VIDEOS = st.builds(
 
 
 def clips_of(made: Made, clip: Clip, events: Events | None = None) -> list[list[int]]:
-    """The frames of every clip, as the loader finds them."""
+    """Return the frames of every clip, as the loader finds them."""
     times = FrameTimes(made.stream())
     counted = n_times(
         np.array([times.length], np.uint64),

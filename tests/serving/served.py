@@ -28,7 +28,7 @@ HOW: dict[str, Any] = {"output": "numpy", "shuffle": True, "seed": 3}
 
 @contextlib.contextmanager
 def serving(path: str, bind: str = FREE, **options: Any) -> Iterator[Server]:
-    """A server in a thread of its own; its loaders have no worker processes."""
+    """Run a server in a thread; its loaders have no worker processes."""
     with make_server(path, bind, **{"num_workers": 0, **options}) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -96,7 +96,7 @@ class Relay:
 
 
 def keys_between(folder: Path, client: Path, server: Path) -> Path:
-    """A folder of a client's keys: its secret is from one, whom it trusts from another."""
+    """Make a folder of a client's keys that mixes two: the secret of one, the trust of another."""
     folder.mkdir()
     shutil.copy(client / "client.secret", folder)
     shutil.copy(server / "server.public", folder)
@@ -126,7 +126,7 @@ def wait_until(is_so: Callable[[], object]) -> None:
 
 
 def local_bits(path: str, batch_size: int, **options: Any) -> list[Any]:
-    """The batches of an epoch as a ShardLoader here has them."""
+    """Return the batches of an epoch of a local ShardLoader."""
     with ShardLoader(path, batch_size, num_workers=0, **{**HOW, **options}) as loader:
         return [bits(batch) for batch in loader]
 

@@ -28,7 +28,7 @@ def loader(server: Server) -> Any:
 
 @pytest.fixture(autouse=True)
 def from_the_start(request: pytest.FixtureRequest) -> None:
-    """Whoever shares the loader finds it at the beginning of epoch 0."""
+    """Reset the shared loader to the beginning of epoch 0."""
     if "loader" in request.fixturenames:
         loader = request.getfixturevalue("loader")
         loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0})

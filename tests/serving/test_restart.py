@@ -44,7 +44,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def process(path: str, keys: Path) -> Iterator[list[Process]]:
-    """A server in a process, the last of the list: tests may kill it and start another."""
+    """Start a server in a process, the last of the list: tests may kill it and start another."""
     found = [_start(path, keys, FREE)]
     yield found
     assert found[-1].end(signal.SIGTERM) == 0
@@ -52,7 +52,7 @@ def process(path: str, keys: Path) -> Iterator[list[Process]]:
 
 @pytest.fixture(scope="module")
 def edges(path: str) -> Iterator[Server]:
-    """A server that says `beat` often."""
+    """Start a server that sends `beat` often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardio.serving.server._BEAT_S", 0.02)
         with serving(path) as made:
@@ -187,7 +187,7 @@ def test_a_connection_that_is_lost_at_an_edge_of_an_epoch_gives_every_batch_once
 
 
 def _hears(patch: pytest.MonkeyPatch, told: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Have clients hear something else than a server says; {} for nothing."""
+    """Change the messages that clients receive; {} drops one."""
     act = Stream._act
 
     def hear(self: Stream, head: dict[str, Any], block: Any) -> None:

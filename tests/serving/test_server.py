@@ -30,7 +30,7 @@ from tests.serving.served import FREE, HOW, few_files, local_bits, serving, wait
 
 @contextlib.contextmanager
 def _peer(address: str) -> Iterator[Any]:
-    """A socket of ZeroMQ that says what no loader would."""
+    """Open a socket of ZeroMQ that sends what no loader would."""
     zmq = zeromq()
     with zmq.Context() as context, context.socket(zmq.DEALER) as made:
         made.linger = 0

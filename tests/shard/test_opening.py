@@ -55,7 +55,7 @@ def test_schema_and_table_lie_directly_before_the_last_page(tmp_path: Path) -> N
 
 
 def count_lines(path: Path) -> int:
-    """How many lines of Python opening a shard runs."""
+    """Return how many lines of Python opening a shard runs."""
     content, n_lines = memoryview(path.read_bytes()), 0
 
     def trace(frame: object, event: str, argument: object) -> object:

@@ -40,7 +40,7 @@ def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def marked(reader: ShardReader, name: str) -> list[int]:
-    """The marked units of a column, counted from its first."""
+    """Return the marked units of a column, counted from its first."""
     first = reader.units.column_mark(name)
     n = -(-N // 512) if name == "small" else N
     return np.flatnonzero(reader.units.marks[first : first + n]).tolist()

@@ -331,7 +331,7 @@ def test_a_shard_has_the_suffix_of_shards(tmp_path: Path) -> None:
 
 
 class BrokenSpoolError(OSError):
-    """What the disk says in the middle of a sample."""
+    """The disk's error in the middle of a sample."""
 
 
 def test_a_failure_in_the_middle_of_a_sample_ends_the_writer(
@@ -390,7 +390,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, limit: int) 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 300 kB, where this process may mount one."""
+    """Mount a file system of 300 kB, if this process may."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)]

@@ -1,4 +1,4 @@
-"""Which access "auto" chooses: by the kind of file system, which is stood in for here."""
+"""The access that "auto" chooses, by the kind of file system, which is simulated here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAGIC_H = Path("/usr/include/linux/magic.h")
 
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is taken for one of a network."""
+    """Make a folder that counts as one of a network."""
     found = file_system_type(str(tmp_path))
     assert found is not None
     monkeypatch.setitem(UNSAFE_FILE_SYSTEMS, found, "the disk of the tests")

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module", params=["off", "first", "always"])
 def pair(folder: str, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """The same dataset, mapped and read."""
+    """Open the same dataset, mapped and read."""
     verify: Verify = request.param
     with (
         ShardDataset(folder, verify=verify, access="mmap") as mapped,

@@ -1,4 +1,4 @@
-"""What the kernel is asked to read before shards are opened."""
+"""Requests to the kernel before shards are opened."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def paths(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """What the kernel is asked to read: name, from where on, how much."""
+    """Record the requests to the kernel: name, offset, length."""
     found = []
 
     def note(fd: int, offset: int, n_bytes: int) -> None:

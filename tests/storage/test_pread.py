@@ -40,13 +40,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> PreadFile:
 
 @pytest.fixture(autouse=True)
 def _nobody_elses() -> Iterator[None]:
-    """What other tests keep open does not count here."""
+    """Exclude the files that other tests keep open."""
     pread._files_with_descriptor.clear()
     yield
 
 
 def n_open(path: Path) -> int:
-    """How many descriptors of files in a folder this process has."""
+    """Return the number of descriptors this process has of files in a folder."""
     found = 0
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -104,7 +104,7 @@ def test_rows_may_go_to_lines_in_any_order(shared: PreadFile, row_bytes: int) ->
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
-    """The offsets at which a function of `os` is told to read."""
+    """Record the offsets at which a function of `os` reads."""
     real, seen = getattr(os, name), list[int]()
 
     def counted(fd: int, what: Any, offset: int) -> Any:
@@ -221,7 +221,7 @@ def test_a_file_that_is_deleted_or_replaced_is_read_on_while_it_is_open(path: Pa
 
 
 def reopened(path: Path, change: Callable[[], object]) -> PreadFile:
-    """A file that has to be opened again for its next read, after a change."""
+    """Return a file that has to be opened again for its next read, after a change."""
     file = PreadFile(str(path))
     assert pread._evict_descriptor()
     change()

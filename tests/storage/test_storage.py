@@ -24,19 +24,19 @@ from shardio.storage.mmap import map_file
 
 
 def n_maps(path: Path) -> int:
-    """How many maps of the file this process has."""
+    """Return the number of maps of the file this process has."""
     return Path("/proc/self/maps").read_text().count(str(path))
 
 
 def column_file(path: Path, n_rows: int, stride: int, first: int) -> ColumnLocation:
-    """A file with a page in front and n_rows rows that hold first, first + 1 and so on."""
+    """Write a file with a page in front and n_rows rows that hold first, first + 1 and so on."""
     rows = np.arange(first, first + n_rows).astype(np.uint8)
     path.write_bytes(bytes(4096) + np.repeat(rows, stride).tobytes() + b"\xee" * 100)
     return ColumnLocation(str(path), 4096, n_rows)
 
 
 def mapped(stride: int, places: list[ColumnLocation]) -> ColumnRange:
-    """A range with all of these."""
+    """Return a range with all of these."""
     column = ColumnRange(stride, [place.n_rows for place in places])
     for part, place in enumerate(places):
         column.map(part, place)

@@ -63,7 +63,7 @@ class BlockMap:
         self.views: BlockViews | None = None
 
     def backed_bytes(self) -> int:
-        """The number of bytes from the file's start that have memory: all but a trimmed end."""
+        """Return the bytes from the file's start that have memory: all but a trimmed end."""
         status = os.fstat(self._fd)
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 

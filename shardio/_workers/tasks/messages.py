@@ -139,7 +139,7 @@ class MessageBatch:
 
 
 def unpack_place(message: Sequence[Any]) -> tuple[int, list[int]]:
-    """The block in which the larger arrays of a message's last sample lie, and their sizes."""
+    """Return the block of the larger arrays of a message's last sample, and their sizes."""
     number, *sizes = np.frombuffer(message[1], "<u8").tolist()
     return number, sizes
 
@@ -157,7 +157,7 @@ def unpack_samples(message: Sequence[Any], n_samples: int) -> list[tuple[memoryv
 
 
 def unpack_sample(pickled: memoryview, buffers: list[Any]) -> Any:
-    """A sample; its larger arrays are views of the memory that came, and keep it."""
+    """Return a sample; its larger arrays are views of the received memory, and keep it."""
     # From our own worker, never from data.
     return pickle.loads(pickled, buffers=buffers)
 
@@ -196,7 +196,7 @@ _MOST_BYTES: Final = 107
 
 
 def check_prefix(prefix: Any) -> str:
-    """A prefix that a folder for a socket can be made with.
+    """Return the prefix if a folder for a socket can be made with it.
 
     Raises:
         InvalidArgument: it is none.

@@ -168,7 +168,7 @@ class Stage:
         )
 
     def _resumable(self) -> int | None:
-        """The step of a suspended generator that may resume."""
+        """Return the step of a suspended generator that may resume."""
         return next((s for s in self._suspended if self._may_give(s, is_next=False)), None)
 
     def begin(self) -> StageJob | None:

@@ -20,14 +20,14 @@ def one_server() -> Iterator[Scene]:
 
 @pytest.fixture
 def store(one_server: Scene) -> Scene:
-    """The server, with nothing wrong, and nothing counted yet."""
+    """Return the server, without faults and with its counts reset."""
     one_server.proxy.forget()
     return one_server
 
 
 @pytest.fixture
 def told(store: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scene:
-    """The store, of which the environment says all."""
+    """Return the store, fully configured by the environment."""
     monkeypatch.setenv("SHARDIO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", store.options["aws_endpoint"])
     for name, value in OPTIONS.items():
@@ -38,7 +38,7 @@ def told(store: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scene
 
 @pytest.fixture(scope="session")
 def equal_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 64 shards of four samples, of which each content occurs 8 times."""
+    """Write a dataset of 64 shards of four samples, in which each content occurs 8 times."""
     place = tmp_path_factory.mktemp("equal") / "set"
     samples = list(two_fields(32))
     write_dataset(place, 256, 64, TWO_FIELDS, (samples[i % 32] for i in range(256)))

@@ -38,7 +38,7 @@ sys.stdin.read()
 
 @dataclass
 class Fault:
-    """What happens to the next requests of some objects: `times` of them, from the first on."""
+    """A fault of the next `times` requests of some objects."""
 
     kind: str
     """error, denied, cut, stall, wrong, hold or weak (a tag that is for caches)."""
@@ -132,7 +132,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def _spoil(self, fault: Fault, data: bytes) -> bytes:
-        """What of a body goes out, after as long as it takes."""
+        """Return the spoiled body, after its delay."""
         half = len(data) // 2
         if fault.kind == "wrong":
             return data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
@@ -167,7 +167,7 @@ class Scene:
 
     @property
     def options(self) -> dict[str, Any]:
-        """How it is reached, through the proxy."""
+        """The storage options that lead through the proxy."""
         endpoint = f"http://127.0.0.1:{self.proxy.server_port}"
         client = {"timeout": "5s"}
         return {**OPTIONS, "aws_endpoint": endpoint, "client_options": client}
@@ -194,7 +194,7 @@ class Scene:
 
 @contextmanager
 def scene() -> Iterator[Scene]:
-    """A server, in a process of its own, with an empty bucket."""
+    """Start a server, in a process of its own, with an empty bucket."""
     command = [sys.executable, "-W", "ignore", "-c", _SERVER]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -219,7 +219,7 @@ def scene() -> Iterator[Scene]:
 
 @contextmanager
 def program(code: str, told: Any) -> Iterator[subprocess.Popen[str]]:
-    """A program of its own, until the end of the `with`; what it is told is its one argument."""
+    """Run a program until the end of the `with`, with one argument."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", code, json.dumps(told)]
     with subprocess.Popen(
@@ -232,7 +232,7 @@ def program(code: str, told: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
-    """The next line that a program prints."""
+    """Return the next line that a program prints."""
     if process.stdout is None:
         raise AssertionError("it is a pipe")
     return process.stdout.readline().strip()

@@ -49,7 +49,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 5 shards, all of about the same size."""
+    """Write a dataset of 5 shards, all of about the same size."""
     place = tmp_path_factory.mktemp("cache") / "set"
     write_dataset(place, 50, N, TWO_FIELDS, two_fields(50))
     return place
@@ -487,7 +487,7 @@ def test_an_object_that_is_damaged_is_an_error_that_names_its_url(
 def _fill_disk(
     monkeypatch: pytest.MonkeyPatch, n_refused: int, call_refused: str = "write", end: str = ".part"
 ) -> None:
-    """Have the disk refuse so many writes of what is downloaded."""
+    """Make the disk refuse n writes of downloads."""
     left, perform = [n_refused], fs.perform
 
     def refuse(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:

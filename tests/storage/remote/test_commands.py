@@ -1,4 +1,4 @@
-"""What the command line does with datasets in object stores."""
+"""The command line on datasets in object stores."""
 
 from __future__ import annotations
 

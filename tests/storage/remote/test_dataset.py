@@ -29,7 +29,7 @@ N = 400
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of two shards of 1.2 MB."""
+    """Write a dataset of two shards of 1.2 MB."""
     place = tmp_path_factory.mktemp("remote") / "set"
     write_dataset(place, N, 2, TWO_FIELDS, two_fields(N))
     return place
@@ -85,7 +85,7 @@ def test_every_kind_of_field_is_read_by_ranges(store: Scene, tmp_path: Path) -> 
 
 
 def _plain(value: Any) -> Any:
-    """A value without what says where it came from."""
+    """Return a value without its source."""
     data = getattr(value, "data", None)
     return bytes(data) if hasattr(value, "packets") and data is not None else value
 

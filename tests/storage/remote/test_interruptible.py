@@ -43,7 +43,7 @@ class Hang:
         self._go_on.set()
 
     def interrupts(self, call: Callable[[], object]) -> bool:
-        """Whether a call that hangs is ended, and not waited for."""
+        """Return True if a hanging call is ended, not waited for."""
         self._thread.start()
         with pytest.raises(KeyboardInterrupt):
             call()
@@ -54,7 +54,7 @@ class Hang:
 
 @pytest.fixture
 def ours() -> Iterator[None]:
-    """The handler of SIGINT is that of Python."""
+    """Restore Python's handler of SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

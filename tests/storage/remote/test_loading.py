@@ -48,7 +48,7 @@ def _epoch(loader: ShardLoader) -> list[tuple[bytes, bytes]]:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[Any, list[tuple[bytes, bytes]]]:
-    """The first epoch of loaders over the folder."""
+    """Return the first epoch of loaders over the folder."""
     found = {}
     for shuffle in (False, True, "shards"):
         with ShardLoader(folder, 16, output="numpy", num_workers=0, shuffle=shuffle) as loader:

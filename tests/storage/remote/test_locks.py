@@ -20,7 +20,7 @@ SHARD = 5
 
 @contextmanager
 def _fork(act: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """A fork of this process, which does something, and lives until the end of the `with`."""
+    """Fork this process for a function; the fork lives until the end of the `with`."""
     to_child, from_child = os.pipe(), os.pipe()
     pid = os.fork()
     if not pid:

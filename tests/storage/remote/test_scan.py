@@ -1,4 +1,4 @@
-"""What has to be known of all samples: found by ranges, in several shards of a store at a time."""
+"""Facts about all samples: found by ranges, in several shards of a store at a time."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _expected(folder: Path, shuffle: Any, n_epochs: int = 1) -> str:
 def _program(
     store: Scene, url: str, tmp_path: Path, n_epochs: int = 1, **given: Any
 ) -> Iterator[subprocess.Popen[str]]:
-    """A program of its own that loads epochs, and prints what all their bytes hash to."""
+    """Return a program that loads epochs and prints a hash of all their bytes."""
     given = {"cache": str(tmp_path / "cache"), "storage_options": store.options, **given}
     with program(PROGRAM, [url, n_epochs, given]) as process:
         yield process
@@ -170,7 +170,7 @@ def test_a_worker_that_is_killed_while_it_downloads_costs_nothing(
 
 
 def _workers() -> list[int]:
-    """The processes that this one's zygote has forked."""
+    """Return the processes that this one's zygote has forked."""
     zygote = zygote_client._current
     assert zygote is not None
     stats = [place.read_text() for place in Path("/proc").glob("[0-9]*/stat")]

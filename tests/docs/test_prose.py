@@ -1,0 +1,71 @@
+"""Docstrings open as those of a maintained library do, in all trees."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TREES = ("converters", "docs", "shardio", "tests", "tools")
+
+# A docstring that opens so has a subordinate clause or a pronoun in the place of a verb or a noun.
+BANNED = re.compile(
+    r"(What|Who|Whoever|Which|Where|Wherever|How|Whether|Those|That|These|It|Its|Nothing|Have"
+    r"|One of (these|them)|So (many|much|long)|Likewise|As)\b"
+)
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each docstring, those of attributes included."""
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, None)
+            for statement in statements if isinstance(statements, list) else ():
+                value = getattr(statement, "value", None)
+                if isinstance(statement, ast.Expr) and isinstance(value, ast.Constant):
+                    if isinstance(value.value, str):
+                        yield statement.lineno, value.value.strip()
+
+
+def banned(text: str) -> list[str]:
+    """Return the openings that are banned, of all docstrings of a module's source."""
+    return [
+        f"{line}: {opening.splitlines()[0]}"
+        for line, opening in docstrings(ast.parse(text))
+        if BANNED.match(opening)
+    ]
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_no_docstring_opens_with_a_clause(tree: str) -> None:
+    frozen = ROOT / "tools" / "dev" / "race.py"  # the race is carried as it was run
+    paths = sorted(set((ROOT / tree).rglob("*.py")) - {frozen})
+    found = [
+        f"{path.relative_to(ROOT)}:{opening}"
+        for path in paths
+        for opening in banned(path.read_text("utf-8"))
+    ]
+    assert paths and found == []
+
+
+@pytest.mark.parametrize(
+    ("docstring", "is_banned"),
+    [
+        ("What a worker does.", True),
+        ("Whether it is done.", True),
+        ("So many bytes.", True),
+        ("\n    How it ends.", True),
+        ("Return what a worker does.", False),
+        ("Whatever happens, close the file.", False),
+        ("Assign a step.", False),
+    ],
+)
+@pytest.mark.parametrize("form", ['"""{}"""', 'def f():\n    """{}"""', 'x = 1\n"""{}"""'])
+def test_an_opening_is_found_in_each_kind_of_docstring(
+    form: str, docstring: str, is_banned: object
+) -> None:
+    assert bool(banned(form.format(docstring))) is is_banned
