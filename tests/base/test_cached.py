@@ -28,7 +28,7 @@ def test_it_is_computed_once_per_object() -> None:
 
 def test_what_it_is_can_be_asked_of_the_class() -> None:
     assert isinstance(Counting.number, cached_property)
-    assert Counting.number.__doc__ == "How often."
+    assert Counting.number.__doc__ == "The number of calls."
 
 
 def test_a_thread_that_is_inside_keeps_nobody_waiting() -> None:
