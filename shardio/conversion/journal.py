@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import zstandard
 
+from shardio._base.version import __version__
 from shardio.conversion.plan import InputDone, Unit, UnitDone
 from shardio.conversion.shard_uploader import uploaded_name
 from shardio.conversion.source import Outcome
@@ -33,7 +34,6 @@ from shardio.storage.checksummed_json import (
     write_atomic,
 )
 from shardio.storage.fs import unlink
-from shardio.version import __version__
 
 WORK_FOLDER: Final = ".conversion"
 """The folder in `out` that holds the work of a conversion."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._base.file_names import check_encodable
+from shardio._base.version import __version__
 from shardio.dataset.external_lists import (
     InputList,
     ShardList,
@@ -49,7 +50,6 @@ from shardio.storage.checksummed_json import (
     write_atomic,
 )
 from shardio.storage.fs import make_folder, refuse_links_outside, remove_folder, unlink
-from shardio.version import __version__
 from shardio.views.row_sets import RowRuns
 
 POINTER: Final = "dataset.json"

@@ -11,13 +11,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from shardio._base.version import __version__
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.export.formats import Exporter, ExportOptions, SampleReader, Skipped
 from shardio.export.target import ABOUT_FILE, ExportTarget
 from shardio.maintenance.conflicts import tell_overtaken
 from shardio.storage.fs import create, sync
-from shardio.version import __version__
 
 FORMATS: Final = {
     "files": ("shardio.export.files", "FilesExporter"),

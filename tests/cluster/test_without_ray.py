@@ -16,6 +16,7 @@ import pytest
 
 import shardio
 from shardio import Array
+from shardio._base.version import __version__
 from shardio._workers.processes.zygote_client import Zygote, acquire, release
 from shardio._workers.ray import cluster, job
 from shardio._workers.ray.cluster import Cluster, Engine
@@ -23,7 +24,6 @@ from shardio.conversion import ray_backend
 from shardio.conversion.scheduler import run_units
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, WorkerDied
 from shardio.maintenance import add_column, audit_dataset, compute_stats
-from shardio.version import __version__
 from tests.lines import contents, convert, install, write
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -18,9 +18,9 @@ from typing import Any, Final, Literal, Self, TypeVar, get_args
 
 from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
+from shardio._base.version import __version__
 from shardio._workers.ray.job import connect, do_job, first_line, ray_module
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, WorkerDied
-from shardio.version import __version__
 
 EngineName = Literal["local", "ray"]
 MAX_DEATHS: Final = 2

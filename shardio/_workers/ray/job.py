@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
+from shardio._base.version import __version__
 from shardio.errors import (
     ShardioError,
     TransformError,
@@ -21,7 +22,6 @@ from shardio.errors import (
     WorkerDied,
     install_hint,
 )
-from shardio.version import __version__
 
 _PATIENCE_S: Final = 10.0
 
