@@ -21,8 +21,7 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.manifest import check_folder_name, holds_dataset
 from shardio.errors import DatasetExists, InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.export.formats import Exporter, ExportOptions, SampleReader, Skipped
-from shardio.maintenance.conflicts import tell_overtaken
-from shardio.maintenance.rewriting import make_staging, sweep
+from shardio.maintenance.rewriting import make_staging, sweep, tell_overtaken
 from shardio.storage.fs import create, exchange, make_folder, remove_tree, rename, sync, sync_folder
 
 ABOUT_FILE: Final = "_export.json"

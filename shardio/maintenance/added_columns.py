@@ -20,9 +20,8 @@ from shardio.dataset.manifest import load_generation
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.fields import Field
 from shardio.format.schema import Schema
-from shardio.maintenance.conflicts import tell_overtaken
 from shardio.maintenance.jobs import ShardJob, done_for_each
-from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
+from shardio.maintenance.rewriting import MaintenanceReport, Rewriting, tell_overtaken
 from shardio.maintenance.verify.dataset import Progress, ends_of, tell_step
 from shardio.shard.writer import ShardSummary, ShardWriter
 

@@ -33,7 +33,7 @@ from shardio.format.index import Entries, codecs
 from shardio.format.schema import canonical_json
 from shardio.format.streams import EncodedStream
 from shardio.format.values import EncodedImage, encode_stream
-from shardio.maintenance.conflicts import tell_overtaken
+from shardio.maintenance.rewriting import tell_overtaken
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 

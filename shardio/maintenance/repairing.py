@@ -26,8 +26,7 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.schema import Schema
-from shardio.maintenance.conflicts import published_in, refuse_overtaken
-from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting
+from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting, published_in, refuse_overtaken
 from shardio.maintenance.salvage import mend, schema_of, unreadable_pages
 from shardio.maintenance.verify.dataset import ends_of
 from shardio.maintenance.verify.shard import examine

@@ -16,12 +16,12 @@ from shardio.dataset.manifest import load, load_generation
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
-from shardio.maintenance.conflicts import tell_overtaken
 from shardio.maintenance.rewriting import (
     SHARD_BYTES,
     MaintenanceReport,
     Rewriting,
     check_shard_bytes,
+    tell_overtaken,
 )
 from shardio.maintenance.verify.dataset import (
     Progress,

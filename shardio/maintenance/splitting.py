@@ -16,7 +16,7 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.errors import InvalidArgument
 from shardio.maintenance.comparison import Digests, exact_digests, mix
-from shardio.maintenance.conflicts import tell_overtaken
+from shardio.maintenance.rewriting import tell_overtaken
 from shardio.order.permutation import derive_key
 from shardio.views.row_sets import RowRuns
 

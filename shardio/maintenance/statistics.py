@@ -16,8 +16,8 @@ from shardio._workers.ray.cluster import Engine, EngineName
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.format.fields import Array, array_of
-from shardio.maintenance.conflicts import tell_overtaken
 from shardio.maintenance.jobs import ShardJob, done_for_each
+from shardio.maintenance.rewriting import tell_overtaken
 from shardio.maintenance.verify.dataset import Progress, ends_of, tell_step
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows

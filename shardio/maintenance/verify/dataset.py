@@ -26,7 +26,7 @@ from shardio.errors import (
     ShardIncomplete,
     ShardUnsupported,
 )
-from shardio.maintenance.conflicts import refuse_overtaken
+from shardio.maintenance.rewriting import refuse_overtaken
 from shardio.maintenance.verify.findings import Finding, Findings
 from shardio.maintenance.verify.runner import AuditProgress, examine_all
 from shardio.maintenance.verify.shard import Examined, examine
