@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from shardio.maintenance.verify.dataset import (
         AuditReport,
         MaintenanceProgress,
+        Survey,
         audit_dataset,
         audit_shard,
+        survey_shard,
     )
     from shardio.maintenance.verify.findings import Finding
-    from shardio.maintenance.verify.metadata import Survey, survey_shard
     from shardio.maintenance.verify.runner import AuditProgress
 
 __all__ = [
@@ -72,7 +73,7 @@ _HOMES = {
     "ShardRepair": "shardio.maintenance.repairing",
     "SplitReport": "shardio.maintenance.splitting",
     "StatsReport": "shardio.maintenance.statistics",
-    "Survey": "shardio.maintenance.verify.metadata",
+    "Survey": "shardio.maintenance.verify.dataset",
     "add_column": "shardio.maintenance.added_columns",
     "audit_dataset": "shardio.maintenance.verify.dataset",
     "audit_shard": "shardio.maintenance.verify.dataset",
@@ -83,7 +84,7 @@ _HOMES = {
     "repair": "shardio.maintenance.repairing",
     "reshard": "shardio.maintenance.resharding",
     "split": "shardio.maintenance.splitting",
-    "survey_shard": "shardio.maintenance.verify.metadata",
+    "survey_shard": "shardio.maintenance.verify.dataset",
 }
 
 

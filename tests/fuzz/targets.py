@@ -50,9 +50,8 @@ from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream
 from shardio.format.values import decode_record
 from shardio.maintenance.repairing import repair
-from shardio.maintenance.verify.dataset import audit_dataset
+from shardio.maintenance.verify.dataset import audit_dataset, survey_shard
 from shardio.maintenance.verify.findings import Finding
-from shardio.maintenance.verify.metadata import survey_shard
 from shardio.maintenance.verify.shard import examine_bytes
 from shardio.maintenance.verify.values import check_value
 from shardio.shard.opening import expected_sections
