@@ -19,12 +19,11 @@ from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.format.arrays import is_masked
 from shardio.format.checksum import hash_bytes
-from shardio.order.block_shuffle import Window
 from shardio.order.mixture_order import MixtureSizes
 from shardio.order.partition import RankPartition
 from shardio.order.permutation import OF_SAMPLERS, SampleGenerators
 from shardio.order.sampling import SamplingOptions, cumulative_weights, draw_without_replacement
-from shardio.order.shard_shuffle import ShardWindow
+from shardio.order.shuffle import ShardWindow, Window
 from shardio.views.packing import PackedWindows
 from shardio.views.row_sets import check_positions
 

@@ -17,7 +17,7 @@ from shardio._workers.processes.limits import usable_cpus
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.order.sampling import SamplingOptions
-from shardio.order.shard_shuffle import SHARDS_PER_WINDOW
+from shardio.order.shuffle import SHARDS_PER_WINDOW
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
-from shardio.order.block_shuffle import GroupedOrder, Window, WindowedOrder
 from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder
 from shardio.order.permutation import (
     SORTED_MAX,
@@ -31,6 +30,7 @@ from shardio.order.permutation import (
     keyed_hashes,
     permutations,
 )
+from shardio.order.shuffle import GroupedOrder, Window, WindowedOrder
 
 Exhausted = Literal["stop", "repeat"]
 

@@ -30,7 +30,7 @@ from shardio.errors import (
     TransformError,
 )
 from shardio.maintenance import add_column, split
-from shardio.order import block_shuffle
+from shardio.order import shuffle as block_shuffle
 from tests.loading import TWO_FIELDS, bits, check_against, write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample
 

@@ -19,8 +19,8 @@ from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._engine.filling.readahead import ProbePolicy, ReadAhead
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.gather import ColumnGather
-from shardio.order.block_shuffle import Window
 from shardio.order.partition import RankPartition
+from shardio.order.shuffle import Window
 from shardio.storage import mmap
 from tests.engine.test_fill import recipe_for
 from tests.loading import bits, write_dataset

@@ -12,8 +12,8 @@ import pytest
 from shardio import ShardLoader
 from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._workers.processes.shared_memory import SharedArray
-from shardio.order.block_shuffle import Window
 from shardio.order.partition import RankPartition
+from shardio.order.shuffle import Window
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 

@@ -16,7 +16,7 @@ from shardio import open as open_dataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import InvalidArgument
 from shardio.maintenance import split
-from shardio.order import block_shuffle
+from shardio.order import shuffle as block_shuffle
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

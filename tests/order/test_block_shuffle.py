@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio.errors import InvalidArgument
-from shardio.order.block_shuffle import Window, WindowedOrder, _permute_windows
 from shardio.order.permutation import Order
+from shardio.order.shuffle import Window, WindowedOrder, _permute_windows
 
 
 def order(n: int, run: int, whole: int, seed: int = 0, epoch: int = 0) -> WindowedOrder:

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import InvalidArgument
-from shardio.order.block_shuffle import Window
 from shardio.order.mixture_order import (
     SPAN,
     WHOLE,
@@ -28,6 +27,7 @@ from shardio.order.mixture_order import (
     MixtureSizes,
 )
 from shardio.order.partition import RankPartition
+from shardio.order.shuffle import Window
 
 Numbers = npt.NDArray[np.int64]
 

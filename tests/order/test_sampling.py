@@ -12,7 +12,7 @@ import pytest
 
 from shardio import ShardDataset, ShardLoader
 from shardio.errors import InvalidArgument
-from shardio.order import block_shuffle
+from shardio.order import shuffle
 from shardio.order.sampling import draw_without_replacement
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
@@ -60,8 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set runs of two samples, and windows of eight."""
-    monkeypatch.setattr(block_shuffle, "RUN_BYTES", 3 * 6160)
-    monkeypatch.setattr(block_shuffle, "RUNS_PER_WINDOW", 4)
+    monkeypatch.setattr(shuffle, "RUN_BYTES", 3 * 6160)
+    monkeypatch.setattr(shuffle, "RUNS_PER_WINDOW", 4)
 
 
 def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def test_an_epoch_of_blocks_ends_with_the_windows_that_it_began_with(
         whole = drawn(made, 2)
     state = state_after(folder, 5, shuffle="blocks")
     assert state["window"] == [2, 8]
-    monkeypatch.setattr(block_shuffle, "RUNS_PER_WINDOW", 16)
+    monkeypatch.setattr(shuffle, "RUNS_PER_WINDOW", 16)
     with loader(folder, shuffle="blocks") as made:
         made.load_state_dict(state)
         assert drawn(made) == whole[20:N]

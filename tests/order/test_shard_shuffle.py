@@ -20,9 +20,9 @@ from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load, publish, publish_next
 from shardio.errors import InvalidArgument
 from shardio.maintenance import compact
-from shardio.order import shard_shuffle
+from shardio.order import shuffle
 from shardio.order.permutation import Permutation, derive_key
-from shardio.order.shard_shuffle import ShardOrder, ShardWindow, ends_within
+from shardio.order.shuffle import ShardOrder, ShardWindow, ends_within
 from shardio.views.clips import Clips
 from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset
@@ -142,7 +142,7 @@ LABEL = Schema({"label": Array("int64")})
 
 @pytest.fixture(autouse=True)
 def windows_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_shuffle, "SHARDS_PER_WINDOW", 3)
+    monkeypatch.setattr(shuffle, "SHARDS_PER_WINDOW", 3)
 
 
 @pytest.fixture

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio.order.block_shuffle import Window, WindowedOrder
 from shardio.order.permutation import Order
 from shardio.order.sampling import WeightedOrder, cumulative_weights, draw_without_replacement
-from shardio.order.shard_shuffle import ShardOrder
+from shardio.order.shuffle import ShardOrder, Window, WindowedOrder
 
 Rows = npt.NDArray[np.int64]
 Kind = Callable[[int, int], Rows]

@@ -14,10 +14,9 @@ import time
 
 import numpy as np
 
-from shardio.order.block_shuffle import Window, WindowedOrder
 from shardio.order.permutation import CHUNK, Order, Positions
 from shardio.order.sampling import WeightedOrder, cumulative_weights, draw_without_replacement
-from shardio.order.shard_shuffle import SHARDS_PER_WINDOW, ShardOrder
+from shardio.order.shuffle import SHARDS_PER_WINDOW, ShardOrder, Window, WindowedOrder
 
 N = 10**12
 N_WEIGHTS = 10**7

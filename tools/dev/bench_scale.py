@@ -48,8 +48,8 @@ found = {"open_s": opened - start, "peak_mb": peak_mb(), "imported_mb": imported
          "samples": n, "shards": n_shards}
 
 from shardio.order.permutation import CHUNK, Order
-from shardio.order.shard_shuffle import SHARDS_PER_WINDOW, ShardOrder
-from shardio.order.block_shuffle import Window, WindowedOrder
+from shardio.order.shuffle import SHARDS_PER_WINDOW, ShardOrder
+from shardio.order.shuffle import Window, WindowedOrder
 
 key, middle = {"seed": 1, "epoch": 7}, numpy.arange(n // 2, n // 2 + CHUNK)
 makers = {

@@ -16,9 +16,14 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.order.block_shuffle import RUNS_PER_WINDOW, Window, WindowedOrder
 from shardio.order.permutation import Order, Positions, permute
-from shardio.order.shard_shuffle import SHARDS_PER_WINDOW, ShardOrder
+from shardio.order.shuffle import (
+    RUNS_PER_WINDOW,
+    SHARDS_PER_WINDOW,
+    ShardOrder,
+    Window,
+    WindowedOrder,
+)
 
 N: Final = 1 << 18
 N_SHARDS, N_CLASSES, BATCH, RUN = 1024, 64, 256, 16

@@ -15,9 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dev.measure_shuffle import BATCH, ENDS, N_CLASSES, N, classes_of, counts_of
-from shardio.order.block_shuffle import RUNS_PER_WINDOW, Window, WindowedOrder
 from shardio.order.permutation import Order, Positions, derive_key, keyed_hashes
-from shardio.order.shard_shuffle import SHARDS_PER_WINDOW, ShardOrder
+from shardio.order.shuffle import (
+    RUNS_PER_WINDOW,
+    SHARDS_PER_WINDOW,
+    ShardOrder,
+    Window,
+    WindowedOrder,
+)
 
 Numbers = npt.NDArray[np.float64]
 

@@ -15,12 +15,11 @@ from shardio._base.classes import cached_property
 from shardio._engine.filling.batch_spec import EpochPlan
 from shardio.batch.layout import CLAIMED, NO_FIELD, pack_state
 from shardio.dataset.dataset import Dataset
-from shardio.order.block_shuffle import GroupedOrder, WindowedOrder
 from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder
 from shardio.order.mixture_order import MixtureOrder
 from shardio.order.permutation import CHUNK, OF_SOUNDS, Order, derive_key, keyed_hashes
 from shardio.order.sampling import WeightedOrder
-from shardio.order.shard_shuffle import ShardOrder, ShardWindow
+from shardio.order.shuffle import GroupedOrder, ShardOrder, ShardWindow, WindowedOrder
 from shardio.samples.clips import ClipDraws, draw_clips
 from shardio.shard.verification import Rows
 

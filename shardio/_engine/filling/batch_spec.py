@@ -18,10 +18,9 @@ from shardio.batch.layout import BlockLayout, layout_for_batches, layout_for_sam
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import MixtureSpec
 from shardio.format.schema import Schema
-from shardio.order.block_shuffle import Window
 from shardio.order.mixture_order import MixtureSizes
 from shardio.order.partition import RankPartition
-from shardio.order.shard_shuffle import ShardWindow
+from shardio.order.shuffle import ShardWindow, Window
 from shardio.samples.clips import ClipSpec
 from shardio.samples.media import AudioField, AudioSpec, common_sizes, image_schema
 from shardio.shard.verification import Verify
