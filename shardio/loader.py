@@ -31,6 +31,7 @@ from shardio.batch.batch import Batch
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
+from shardio.media.audio import Sound
 from shardio.order.partition import Tail
 from shardio.order.sampling import Sampler, SamplingOptions, Shuffle
 from shardio.outputs.adapters import Output, create_adapter
@@ -38,7 +39,6 @@ from shardio.serving.client.address import is_address
 from shardio.serving.client.remote_loader import RemoteLoader, to_be_read_here
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
-from shardio.views.audio_options import Sound
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
 

@@ -19,6 +19,7 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
+from shardio.media.audio import Sound
 from shardio.order.partition import Tail, rank_from_environment
 from shardio.order.sampling import SamplingOptions, check_not_distributed, check_one_argument
 from shardio.outputs.adapters import OUTPUTS, Output
@@ -33,7 +34,6 @@ from shardio.samples.media import (
 from shardio.samples.token_windows import pack_documents, resolve_pack
 from shardio.shard.verification import VERIFY, Verify
 from shardio.storage.file_access import Access
-from shardio.views.audio_options import Sound
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack, Packing
 

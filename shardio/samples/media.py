@@ -16,9 +16,9 @@ from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Audio, Field, Image
 from shardio.format.schema import Schema
 from shardio.format.streams import Streams
+from shardio.media.audio import Sound
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.views.audio_options import Sound
 from shardio.views.clips import Clip
 
 Sizes = Mapping[str, tuple[int, int]]

@@ -3,7 +3,7 @@
 Select one with a `shardio.Clip` or a `Pack`; a `Sound` sets the format of audio.
 """
 
-from shardio.views.audio_options import Sound
+from shardio.media.audio import Sound
 from shardio.views.packing import Pack
 
 __all__ = ["Pack", "Sound"]

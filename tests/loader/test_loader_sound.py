@@ -18,8 +18,8 @@ from shardio._loading.open_for_loading import mix
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
+from shardio.media.audio import Sound
 from shardio.shard.reader import ShardReader
-from shardio.views.audio_options import Sound
 from tests.loading import bits, write_dataset
 from tests.media_made import write_flash
 

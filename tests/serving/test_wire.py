@@ -15,6 +15,7 @@ import pytest
 from shardio import Clip, ShardioError, ShardLoader
 from shardio.batch.batch import Batch
 from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
+from shardio.media.audio import Sound
 from shardio.serving.client import handshake, protocol
 from shardio.serving.client.address import is_address, parse, parse_all
 from shardio.serving.client.handshake import Opened
@@ -27,7 +28,6 @@ from shardio.serving.client.protocol import (
     unpack,
 )
 from shardio.serving.client.received_blocks import layout_of, layout_text, pack_batch, unpack_batch
-from shardio.views.audio_options import Sound
 from shardio.views.packing import Pack
 from tests.fuzz.mutate import change_bytes, change_json
 from tests.loading import bits, write_dataset

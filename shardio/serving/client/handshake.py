@@ -15,10 +15,10 @@ import numpy as np
 
 from shardio.batch.batch import Batch
 from shardio.errors import InvalidArgument
+from shardio.media.audio import Sound
 from shardio.order.sampling import holds_positions
 from shardio.serving.client.address import Address
 from shardio.serving.client.protocol import VERSION, Garbled, mapping, number, text
-from shardio.views.audio_options import Sound
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
 
