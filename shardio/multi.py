@@ -19,7 +19,7 @@ from shardio._workers.tasks.sample_sender import WorkerInfo, worker_info
 from shardio._workers.tasks.sample_stream import SampleStream
 from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio.errors import InvalidArgument
-from shardio.serving.client.address import parse_all
+from shardio.serving.client.protocol import parse_all
 from shardio.serving.client.remote_samples import FarSamples
 
 __all__ = ["MultiLoader", "WorkerInfo", "worker_info"]

@@ -29,16 +29,17 @@ from shardio.dataset.dataset import open_dataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
 from shardio.serving.client import protocol
-from shardio.serving.client.address import Address, parse
 from shardio.serving.client.connection import ASK_AGAIN, HEARTBEAT_MS, SILENCE_MS
 from shardio.serving.client.keys import ServerKeys, server_keys, z85
 from shardio.serving.client.protocol import (
     FROM_CLIENT,
     MOST_HEAD_BYTES,
     VERSION,
+    Address,
     Garbled,
     number,
     pack,
+    parse,
     text,
     unpack,
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from shardio import ShardLoader
 from shardio.serving import Server, make_keys, make_server
-from shardio.serving.client.address import parse
+from shardio.serving.client.protocol import parse
 from tests.loading import PATIENCE_S, bits
 
 ROOT = Path(__file__).resolve().parents[2]

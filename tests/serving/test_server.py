@@ -20,9 +20,8 @@ from shardio import InvalidArgument, ShardLoader
 from shardio._workers.tasks.messages import zeromq
 from shardio.errors import ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving import Server, make_server
-from shardio.serving.client.address import parse
 from shardio.serving.client.connection import Link
-from shardio.serving.client.protocol import VERSION, Garbled, pack
+from shardio.serving.client.protocol import VERSION, Garbled, pack, parse
 from shardio.serving.session import MOST_AHEAD, Session
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import FREE, HOW, few_files, local_bits, serving, wait_until

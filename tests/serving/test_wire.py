@@ -17,14 +17,16 @@ from shardio.batch.batch import Batch
 from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
 from shardio.media.audio import Sound
 from shardio.serving.client import handshake, protocol
-from shardio.serving.client.address import is_address, parse, parse_all
 from shardio.serving.client.handshake import Opened
 from shardio.serving.client.protocol import (
     FROM_CLIENT,
     FROM_SERVER,
     MOST_HEAD_BYTES,
     Garbled,
+    is_address,
     pack,
+    parse,
+    parse_all,
     unpack,
 )
 from shardio.serving.client.received_blocks import layout_of, layout_text, pack_batch, unpack_batch

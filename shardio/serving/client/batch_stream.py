@@ -22,11 +22,18 @@ from shardio._base.classes import Closing
 from shardio._workers.processes.linux import this_process
 from shardio.errors import BatchTimeout, ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving.client import protocol
-from shardio.serving.client.address import Address
 from shardio.serving.client.connection import SILENCE_MS, Link, Lost, Servers
 from shardio.serving.client.handshake import Arrived, Opened, State
 from shardio.serving.client.keys import ClientKeys
-from shardio.serving.client.protocol import VERSION, Garbled, mapping, number, pack, pack_given
+from shardio.serving.client.protocol import (
+    VERSION,
+    Address,
+    Garbled,
+    mapping,
+    number,
+    pack,
+    pack_given,
+)
 from shardio.serving.client.received_blocks import unpack_batch
 
 _FIRST_AHEAD: Final = 2

@@ -11,9 +11,8 @@ from shardio._base.classes import Closing
 from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.messages import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument, ServerUnreachable
-from shardio.serving.client.address import Address
 from shardio.serving.client.keys import ClientKeys
-from shardio.serving.client.protocol import FROM_SERVER, MOST_HEAD_BYTES, Garbled, unpack
+from shardio.serving.client.protocol import FROM_SERVER, MOST_HEAD_BYTES, Address, Garbled, unpack
 
 HEARTBEAT_MS: Final = 2_000
 """The interval of heartbeats in both directions, sent by ZeroMQ's own thread."""

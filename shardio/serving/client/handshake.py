@@ -17,8 +17,7 @@ from shardio.batch.batch import Batch
 from shardio.errors import InvalidArgument
 from shardio.media.audio import Sound
 from shardio.order.sampling import holds_positions
-from shardio.serving.client.address import Address
-from shardio.serving.client.protocol import VERSION, Garbled, mapping, number, text
+from shardio.serving.client.protocol import VERSION, Address, Garbled, mapping, number, text
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
 

@@ -23,10 +23,10 @@ from shardio._workers.processes.linux import Finalizer, this_process
 from shardio.batch.batch import Batch
 from shardio.errors import ClosedError, InvalidArgument
 from shardio.outputs.adapters import OUTPUTS, Output, TensorAdapter, create_adapter
-from shardio.serving.client.address import Address, is_address, parse_all
 from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.handshake import Arrived, Opened, State, as_json
 from shardio.serving.client.keys import ClientKeys, client_keys
+from shardio.serving.client.protocol import Address, is_address, parse_all
 
 _MOST_BYTES: Final = 1 << 30
 _MOST_AHEAD: Final = 16
