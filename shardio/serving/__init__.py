@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardio.serving.client.keys import make_keys
+    from shardio.serving.client.connection import make_keys
     from shardio.serving.server import Server, make_server
 
 __all__ = ["Server", "make_keys", "make_server"]
@@ -17,7 +17,7 @@ __all__ = ["Server", "make_keys", "make_server"]
 # Where each name lives.
 _HOMES = {
     "Server": "shardio.serving.server",
-    "make_keys": "shardio.serving.client.keys",
+    "make_keys": "shardio.serving.client.connection",
     "make_server": "shardio.serving.server",
 }
 

@@ -29,8 +29,14 @@ from shardio.dataset.dataset import open_dataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
 from shardio.serving.client import protocol
-from shardio.serving.client.connection import ASK_AGAIN, HEARTBEAT_MS, SILENCE_MS
-from shardio.serving.client.keys import ServerKeys, server_keys, z85
+from shardio.serving.client.connection import (
+    ASK_AGAIN,
+    HEARTBEAT_MS,
+    SILENCE_MS,
+    ServerKeys,
+    server_keys,
+    z85,
+)
 from shardio.serving.client.protocol import (
     FROM_CLIENT,
     MOST_HEAD_BYTES,

@@ -8,7 +8,7 @@ import pytest
 
 from shardio import InvalidArgument
 from shardio._workers.tasks.messages import zeromq
-from shardio.serving.client.keys import client_keys, make_keys, server_keys, z85
+from shardio.serving.client.connection import client_keys, make_keys, server_keys, z85
 from tests.serving.served import few_files
 
 

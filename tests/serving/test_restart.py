@@ -19,8 +19,7 @@ from shardio import InvalidArgument, ShardLoader
 from shardio.errors import BatchTimeout, ServerUnreachable
 from shardio.serving import Server, make_keys
 from shardio.serving.client.batch_stream import Stream
-from shardio.serving.client.connection import Lost, Servers
-from shardio.serving.client.keys import ServerKeys
+from shardio.serving.client.connection import Lost, ServerKeys, Servers
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import (
     FREE,

@@ -24,8 +24,8 @@ from shardio.batch.batch import Batch
 from shardio.errors import ClosedError, InvalidArgument
 from shardio.outputs.adapters import OUTPUTS, Output, TensorAdapter, create_adapter
 from shardio.serving.client.batch_stream import Stream
+from shardio.serving.client.connection import ClientKeys, client_keys
 from shardio.serving.client.handshake import Arrived, Opened, State, as_json
-from shardio.serving.client.keys import ClientKeys, client_keys
 from shardio.serving.client.protocol import Address, is_address, parse_all
 
 _MOST_BYTES: Final = 1 << 30
