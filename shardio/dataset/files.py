@@ -29,9 +29,9 @@ from shardio.shard.opening import expected_sections
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
+from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access
 from shardio.storage.mmap import lazy_zeros, prefetch_ends
-from shardio.storage.pread import PreadFile
 
 
 def max_marks(schema: Schema, n_samples: Rows, n_bytes: Rows) -> Rows:

@@ -33,7 +33,7 @@ from shardio.format.index import DIMENSION
 from shardio.format.layout import Section
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.storage.pread import PreadFile
+from shardio.storage.content import PreadFile
 
 _UNKNOWN: Final = -1
 """The position of marks of a file that has not been open yet."""

@@ -12,9 +12,9 @@ from typing import Protocol, overload
 
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
+from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access, choose_access
 from shardio.storage.fs import refuse_links_outside
-from shardio.storage.pread import PreadFile
 
 
 class ShardStorage(Protocol):

@@ -23,9 +23,8 @@ from shardio.format.layout import PAGE, Kind, Section
 from shardio.shard.opening import open_sections
 from shardio.shard.records import Present, Records
 from shardio.shard.verification import VERIFY, Rows, VerifiedUnits, Verify
-from shardio.storage.content import Content, StoredColumn, open_content
+from shardio.storage.content import Content, PreadFile, StoredColumn, open_content
 from shardio.storage.file_access import Access, check_length
-from shardio.storage.pread import PreadFile
 
 
 class ShardReader(Closing):

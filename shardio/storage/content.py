@@ -1,21 +1,299 @@
-"""The content of a file, mapped (a memoryview) or read by offset (a PreadFile), and its columns.
+"""Files that are read by offset into buffers and never mapped.
+
+A truncated file is a short read here, and an exception; for a map it would be a signal. Datasets
+have more shards than a process may have open files, so descriptors are kept up to a share of that
+limit. A file that is reopened must still be the same shard.
+
+The content of a file, mapped (a memoryview) or read by offset (a PreadFile), and its columns.
 
 Slices of either are read-only memoryviews, and both have `nbytes`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import errno
+import os
+import resource
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import (
-    ShardChanged,
-)
-from shardio.storage.file_access import Access, FileState, choose_access
+from shardio.errors import ShardChanged, ShardIncomplete
+from shardio.storage.file_access import Access, FileState, choose_access, open_shard, resized_error
 from shardio.storage.mmap import map_with_state
-from shardio.storage.pread import PreadFile
+
+Rows = npt.NDArray[np.int64]
+
+_HEAD_BYTES: Final = 128
+"""The fields of a shard's header: its size, the hash of its table, and the id of its content."""
+
+_GAP_BYTES: Final = 8 << 10
+"""A system call costs as much as copying this; rows nearer to each other are read together."""
+_SPAN_BYTES: Final = 256 << 10
+"""The most that is read together, so that the bytes in the gaps stay in the CPU cache."""
+_SMALL_ROW_BYTES: Final = 2 << 10
+_MIN_ROWS_IN_SPAN: Final = 4
+"""Picking rows from a buffer costs as much as a few calls; fewer rows are read one by one."""
+_MAX_BUFFERS: Final = os.sysconf("SC_IOV_MAX")
+
+_MAX_OPEN: Final = 4096
+_MIN_OPEN: Final = 4
+
+
+class _Descriptor:
+    """Owns an open file until nothing refers to it: a read may outlast its eviction."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, os.close, fd).atexit = False
+
+
+class PreadFile:
+    """Reads one file. Its descriptor is closed with the object, or evicted for another file.
+
+    Thread-safe.
+
+    Raises:
+        ShardNotFound: there is no such file.
+        ShardIncomplete: the file is empty.
+        OSError: (also from every read) the system refuses.
+        ShardChanged: (from every read) the file got shorter, or is another shard.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._place = os.path.abspath(path)  # reopened later, unaffected by chdir
+        self._descriptor: _Descriptor | None = None
+        descriptor = _Descriptor(_open(self._place, path))
+        self.state = FileState.of(os.fstat(descriptor.fd))
+        self.nbytes = self.state.n_bytes
+        if self.nbytes == 0:
+            raise ShardIncomplete(f"{path}: the file is empty: its writer did not finish")
+        self._head = os.pread(descriptor.fd, _HEAD_BYTES, 0)
+        self._keep(descriptor)
+
+    def __getitem__(self, part: slice) -> memoryview:
+        """Read a part of the file into memory that the caller owns."""
+        start, stop, _ = part.indices(self.nbytes)
+        n_bytes = max(0, stop - start)
+        descriptor = self._descriptor or self._open_again()
+        try:
+            found = os.pread(descriptor.fd, n_bytes, start)
+        except OSError as error:
+            self._allow_reopen(error)
+            found = b""
+        if len(found) == n_bytes:
+            return memoryview(found)
+        buffer = bytearray(n_bytes)  # a short read, or a lost connection
+        self.read_into(memoryview(buffer), start)
+        return memoryview(buffer).toreadonly()
+
+    def read_rows(self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8]) -> None:
+        """Copy rows that lie `stride` bytes apart, the first at `offset`, into the lines of `out`.
+
+        Args:
+            offset, stride: position of row 0 in the file, and distance between rows.
+            rows: row numbers, in any order.
+            out: C-contiguous; its width is the number of bytes to read of each row.
+        """
+        if len(rows):
+            lines = np.argsort(rows, kind="stable")
+            self.read_ascending(offset, stride, rows[lines], out, lines)
+
+    def read_ascending(
+        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
+    ) -> None:
+        """Do the same as `read_rows` for one or more ascending rows, into the given lines.
+
+        Large rows are read directly into their lines, consecutive ones by one call; small rows that
+        lie close together are read together and copied.
+        """
+        n_bytes = out.shape[1]
+        try:
+            if n_bytes < _SMALL_ROW_BYTES:
+                self._read_small(offset, stride, rows, out, lines)
+            elif stride == n_bytes and len(rows) > 1 and (rows[1:] - rows[:-1] == 1).any():
+                self._read_sequences(offset, rows, out, lines)
+            else:
+                self._read_each(offset + rows * stride, out, lines)
+        except ShardChanged as error:
+            if error.offset is None:
+                raise
+            is_lost = offset + rows * stride + n_bytes > error.offset
+            error.at(sample=int(rows[int(np.argmax(is_lost))]))
+            raise
+
+    def _read_small(
+        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
+    ) -> None:
+        """Read small rows together with the gaps between them, then pick the rows."""
+        span = int(rows[-1] - rows[0]) * stride
+        if span <= _SPAN_BYTES and span <= _GAP_BYTES * len(rows):
+            self._read_span(offset, stride, rows, out, lines)
+            return
+        is_far = (rows[1:] - rows[:-1]) * stride > _GAP_BYTES
+        is_far |= np.diff(rows * stride // _SPAN_BYTES) != 0
+        ends = np.append(np.flatnonzero(is_far) + 1, len(rows))
+        sizes = np.diff(ends, prepend=0)
+        is_alone = np.repeat(sizes < _MIN_ROWS_IN_SPAN, sizes)
+        for end, size in zip(ends.tolist(), sizes.tolist(), strict=True):
+            if size >= _MIN_ROWS_IN_SPAN:
+                part = slice(end - size, end)
+                self._read_span(offset, stride, rows[part], out, lines[part])
+        self._read_each(offset + rows[is_alone] * stride, out, lines[is_alone])
+
+    def _read_span(
+        self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
+    ) -> None:
+        first, size = int(rows[0]), out.shape[1]
+        n_rows = int(rows[-1]) - first + 1
+        span = np.empty((n_rows, stride), np.uint8)
+        needed = (n_rows - 1) * stride + size
+        self.read_into(span.reshape(-1).data[:needed], offset + first * stride)
+        out[lines] = (span if stride == size else span[:, :size])[rows - first]
+
+    def _read_each(self, offsets: Rows, out: npt.NDArray[np.uint8], lines: Rows) -> None:
+        """Read scattered rows by one call each, directly into their lines."""
+        size, flat = out.shape[1], out.reshape(-1).data
+        for start, offset in zip((lines * size).tolist(), offsets.tolist(), strict=True):
+            self._read_all([flat[start : start + size]], size, offset)
+
+    def _read_sequences(
+        self, offset: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
+    ) -> None:
+        """Read rows without padding by one call for each run of consecutive rows."""
+        size, flat = out.shape[1], out.reshape(-1).data
+        for part in _split_where(rows[1:] - rows[:-1] != 1):
+            place, numbers = offset + int(rows[part.start]) * size, lines[part].tolist()
+            if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+                whole = flat[numbers[0] * size : (numbers[-1] + 1) * size]
+                self._read_all([whole], len(numbers) * size, place)
+                continue
+            views = [flat[line * size : (line + 1) * size] for line in numbers]
+            for i in range(0, len(views), _MAX_BUFFERS):
+                some = views[i : i + _MAX_BUFFERS]
+                self._read_all(some, len(some) * size, place + i * size)
+
+    def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
+        """Fill buffers, `n_bytes` in total, from `offset` on."""
+        descriptor = self._descriptor or self._open_again()
+        try:
+            n_read = os.preadv(descriptor.fd, views, offset)
+        except OSError as error:
+            self._allow_reopen(error)
+            n_read = 0
+        if n_read == n_bytes:
+            return
+        for view in views:
+            if n_read < view.nbytes:
+                self.read_into(view[n_read:], offset + n_read)
+            n_read = max(0, n_read - view.nbytes)
+            offset += view.nbytes
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill a buffer from `offset` on, with as many calls as needed."""
+        done, n_failures = 0, 0
+        while done < view.nbytes:
+            descriptor = self._descriptor or self._open_again()
+            try:
+                rest = view[done:] if done else view
+                n_read = os.preadv(descriptor.fd, [rest], offset + done)
+            except OSError as error:
+                self._allow_reopen(error, n_failures)
+                n_failures += 1
+                continue
+            if n_read == 0:
+                raise self._cut_short(offset + done, descriptor)
+            done += n_read
+
+    def _cut_short(self, offset: int, descriptor: _Descriptor) -> ShardChanged:
+        found = os.fstat(descriptor.fd).st_size
+        error = resized_error(self.path, self.nbytes, found)
+        if found >= self.nbytes:
+            error = ShardChanged(
+                "the file was truncated while it was read, and restored",
+                code="changed",
+                path=self.path,
+            )
+        return error.at(offset=offset)
+
+    def _allow_reopen(self, error: OSError, n_failures: int = 0) -> None:
+        """Allow a file to be reopened after ESTALE; raise any other error with the path."""
+        if error.errno != errno.ESTALE or n_failures:
+            raise OSError(error.errno, os.strerror(error.errno or 0), self.path) from error
+        self._descriptor = None
+
+    def _open_again(self) -> _Descriptor:
+        descriptor = _Descriptor(_open(self._place, self.path))
+        now = FileState.of(os.fstat(descriptor.fd))
+        # By content: network file systems may give a file new numbers.
+        if now.n_bytes != self.nbytes and now[:2] == self.state[:2]:
+            raise resized_error(self.path, self.nbytes, now.n_bytes)
+        head = os.pread(descriptor.fd, _HEAD_BYTES, 0)
+        if now.n_bytes != self.nbytes or head != self._head:
+            raise ShardChanged(
+                "the file was replaced by another shard after it was opened; reopen it",
+                code="replaced",
+                path=self.path,
+                expected=f"{self.nbytes} bytes, header {self._head.hex()}",
+                found=f"{now.n_bytes} bytes, header {head.hex()}",
+            )
+        self._keep(descriptor)
+        return descriptor
+
+    def _keep(self, descriptor: _Descriptor) -> None:
+        """Keep a descriptor for further reads; evict the oldest if there are too many."""
+        self._descriptor = descriptor
+        _files_with_descriptor.append(weakref.ref(self))
+        most = _max_open()
+        while len(_files_with_descriptor) > most:
+            _evict_descriptor()
+
+
+_files_with_descriptor: Final[deque[weakref.ref[Any]]] = deque()
+"""The files that keep a descriptor, in the order in which they were opened."""
+
+
+def _split_where(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
+    """Yield the slices of a sequence that is cut after each marked item."""
+    start = 0
+    for end in (np.flatnonzero(is_cut) + 1).tolist():
+        yield slice(start, end)
+        start = end
+    yield slice(start, len(is_cut) + 1)
+
+
+def _max_open() -> int:
+    """Return a quarter of the current limit on open files of this process, within bounds."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    share = _MAX_OPEN if soft == resource.RLIM_INFINITY else soft // 4
+    return max(_MIN_OPEN, min(share, _MAX_OPEN))
+
+
+def _evict_descriptor() -> bool:
+    """Drop the oldest kept descriptor; returns False if there was none."""
+    try:
+        file = _files_with_descriptor.popleft()()
+    except IndexError:
+        return False
+    if file is not None:
+        file._descriptor = None
+    return True
+
+
+def _open(place: str, path: str) -> int:
+    """Open a file, evicting kept descriptors if the limit on open files is reached."""
+    while True:
+        try:
+            return open_shard(place, path)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not _evict_descriptor():
+                raise
+
 
 Content = memoryview | PreadFile
 

@@ -21,7 +21,7 @@ from shardio.maintenance.verify.window import Content
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from shardio.storage import content, mmap
-from shardio.storage.pread import PreadFile
+from shardio.storage.content import PreadFile
 from tests.maintenance.test_audit import dataset, flip, shard_names
 from tests.shards import write_shard
 

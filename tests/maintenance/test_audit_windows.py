@@ -18,8 +18,8 @@ from shardio.maintenance.verify.values import are_texts
 from shardio.maintenance.verify.window import WINDOW_BYTES, Content, parts_of
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
+from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access
-from shardio.storage.pread import PreadFile
 from tests.corruption.forge import PAYLOAD, Forgery, content_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

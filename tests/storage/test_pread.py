@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio.errors import ShardChanged, ShardIncomplete, ShardNotFound
-from shardio.storage import pread
+from shardio.storage import content
+from shardio.storage.content import PreadFile
 from shardio.storage.file_access import open_shard as open_shard_for_real
-from shardio.storage.pread import PreadFile
 
 N_BYTES = 600_000
 CONTENT = np.random.default_rng(0).integers(0, 256, N_BYTES, np.uint8)
@@ -41,7 +41,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> PreadFile:
 @pytest.fixture(autouse=True)
 def _nobody_elses() -> Iterator[None]:
     """Exclude the files that other tests keep open."""
-    pread._files_with_descriptor.clear()
+    content._files_with_descriptor.clear()
     yield
 
 
@@ -143,7 +143,7 @@ def test_what_lies_together_is_read_by_one_call(
 def test_more_buffers_than_one_call_takes_are_filled(
     shared: PreadFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pread, "_MAX_BUFFERS", 3)
+    monkeypatch.setattr(content, "_MAX_BUFFERS", 3)
     rows = np.arange(8)[::-1].copy()
     out = np.empty((8, 4096), np.uint8)
     shared.read_rows(0, 4096, rows, out)
@@ -223,7 +223,7 @@ def test_a_file_that_is_deleted_or_replaced_is_read_on_while_it_is_open(path: Pa
 def reopened(path: Path, change: Callable[[], object]) -> PreadFile:
     """Return a file that has to be opened again for its next read, after a change."""
     file = PreadFile(str(path))
-    assert pread._evict_descriptor()
+    assert content._evict_descriptor()
     change()
     return file
 
@@ -365,7 +365,7 @@ def test_the_share_follows_the_limit_of_the_process(
     monkeypatch: pytest.MonkeyPatch, soft: int, most: int
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
-    assert pread._max_open() == most
+    assert content._max_open() == most
 
 
 def test_where_no_descriptor_is_left_one_that_is_kept_is_given_up(
@@ -380,7 +380,7 @@ def test_where_no_descriptor_is_left_one_that_is_kept_is_given_up(
             raise OSError(errno.EMFILE, "Too many open files", path)
         return real(path, name)
 
-    monkeypatch.setattr(pread, "open_shard", open_shard)
+    monkeypatch.setattr(content, "open_shard", open_shard)
     last = PreadFile(str(many[5]))
     assert n_open(many[0].parent) == 2
     assert [bytes(file[:1]) for file in (*files, last)] == [b"\0", b"\1", b"\2", b"\5"]
@@ -393,7 +393,7 @@ def test_a_descriptor_goes_with_its_file_and_not_during_a_read(path: Path) -> No
     file = PreadFile(str(path))
     reading = file._descriptor
     assert reading is not None
-    assert pread._evict_descriptor()
+    assert content._evict_descriptor()
     assert os.pread(reading.fd, 3, 0) == CONTENT[:3].tobytes()
     del reading
     assert n_open(path) == 0
@@ -408,7 +408,7 @@ def test_a_relative_path_is_that_of_the_folder_where_it_was_opened(
 ) -> None:
     monkeypatch.chdir(path.parent)
     file = PreadFile(path.name)
-    assert pread._evict_descriptor()
+    assert content._evict_descriptor()
     monkeypatch.chdir("/")
     assert bytes(file[:3]) == CONTENT[:3].tobytes()
     assert file.path == path.name

@@ -29,8 +29,8 @@ from shardio.format.layout import PAGE
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
+from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access, FileState, choose_access
-from shardio.storage.pread import PreadFile
 from shardio.storage.remote.cache import ShardCache
 from shardio.storage.remote.locks import folder_lock
 from shardio.storage.remote.object_store import ObjectStore, no_cancel
