@@ -23,8 +23,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
 from shardio.storage.remote.object_store import run_parallel
 from shardio.storage.remote.options import RemoteOptions
-from shardio.storage.remote.prefetch import N_THREADS, Prefetcher, PrefetchRequest
-from shardio.storage.remote.storage import RemoteStorage
+from shardio.storage.remote.storage import N_THREADS, Prefetcher, PrefetchRequest, RemoteStorage
 
 _SAMPLES_AT_ONCE: Final = 1 << 14
 

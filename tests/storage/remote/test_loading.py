@@ -15,7 +15,7 @@ import shardio
 from shardio import Array, Image, Schema, ShardLoader
 from shardio.errors import InvalidArgument, StoreAccessDenied, StoreUnavailable
 from shardio.media import encode_jpeg
-from shardio.storage.remote.prefetch import N_THREADS
+from shardio.storage.remote.storage import N_THREADS
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.storage.remote.scene import Fault, Scene
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from shardio.shard.writer import ShardSummary
-from shardio.storage.remote.prefetch import Prefetcher, PrefetchRequest
+from shardio.storage.remote.storage import Prefetcher, PrefetchRequest
 
 N_BYTES = 100
 

@@ -151,7 +151,7 @@ def test_what_a_killed_loader_was_downloading_another_goes_on_with(
 def test_a_worker_that_is_killed_while_it_downloads_costs_nothing(
     store: Scene, url: str, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.storage.remote.prefetch.N_THREADS", 0)  # so nobody but it does
+    monkeypatch.setattr("shardio.storage.remote.storage.N_THREADS", 0)  # so nobody but it does
     hold = Fault("hold", r"000000-000\.shard")
     store.proxy.faults = [hold]
     given: Any = {"output": "numpy", "num_workers": 1, "timeout_s": 60}
