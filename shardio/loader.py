@@ -22,9 +22,9 @@ from shardio._loading.options import (
     cut_of,
     recipe_of,
 )
-from shardio._loading.preload import preload as bring_in
+from shardio._loading.prefetch import RemotePrefetch, remote_of
+from shardio._loading.prefetch import preload as bring_in
 from shardio._loading.progress_bar import ProgressBar
-from shardio._loading.remote_prefetch import RemotePrefetch, remote_of
 from shardio._loading.timeline import Timeline, timeline_of
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch

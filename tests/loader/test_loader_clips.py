@@ -14,7 +14,7 @@ import pytest
 
 from shardio import Array, Batch, Clip, InvalidArgument, Schema, ShardLoader, Video
 from shardio._engine.filling import visual
-from shardio._loading.preload import preload
+from shardio._loading.prefetch import preload
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, TransformError

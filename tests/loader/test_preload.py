@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import shardio._loading.preload
+import shardio._loading.prefetch
 from shardio import Array, Bytes, InvalidArgument, Schema, ShardLoader
-from shardio._loading.preload import _PreloadRange, preload
+from shardio._loading.prefetch import _PreloadRange, preload
 from shardio._workers.processes import limits
 from shardio._workers.processes.limits import MemoryLimit
 from shardio.dataset.dataset import ShardDataset
@@ -44,13 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Every piece that is read: name of the file, offset and bytes."""
     pieces: list[tuple[str, int, int]] = []
-    real = shardio._loading.preload._read_piece
+    real = shardio._loading.prefetch._read_piece
 
     def noting(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:
         pieces.append((os.path.basename(piece.path), piece.offset, buffer.nbytes))
         real(fd, piece, buffer)
 
-    monkeypatch.setattr(shardio._loading.preload, "_read_piece", noting)
+    monkeypatch.setattr(shardio._loading.prefetch, "_read_piece", noting)
     return pieces
 
 
@@ -167,15 +167,15 @@ def test_an_error_in_one_thread_stops_the_others(
         n_read.append(piece.offset)
         raise OSError(5, "Input/output error", piece.path)
 
-    monkeypatch.setattr(shardio._loading.preload, "_read_piece", failing)
+    monkeypatch.setattr(shardio._loading.prefetch, "_read_piece", failing)
     with ShardDataset(folder) as dataset, pytest.raises(OSError, match="Input/output error"):
         preload(dataset, ["image"])
     piece = _PreloadRange(os.path.join(folder, "000000-000.shard"), 0, 10, 4_000_000)
     pieces, stop = [piece] * 3, threading.Event()
     n_read.clear()
     with pytest.raises(OSError, match="Input/output error"):
-        shardio._loading.preload._read_share(pieces, stop)
-    shardio._loading.preload._read_share(pieces, stop)
+        shardio._loading.prefetch._read_share(pieces, stop)
+    shardio._loading.prefetch._read_share(pieces, stop)
     assert n_read == [0]
 
 
@@ -185,8 +185,8 @@ def test_ctrl_c_ends_it_within_the_pieces_that_are_being_read(
     """None of the threads begins another piece: they wait for the news in the first."""
     n_begun: list[int] = []
     stop = threading.Event()
-    monkeypatch.setattr(shardio._loading.preload, "_PIECE_BYTES", 4096)
-    monkeypatch.setattr(shardio._loading.preload, "threading", SimpleNamespace(Event=lambda: stop))
+    monkeypatch.setattr(shardio._loading.prefetch, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(shardio._loading.prefetch, "threading", SimpleNamespace(Event=lambda: stop))
 
     def waiting(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:
         n_begun.append(piece.offset)
@@ -194,10 +194,10 @@ def test_ctrl_c_ends_it_within_the_pieces_that_are_being_read(
             os.kill(os.getpid(), signal.SIGINT)
         assert stop.wait(PATIENCE_S)
 
-    monkeypatch.setattr(shardio._loading.preload, "_read_piece", waiting)
+    monkeypatch.setattr(shardio._loading.prefetch, "_read_piece", waiting)
     with ShardDataset(folder) as dataset, pytest.raises(KeyboardInterrupt):
         preload(dataset, ["image"])
-    assert 1 <= len(n_begun) <= shardio._loading.preload._N_THREADS
+    assert 1 <= len(n_begun) <= shardio._loading.prefetch._N_THREADS
 
 
 def test_an_address_space_that_is_limited_does_not_limit_the_page_cache(

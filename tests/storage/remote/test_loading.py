@@ -107,9 +107,7 @@ def test_once_every_shard_has_come_no_pass_looks_for_more(
                 thread.join(60)
         for _ in batches:
             pass
-        monkeypatch.setattr(
-            "shardio._loading.remote_prefetch.Prefetcher", None
-        )  # which cannot be made
+        monkeypatch.setattr("shardio._loading.prefetch.Prefetcher", None)  # which cannot be made
         assert len(list(loader)) == len(loader)
     n_places = 2 if what == "a mixture" else 1
     assert len(list((tmp_path / "cache").rglob("*.shard"))) == 64 * n_places
