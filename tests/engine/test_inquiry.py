@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardio._engine.dispatch.backends import InlineWorker
+from shardio._engine.dispatch.engine import SchemaProbe, _candidates
 from shardio._engine.dispatch.protocol import Status, Task, TaskReply, TaskResult, WorkerLost
-from shardio._engine.dispatch.schema_probe import SchemaProbe, _candidates
 from shardio._engine.filling.batch_spec import BatchSpec, Schemas
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InsufficientMemory, ShardChanged, TransformError, WorkerDied
