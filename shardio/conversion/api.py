@@ -16,9 +16,8 @@ from shardio.conversion.classes import (
     without_folder_classes,
 )
 from shardio.conversion.data_frames import FrameRows, is_data_frame
-from shardio.conversion.execution import append_inputs, convert_inputs
+from shardio.conversion.execution import ConvertOptions, append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
-from shardio.conversion.options import ConvertOptions
 from shardio.conversion.python_items import (
     MapStyleSamples,
     convert_items,
