@@ -19,8 +19,7 @@ import numpy as np
 
 from shardio._base.callers import caller_stacklevel
 from shardio._engine.dispatch.iterations import EpochIteration
-from shardio._engine.filling.batch_index import IndexPlanner
-from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexPlanner
 from shardio._engine.filling.extents import NOTHING, Extents, Ranges, joined, merged
 from shardio._workers.processes.limits import require_page_cache, usable_cpus
 from shardio.dataset.dataset import Dataset

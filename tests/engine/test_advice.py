@@ -14,8 +14,7 @@ import pytest
 
 from shardio import Array, Schema, ShardLoader
 from shardio._engine.filling import readahead
-from shardio._engine.filling.batch_index import IndexPlanner
-from shardio._engine.filling.batch_spec import EpochPlan
+from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner
 from shardio._engine.filling.readahead import ProbePolicy, ReadAhead
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.gather import ColumnGather

@@ -6,8 +6,7 @@ import pytest
 
 import shardio
 from shardio import Array, Schema
-from shardio._engine.filling.batch_index import IndexPlanner, order_of
-from shardio._engine.filling.batch_spec import EpochPlan
+from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner, order_of
 from shardio.order.partition import RankPartition
 from shardio.order.permutation import CHUNK
 

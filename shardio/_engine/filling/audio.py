@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio._base.statistics import DECODE, PHASE_TIMES, now_ns
-from shardio._engine.filling.batch_index import IndexChunk
+from shardio._engine.filling.batch_spec import IndexChunk
 from shardio._engine.filling.visual import ClipReader
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError

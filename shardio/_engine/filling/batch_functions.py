@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
-from shardio._engine.filling.batch_index import IndexChunk
-from shardio._engine.filling.batch_spec import BatchSpec, Schemas
+from shardio._engine.filling.batch_spec import BatchSpec, IndexChunk, Schemas
 from shardio._engine.filling.collate import (
     Places,
     Scratch,

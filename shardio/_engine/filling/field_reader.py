@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.filling.audio import AudioReader
-from shardio._engine.filling.batch_index import IndexChunk
+from shardio._engine.filling.batch_spec import IndexChunk
 from shardio._engine.filling.collate import put_value
 from shardio._engine.filling.token_windows import TokenReader
 from shardio._engine.filling.visual import ClipReader, ImageReader

@@ -16,8 +16,13 @@ import numpy.typing as npt
 
 from shardio._engine.filling.audio import AudioReader
 from shardio._engine.filling.batch_functions import BatchBuilder, RowRange
-from shardio._engine.filling.batch_index import IndexChunk, IndexPlanner
-from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas
+from shardio._engine.filling.batch_spec import (
+    BatchSpec,
+    EpochPlan,
+    IndexChunk,
+    IndexPlanner,
+    Schemas,
+)
 from shardio._engine.filling.field_reader import FieldReader
 from shardio._engine.filling.readahead import ReadAhead
 from shardio._engine.filling.sizing import heap_bytes_by

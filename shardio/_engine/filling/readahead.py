@@ -13,8 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from shardio._engine.filling.batch_index import IndexChunk
-from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexChunk
 from shardio._engine.filling.extents import ClipExtents, Extents, Ranges, blocks_of, merged
 from shardio._workers.processes.limits import available_bytes
 from shardio.dataset.dataset import Dataset

@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.filling.batch_index import IndexChunk
-from shardio._engine.filling.batch_spec import EpochPlan
+from shardio._engine.filling.batch_spec import EpochPlan, IndexChunk
 from shardio._engine.filling.collate import Scratch
 from shardio._engine.filling.filler import Filler
 from shardio._workers.processes.blocks import BlockMap

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from shardio._base.classes import cached_property
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
 from shardio._engine.filling.audio import AudioReader
-from shardio._engine.filling.batch_index import IndexChunk
-from shardio._engine.filling.batch_spec import BatchSpec
+from shardio._engine.filling.batch_spec import BatchSpec, IndexChunk
 from shardio._engine.filling.collate import put_value
 from shardio._engine.filling.token_windows import TokenReader
 from shardio._engine.filling.visual import ClipReader, ImageReader
