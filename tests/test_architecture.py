@@ -84,7 +84,7 @@ HOMES_OF_PACKAGES = {
     "tinygrad": {"shardio.outputs.tinygrad"},
     "torch": {"shardio.outputs.torch"},
     "jax": {"shardio.outputs.jax"},
-    "ray": {"shardio._workers.ray.job"},
+    "ray": {"shardio._workers.ray_cluster"},
     # The sample clips are drawn and encoded without shardio: they stand for a user's own files.
     "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools.inspect.image_files"},
     "PIL": {"shardio.media", "shardio_tools.inspect.image_files"},

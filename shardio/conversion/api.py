@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from shardio._workers.ray.cluster import Engine, EngineName
+from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.conversion.append import load_base
 from shardio.conversion.classes import (
     apply_labels,

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from shardio._workers.processes.limits import usable_cpus
-from shardio._workers.ray.cluster import LOCAL, Engine
+from shardio._workers.ray_cluster import LOCAL, Engine
 from shardio.conversion.append import (
     RUN_OPTIONS,
     PathName,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._workers.processes.zygote_client import Zygote, acquire
-from shardio._workers.ray.cluster import Cluster, Engine
+from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.conversion.journal import conversion_settings, read_record
 from shardio.conversion.plan import Unit, UnitEvent
 from shardio.conversion.scheduler import ConversionState, UnitRecorder, run_units

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from shardio._workers.ray.cluster import LOCAL, Engine, EngineName
+from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.generation import ColumnGroup, Generation, whole_schema
 from shardio.dataset.manifest import load_generation

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from shardio._workers.processes.channel import Channel, MessageAssembler, send_chunks
 from shardio._workers.processes.serialization import pack_error, unpack_error
 from shardio._workers.processes.worker_pool import Event, Failed, WorkerExit, WorkerPool
-from shardio._workers.ray.cluster import MAX_DEATHS, Cluster, Engine
+from shardio._workers.ray_cluster import MAX_DEATHS, Cluster, Engine
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ShardioError, WorkerDied
 

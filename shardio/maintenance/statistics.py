@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._workers.ray.cluster import Engine, EngineName
+from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.format.fields import Array, array_of

@@ -18,8 +18,8 @@ pytest.importorskip("ray", reason="ray is too large for the extra dev; tools/dev
 
 import shardio
 from shardio import Array
-from shardio._workers.ray import cluster
-from shardio._workers.ray.cluster import Cluster, Engine
+from shardio._workers import ray_cluster
+from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.errors import UnsupportedEnvironment, WorkerDied
 from shardio.maintenance import add_column, audit_dataset, compute_stats
 from shardio_tools import cli
@@ -70,7 +70,7 @@ def test_a_node_that_is_lost_costs_only_what_it_was_at(
     lose: Callable[[Nodes, Path], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster, "_LOOK_S", 0.2)
+    monkeypatch.setattr(ray_cluster, "_LOOK_S", 0.2)
     reached = tmp_path / "reached"
     write(lines, {"b/3.txt": f"three stuck:{reached} again"})
     reached.touch()
@@ -296,7 +296,7 @@ def test_machines_that_cannot_take_part_are_named(
 ) -> None:
     with pytest.raises(UnsupportedEnvironment, match="does not see .*nowhere: source and dataset"):
         run(nodes, abs, tmp_path / "nowhere")
-    monkeypatch.setattr(cluster, "__version__", "0")
+    monkeypatch.setattr(ray_cluster, "__version__", "0")
     with pytest.raises(
         UnsupportedEnvironment, match="has shardio .*, this one 0: install the same"
     ):

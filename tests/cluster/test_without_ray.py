@@ -17,9 +17,9 @@ import pytest
 import shardio
 from shardio import Array
 from shardio._base.version import __version__
+from shardio._workers import ray_cluster
 from shardio._workers.processes.zygote_client import Zygote, acquire, release
-from shardio._workers.ray import cluster, job
-from shardio._workers.ray.cluster import Cluster, Engine
+from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.conversion import ray_backend
 from shardio.conversion.scheduler import run_units
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, WorkerDied
@@ -132,11 +132,11 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setitem(sys.modules, "ray", stand_in)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setattr(job, "_end_with", lambda parent: None)
-    monkeypatch.setattr(cluster, "_LOOK_S", -1.0)
+    monkeypatch.setattr(ray_cluster, "_end_with", lambda parent: None)
+    monkeypatch.setattr(ray_cluster, "_LOOK_S", -1.0)
     yield stand_in
     assert not stand_in.is_on
-    job._function.cache_clear()
+    ray_cluster._function.cache_clear()
     if ray_backend._shared_zygote.cache_info().currsize:
         release(ray_backend._shared_zygote())
         ray_backend._shared_zygote.cache_clear()
@@ -196,12 +196,12 @@ def test_machines_that_were_lost_before_are_nothing_new(ray: StandIn, tmp_path: 
     ("fates", "said"),
     [
         ([Crashed("signal 9\nmore")] * 2, "2 processes ended over job 0; .*says: signal 9$"),
-        ([NodeDied("gone")] * 2 * cluster.MAX_LOST, "8 machines were lost over job 0"),
+        ([NodeDied("gone")] * 2 * ray_cluster.MAX_LOST, "8 machines were lost over job 0"),
         (
-            ["silence", *[NodeDied("gone")] * 2 * cluster.MAX_LOST],
+            ["silence", *[NodeDied("gone")] * 2 * ray_cluster.MAX_LOST],
             "8 machines were lost over job 0",
         ),
-        (["silence"] * cluster.MAX_LOST, "8 machines were lost over job 0"),
+        (["silence"] * ray_cluster.MAX_LOST, "8 machines were lost over job 0"),
         ([RayError("unheard of")], "Ray failed over job 0: unheard of"),
     ],
 )
@@ -217,12 +217,12 @@ def test_a_job_is_not_blamed_for_machines_that_others_may_have_lost(
     ray: StandIn, tmp_path: Path
 ) -> None:
     ray.n_alive = 100
-    ray.fates.extend(["silence"] * 10 * cluster.MAX_LOST)
+    ray.fates.extend(["silence"] * 10 * ray_cluster.MAX_LOST)
     assert squares(tmp_path) == ALL
 
 
 def test_a_job_may_be_lost_less_often(ray: StandIn, tmp_path: Path) -> None:
-    ray.fates = [NodeDied("gone") for _ in range(cluster.MAX_LOST - 1)]
+    ray.fates = [NodeDied("gone") for _ in range(ray_cluster.MAX_LOST - 1)]
     assert squares(tmp_path, 1) == ALL[:1]
 
 
@@ -234,7 +234,7 @@ def test_a_job_may_be_lost_less_often(ray: StandIn, tmp_path: Path) -> None:
     ],
 )
 def test_what_a_machine_lacks_it_says(tmp_path: Path, sees: str, version: str, said: str) -> None:
-    found = job.do_job([], str(tmp_path / sees), version, 0)
+    found = ray_cluster.do_job([], str(tmp_path / sees), version, 0)
     assert isinstance(found, UnsupportedEnvironment)
     assert re.search(said, str(found))
 

@@ -20,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
-from shardio._workers.ray.cluster import Engine, EngineName
+from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.external_lists import InputList
 from shardio.dataset.generation import Generation, lineage_of
 from shardio.dataset.manifest import GENERATIONS, POINTER, load, load_generation

@@ -20,7 +20,7 @@ from typing import Any, Final
 from shardio._workers.processes.channel import Channel, MessageAssembler, send_chunks
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.worker_pool import Event, Failed, Message, WorkerExit, WorkerPool
-from shardio._workers.ray.cluster import LOCAL, Cluster, Engine
+from shardio._workers.ray_cluster import LOCAL, Cluster, Engine
 from shardio.errors import ShardNotFound, WorkerDied
 from shardio.maintenance.verify.findings import Finding, Findings
 from shardio.maintenance.verify.shard import Examined, examine
