@@ -8,8 +8,12 @@ a sample change alike, by one draw: frames of a clip, and fields of the same mom
 come from the sample's generator, so results do not depend on the worker that fills the batch.
 """
 
-from shardio.transforms.base import Compose
-from shardio.transforms.color import ColorJitter, Normalize
-from shardio.transforms.geometry import HorizontalFlip, RandomResizedCrop
+from shardio.transforms.base import (
+    ColorJitter,
+    Compose,
+    HorizontalFlip,
+    Normalize,
+    RandomResizedCrop,
+)
 
 __all__ = ["ColorJitter", "Compose", "HorizontalFlip", "Normalize", "RandomResizedCrop"]
