@@ -1,7 +1,7 @@
 """The layers of the tree: RANKS lists them, and these tests check every import against it.
 
 A module imports from lower ranks and its own folder only: never upward, never sideways, never from
-the front door, always absolutely. From rank 16 on modules see what users see: the front door,
+the front door, always absolutely. LEVELS does the same inside a package. From rank 16 on modules see what users see: the front door,
 public modules, and lower ranks of their own package.
 """
 
@@ -20,10 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # A folder's rank is that of everything in it; a module in no rank is an error.
 RANKS = {
     "shardio.errors": 0,
-    "shardio._base.version": 0,
     "shardio._base": 1,  # knows of no other part
     "shardio.outputs": 1,  # frameworks stop here
-    "shardio._workers.ray": 2,  # Ray stops here
     "shardio.format": 2,  # bytes <-> values
     "shardio.batch": 3,  # the layout of a block, collation, Batch
     "shardio.media": 3,  # encoded bytes <-> pixels and samples
@@ -32,16 +30,14 @@ RANKS = {
     "shardio._workers": 4,  # worker processes, and the memory they share
     "shardio.shard": 4,  # one shard file
     "shardio.transforms": 4,
-    "shardio._workers.tasks": 5,  # functions over items, in workers, threads, coroutines
     "shardio.views": 5,  # rows, clips, token windows
     "shardio.storage.remote": 7,  # object stores, and the cache of what is in them
     "shardio.dataset": 8,  # a folder of shards
     "shardio.samples": 9,  # what one sample has
     "shardio.maintenance": 9,
-    "shardio._engine": 10,  # a batch into a block
+    "shardio._engine": 10,  # batches into blocks
     "shardio.conversion": 10,
     "shardio.export": 10,
-    "shardio._engine.dispatch": 11,  # who fills which step in which block
     "shardio._loading": 12,  # behind what users construct
     "shardio.items": 13,
     "shardio.serving.client": 13,  # batches that another machine decodes
@@ -51,15 +47,29 @@ RANKS = {
     "shardio.map_view": 15,
     "shardio.measuring": 15,
     "shardio.serving": 15,
-    "shardio_converters": 16,  # what families of converters share
+    "shardio_converters": 16,
     "shardio_tools": 16,
-    "shardio_converters.arrays": 17,
-    "shardio_converters.media": 17,
-    "shardio_converters.tabular": 17,
-    "shardio_converters.records": 18,
-    "shardio_converters.robots": 18,
 }
 OUTERMOST = 16
+
+# The order inside a package, for those that have one: a folder imports from the levels before its
+# own, and nothing of its own level but itself. "" is what lies in no folder.
+LEVELS = {
+    "shardio._workers": (
+        ("ray",),  # Ray stops here
+        ("processes",),  # worker processes, and the memory they share
+        ("tasks",),  # functions over items, in workers, threads, coroutines
+    ),
+    "shardio._engine": (
+        ("filling",),  # a batch into a block
+        ("dispatch",),  # who fills which step in which block
+    ),
+    "shardio_converters": (
+        ("",),  # shared by the families of converters
+        ("arrays", "media", "tabular"),
+        ("records", "robots"),
+    ),
+}
 PUBLIC_MODULES = {
     "shardio.errors",
     "shardio.export",
@@ -177,7 +187,7 @@ def _offence(module: str, imported: str) -> str | None:
     if place is None:
         return f"{module} is in no rank"
     if other == place:
-        return None
+        return _offence_inside(place, module, imported)
     if RANKS[place] >= OUTERMOST and not _is_within(imported, module.partition(".")[0]):
         return None if _is_public(imported) else f"{module} imports {imported}, which is not public"
     if other is None:
@@ -185,6 +195,26 @@ def _offence(module: str, imported: str) -> str | None:
     if RANKS[other] >= RANKS[place]:
         return f"{module} (rank {RANKS[place]}) imports {imported} (rank {RANKS[other]})"
     return None
+
+
+def _offence_inside(package: str, module: str, imported: str) -> str | None:
+    """Return the rule of LEVELS that an import between two modules of a package breaks, if any."""
+    levels = LEVELS.get(package)
+    if levels is None or package in {module, imported}:
+        return None
+    folder, other = _folder(package, module), _folder(package, imported)
+    level, below = ([other_ in names for names in levels] for other_ in (folder, other))
+    if folder == other or (
+        True in below and True in level and below.index(True) < level.index(True)
+    ):
+        return None
+    return f"{module} imports {imported}, which is not below it in {package}"
+
+
+def _folder(package: str, module: str) -> str:
+    """Return the folder of a package that a module lies in: "" if it is a module of the package."""
+    inner = module.removeprefix(package + ".").split(".")
+    return inner[0] if any(inner[0] in names for names in LEVELS[package]) else ""
 
 
 def _is_public(imported: str) -> bool:
@@ -216,10 +246,7 @@ def _rows_of_the_map() -> list[str]:
 def test_the_map_of_the_library_lists_everything_and_below_all_that_it_imports() -> None:
     rows = _rows_of_the_map()
     tops = {".".join(m.split(".")[:2]) for m in MODULES if m.startswith("shardio.")}
-    assert {row for row in rows if row.count(".") == 1} == tops - {
-        "shardio._base.version",
-        "shardio.__main__",
-    }
+    assert {row for row in rows if row.count(".") == 1} == tops - {"shardio.__main__"}
     nested_first = sorted(rows, key=len, reverse=True)
     lines = {
         name: next(rows.index(row) for row in nested_first if _is_within(name, row))
@@ -252,6 +279,11 @@ def test_the_map_of_the_library_names_files_that_exist() -> None:
         ("shardio.shard.reader", "shardio", True),
         ("shardio.shard.reader", "shardio.nowhere", True),
         ("shardio.nowhere", "shardio.errors", True),
+        ("shardio._workers.tasks.task_pool", "shardio._workers.processes.channel", False),
+        ("shardio._workers.processes.channel", "shardio._workers.tasks.task_pool", True),
+        ("shardio._engine.dispatch.engine", "shardio._engine.filling.filler", False),
+        ("shardio._engine.filling.filler", "shardio._engine.dispatch.engine", True),
+        ("shardio.conversion.api", "shardio._engine.filling.filler", True),
         ("shardio.loader", "shardio_tools.cli", True),
         ("shardio_tools.cli", "shardio", False),
         ("shardio_tools.cli", "shardio.errors", False),
@@ -330,6 +362,7 @@ def test_what_a_worker_process_loads_never_reaches_multiprocessing_or_tinygrad(e
 FACES = (
     "shardio.items",
     "shardio.loader",
+    "shardio._loading.items",
     "shardio._loading.items",
     "shardio.multi",
     "shardio.pipeline",
