@@ -1,4 +1,6 @@
-"""Any items, loaded in worker processes: the interface of tinyloader.
+"""One pass over items that a loader loads: a generator, and what drives its flow.
+
+Any items, loaded in worker processes: the interface of tinyloader.
 
 A `Loader` says how; `load` does it in this process, `load_with_workers` in others, with what they
 return in shared memory.
@@ -6,19 +8,267 @@ return in shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from typing import Any, Final, Literal, get_args
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Final, Literal, Self, get_args
 
-from shardio._loading.items import ItemIteration, Loader, iterator, named, values
-from shardio._loading.options import OnError, count, most_skips, one_of, seconds
+from shardio._base.classes import Closing
+from shardio._base.statistics import ItemStats, SkippedItem
+from shardio._loading.options import OnError, count, most_skips, one_of, refuse_path, seconds
 from shardio._workers.processes.limits import usable_cpus
+from shardio._workers.processes.linux import Finalizer
+from shardio._workers.processes.serialization import add_note, shortened
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.tasks.inline import InlinePool
+from shardio._workers.tasks.inline import InlinePool, SingleCaller
 from shardio._workers.tasks.schedule import DEPTH
 from shardio._workers.tasks.task_pool import TaskPool
-from shardio.errors import InvalidArgument
+from shardio.errors import ClosedError, InvalidArgument, TransformError
 
-__all__ = ["Loader", "ItemIteration", "SharedMemoryShim", "load", "load_with_workers"]
+__all__ = ["ItemIteration", "Loader", "SharedMemoryShim", "load", "load_with_workers"]
+
+
+class Loader(ABC):
+    """An interface for loading items: make a request of each, load it in a worker, finish it here.
+
+    `make_request` and `post_process` run in the process and thread that iterates, `load` in a
+    worker, which gets a copy of the loader when it starts: changes of that copy stay there.
+    """
+
+    @abstractmethod
+    def make_request(self, item: Any) -> Any:
+        """Return the request that `load` is called with for an item: small and picklable."""
+
+    @abstractmethod
+    def load(self, request: Any) -> Any:
+        """Load a request: return a tuple of arrays, or any other value that can be pickled."""
+
+    @abstractmethod
+    def post_process(self, response: Any) -> Any:
+        """Turn the result of `load` into the value that the loop yields.
+
+        Arrays in the result lie in shared memory, and stay valid as long as they are held.
+        """
+
+    def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing
+        """Release the loader's resources in this process; called once loading has ended."""
+
+
+class ItemIteration(Closing, Generator[Any, None, None]):
+    """The iterator that `load_with_workers` returns: a generator, also for a `with`; for one pass.
+
+    Workers start with the `with`, or with the first item. They end, and then `shutdown` of the
+    loader is called, when the iterator is exhausted, fails, is closed or dropped; in a `with`,
+    `shutdown` is called at the end of the `with`.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], TaskPool | InlinePool],
+        loader: Loader,
+        items: Iterable[Any],
+        timeout_s: float | None,
+    ) -> None:
+        self._begin_flow, self._loader, self._timeout_s = begin, loader, timeout_s
+        self._source = iterator(items)
+        self._flow: TaskPool | InlinePool | None = None
+        self._body: Generator[Any, None, None] | None = None
+        self._end: Callable[[], object] | None = None
+        self._is_over = self._is_closed = self._is_within = False
+        self._alone = SingleCaller("this pass is for one thread at a time, and waits for an item")
+
+    def __enter__(self) -> Self:
+        self._begin()
+        self._is_within = True
+        return self
+
+    def _begin(self) -> Generator[Any, None, None]:
+        """Start the workers, unless they have been."""
+        if self._is_closed or self._is_over:
+            raise ClosedError(
+                "this pass is over, or was closed; call load_with_workers again for another"
+            )
+        if self._flow is None or self._body is None:
+            flow = self._flow = self._begin_flow()
+            self._end = Finalizer(self, _end, flow, self._loader, os.getpid())
+            self._body = values(flow, self._loader, self._source, self._timeout_s)
+        return self._body
+
+    def send(self, value: None) -> Any:
+        """Return the next item, as `__next__` does.
+
+        Raises:
+            Exception: raised by the loader or the source, with a note of where.
+            BatchTimeout: it did not come within `timeout_s`.
+            WorkerDied: two workers crashed at the item.
+            ClosedError: the pass was closed before its end.
+            InvalidArgument: another thread, or its own source, asked for an item during the call.
+        """
+        with self._alone:  # it goes on for whoever asked first
+            return self._next()
+
+    def _next(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        body = self._begin()
+        try:
+            return next(body)
+        except BaseException:
+            self._leave()
+            raise
+
+    def throw(self, *raised: Any) -> Any:
+        """End the pass, and raise the exception."""
+        self._leave()
+        return super().throw(*raised)
+
+    def _leave(self) -> None:
+        """End the pass; a `with` around it shuts the loader down."""
+        self._is_over = True
+        if self._is_within and self._flow is not None:
+            self._body = None
+            self._flow.close()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """End the workers, whatever they do; loaded items stay valid. Idempotent."""
+        self._is_closed = True
+        self._body = None
+        if self._end is not None:
+            self._end()
+
+    def stats(self) -> ItemStats:
+        """Return the figures so far; also after `close`."""
+        return ItemStats() if self._flow is None else self._flow.stats
+
+    @property
+    def skipped(self) -> tuple[SkippedItem, ...]:
+        """The items that were left out so far, with on_error="skip"."""
+        return () if self._flow is None else tuple(self._flow.lenience.skipped)
+
+
+def values(
+    flow: TaskPool | InlinePool, loader: Loader, source: Iterator[Any], timeout_s: float | None
+) -> Generator[Any, None, None]:
+    """Yield the loaded value of each item of a source."""
+    feed = _Feed(flow, loader, source)
+    ready: list[tuple[int, Any]] = []
+    while _await_next(flow, feed, ready, timeout_s):
+        # Under no name here: the loop alone decides how long it is held.
+        yield _finished(loader, feed.given, *ready.pop())
+    feed.raise_failure()
+
+
+def _await_next(
+    flow: TaskPool | InlinePool, feed: _Feed, ready: list[tuple[int, Any]], timeout_s: float | None
+) -> bool:
+    """Wait until an item is loaded; return False if there are no more."""
+    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    feed.fill()
+    while (found := flow.take()) is None:
+        if flow.is_over:
+            return False
+        left_s = None if end_s is None else end_s - time.monotonic()
+        if timeout_s is not None and left_s is not None and left_s <= 0:
+            raise flow.overdue(timeout_s)
+        flow.wait(left_s)
+        feed.fill()
+    ready.append(found)
+    return True
+
+
+class _Feed:
+    """The items of a source on their way to a pool.
+
+    Keeps a failure of the source until its turn.
+    """
+
+    def __init__(self, flow: TaskPool | InlinePool, loader: Loader, source: Iterator[Any]) -> None:
+        self._flow, self._loader, self._source = flow, loader, source
+        self.given: dict[int, Any] = {}
+        """The items that were put, by their numbers."""
+        self._failures: list[Exception] = []
+
+    def fill(self) -> None:
+        """Put as many items as the pool has room for."""
+        while self._flow.has_room:
+            try:
+                self._put_next()
+            except Exception as error:  # noqa: BLE001  # raised when its turn has come
+                self._failures.append(error)
+                self._flow.end()
+
+    def _put_next(self) -> None:
+        number = self._flow.n_put
+        try:
+            item = next(self._source)
+        except StopIteration:
+            self._flow.end()
+            return
+        except Exception as error:
+            add_note(error, f"in the source, item {number}")
+            raise
+        request = _called(self._loader, "make_request", item, number, item)
+        self.given[number] = item
+        try:
+            self._flow.put(request, item)
+        except Exception as error:
+            add_note(error, f"in the request of item {number} ({shortened(item)})")
+            raise
+
+    def raise_failure(self) -> None:
+        """Raise what ended the items, behind all that came before it."""
+        if self._failures:
+            raise self._failures.pop()  # kept nowhere: its traceback leads here
+
+
+def _finished(loader: Loader, given: dict[int, Any], number: int, response: Any) -> Any:
+    return _called(loader, "post_process", response, number, given.pop(number))
+
+
+def _called(loader: Loader, method: str, argument: Any, number: int, item: Any) -> Any:
+    """Return the result of a method of the loader in this process.
+
+    Raises:
+        Exception: raised by the method, with a note of where.
+        TransformError: it raised an exception that would end more than the item.
+    """
+    try:
+        return getattr(loader, method)(argument)
+    except (StopIteration, StopAsyncIteration, GeneratorExit) as error:
+        said = f"{named(loader, method)} raised {type(error).__name__}"
+        raise TransformError(f"{said}, item {number} ({shortened(item)})") from error
+    except Exception as error:
+        add_note(error, f"in {named(loader, method)}, item {number} ({shortened(item)})")
+        raise
+
+
+def named(loader: Loader, method: str) -> str:
+    """Describe a method for messages."""
+    return f"{type(loader).__name__}.{method}"
+
+
+def iterator(items: Any) -> Iterator[Any]:
+    """Yield the items of any iterable."""
+    refuse_path("items", items)
+    try:
+        return iter(items)
+    except TypeError as error:
+        raise InvalidArgument(f"items must be iterable; found {shortened(items)}") from error
+
+
+def _end(flow: TaskPool | InlinePool, loader: Any, owner_pid: int) -> None:
+    """End the workers, then shut the loader down; not in a fork, which owns neither."""
+    if os.getpid() != owner_pid:
+        return
+    try:
+        flow.close()
+    finally:
+        if (shutdown := getattr(loader, "shutdown", None)) is not None:
+            shutdown()
+
 
 ItemOrder = Literal["input", "completion"]
 
