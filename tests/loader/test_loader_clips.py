@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from shardio import Array, Batch, Clip, InvalidArgument, Schema, ShardLoader, Video
-from shardio._engine.filling import visual
+from shardio._engine.filling import decoding
 from shardio._loading.prefetch import preload
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load, publish_next
@@ -302,13 +302,13 @@ def test_clips_that_lie_together_are_decoded_together(
     folder: str, monkeypatch: pytest.MonkeyPatch, crop: Any
 ) -> None:
     decoded = []
-    real = visual.ClipReader._decode
+    real = decoding.ClipReader._decode
 
     def counting(self: Any, shard: int, row: int, wanted: Any) -> None:
         decoded.append(len(wanted[0]))
         real(self, shard, row, wanted)
 
-    monkeypatch.setattr(visual.ClipReader, "_decode", counting)
+    monkeypatch.setattr(decoding.ClipReader, "_decode", counting)
     n_passes = []
     for n in (1, 8):
         decoded.clear()
@@ -362,10 +362,10 @@ def test_of_so_many_videos_something_is_kept(
     clip = Clip(2, where="random", per_video=6)
     with loader_of(folder, clip, shuffle=True) as loader:
         expected = [bits(batch) for batch in loader]
-    monkeypatch.setattr(visual, name, most)
+    monkeypatch.setattr(decoding, name, most)
     with (
         ShardDataset(folder) as dataset,
-        visual.ClipReader(dataset, select_clips(dataset, clip, "video")) as video_clips,
+        decoding.ClipReader(dataset, select_clips(dataset, clip, "video")) as video_clips,
     ):
         for row in (0, 1, 2, 0):
             video_clips.of_sample(row % 2, row // 2, 0, None)

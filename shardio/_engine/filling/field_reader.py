@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.filling.audio import AudioReader
 from shardio._engine.filling.batch_spec import IndexChunk
 from shardio._engine.filling.collate import put_value
+from shardio._engine.filling.decoding import AudioReader, ClipReader, ImageReader
 from shardio._engine.filling.token_windows import TokenReader
-from shardio._engine.filling.visual import ClipReader, ImageReader
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.layout import (
     CLAIMED,

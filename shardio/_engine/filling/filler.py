@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.filling.audio import AudioReader
 from shardio._engine.filling.batch_functions import BatchBuilder, RowRange
 from shardio._engine.filling.batch_spec import (
     BatchSpec,
@@ -23,12 +22,12 @@ from shardio._engine.filling.batch_spec import (
     IndexPlanner,
     Schemas,
 )
+from shardio._engine.filling.decoding import AudioReader, ClipReader, ImageReader
 from shardio._engine.filling.field_reader import FieldReader
 from shardio._engine.filling.readahead import ReadAhead
 from shardio._engine.filling.sizing import heap_bytes_by
 from shardio._engine.filling.token_windows import TokenReader
 from shardio._engine.filling.transform import Call, TransformRunner, call_keyed
-from shardio._engine.filling.visual import ClipReader, ImageReader
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.layout import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.batch.schema_inference import infer_schema

@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from shardio._base.classes import cached_property
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
-from shardio._engine.filling.audio import AudioReader
 from shardio._engine.filling.batch_spec import BatchSpec, IndexChunk
 from shardio._engine.filling.collate import put_value
+from shardio._engine.filling.decoding import AudioReader, ClipReader, ImageReader
 from shardio._engine.filling.token_windows import TokenReader
-from shardio._engine.filling.visual import ClipReader, ImageReader
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.global_generators import seed_generators
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
