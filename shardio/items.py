@@ -1,9 +1,7 @@
-"""One pass over items that a loader loads: a generator, and what drives its flow.
+"""Any items, loaded in worker processes: the interface of tinyloader.
 
-Any items, loaded in worker processes: the interface of tinyloader.
-
-A `Loader` says how; `load` does it in this process, `load_with_workers` in others, with what they
-return in shared memory.
+A `Loader` loads one item; `load` calls it in this process, `load_with_workers` in others, with the
+arrays that it returns in shared memory. An `ItemIteration` is one pass over the items.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Read a loader's data into the page cache before its first batch, if there is room.
+"""Bring data close before it is needed: into the page cache, or from an object store to the disk.
 
-Pages are read, not copied: all processes of the machine share them. Nothing pins them: under memory
+`preload` reads a loader's files into the page cache before its first batch, if there is room. Pages
+are read, not copied: all processes of the machine share them. Nothing pins them: under memory
 pressure some may be evicted, and are then read again.
 
-Downloads of a pass ahead of its use: the shards it needs from object stores, in order.
+`RemotePrefetch` downloads the shards that a pass needs ahead of their use, in order.
 """
 
 from __future__ import annotations

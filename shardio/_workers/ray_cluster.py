@@ -1,6 +1,4 @@
-"""The job process on a machine of a Ray cluster, and the only module that imports Ray.
-
-Jobs on the machines of a Ray cluster.
+"""Jobs on the machines of a Ray cluster; the only module that imports Ray.
 
 A job is a function of one value. If a machine is lost, others repeat its jobs, while the lost one
 may still be running them: a job must write to files of its own, and one process, which hands out

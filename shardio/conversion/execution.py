@@ -1,6 +1,4 @@
-"""Options of a conversion: validate them, and build the job from them.
-
-Execute a conversion: cut units, run them, compact small shards, publish the generation.
+"""Execute a conversion: validate its options, cut units, run them, publish the generation.
 
 The shard size of items is unknown before they are converted, so units of items are cut by count,
 small enough to keep all workers busy. Their small shards are merged here, by size and in plan

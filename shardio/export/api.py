@@ -1,6 +1,6 @@
-"""The output folder of an export: built in a hidden folder, then renamed.
+"""Export a dataset: read samples, write them with an exporter, publish the folder as a whole.
 
-Export a dataset: read samples, write them with an exporter, publish the folder as a whole.
+The output folder is built in a hidden folder, which is then renamed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Detect that another writer has changed a dataset during an operation on it.
-
-Files that are missing for that reason are not damage.
-
-Write the shards of a new dataset, or of the next generation of one.
+"""Write the shards of a new dataset, or of the next generation of one.
 
 Shards lie in a hidden folder until all are written; then they get their names, and a generation
 that names them is published. Existing files are not touched. Folders left by killed operations are
 removed by the next one.
+
+If another writer changes the dataset during an operation, files may be missing for that reason.
+This is detected, and not reported as damage.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Options for audio in samples: sample rate, channels and length.
-
-Decode any range of audio samples from a stream of packets.
+"""Decode any range of audio samples from a stream of packets.
 
 A tick of an audio stream is one sample. Sample 0 is the first audible one: the padding that
 encoders put before it, as declared by the container, is dropped. The `pts` of the packets places
 sample 0 on the clock of the video.
+
+`Sound` holds the options of a loader: sample rate, channels and length.
 """
 
 from __future__ import annotations

@@ -1,21 +1,17 @@
-"""Block shuffle, for data larger than memory: runs of neighbours, shuffled within windows of runs.
+"""Block shuffle, for data larger than memory, and shard shuffle, for data that is fetched by shard.
 
-The positions of a view are cut into runs of a few MiB, and the runs are permuted. The positions of
-each window of 64 runs in that sequence are then permuted again. Storage reads whole runs, and the
-page cache needs to hold one window; a sample has neighbours from 64 places of the dataset.
+Both compute the row at any position directly, as `permutation` does.
 
-As in `permutation`, the row at any position is computed directly: a window permutes a position
-below 2^k by a Feistel network over its bits, with its own keys. The constants are MurmurHash3's (A.
-Appleby), and the golden ratio.
+Block shuffle cuts the positions of a view into runs of a few MiB and permutes the runs. The
+positions of each window of 64 runs in that sequence are then permuted again. Storage reads whole
+runs, and the page cache needs to hold one window; a sample has neighbours from 64 places of the
+dataset. A window permutes a position below 2^k by a Feistel network over its bits, with its own
+keys. The constants are MurmurHash3's (A. Appleby), and the golden ratio.
 
-Shard shuffle: shards are permuted, and samples among a few shards at a time.
-
-The shards that contain samples of the view are permuted. The samples of each window of 8 shards in
-that sequence are then permuted again: an epoch needs each shard once, and only one window of shards
-at a time. Shards are those of the dataset, whatever their sizes.
-
-As in `permutation`, the sample at any position is computed directly; the memory used is
-proportional to the number of shards.
+Shard shuffle permutes the shards that contain samples of the view. The samples of each window of 8
+shards in that sequence are then permuted again: an epoch needs each shard once, and only one window
+of shards at a time. Shards are those of the dataset, whatever their sizes; the memory used is
+proportional to their number.
 """
 
 from __future__ import annotations

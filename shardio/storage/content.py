@@ -1,12 +1,11 @@
-"""Files that are read by offset into buffers and never mapped.
-
-A truncated file is a short read here, and an exception; for a map it would be a signal. Datasets
-have more shards than a process may have open files, so descriptors are kept up to a share of that
-limit. A file that is reopened must still be the same shard.
-
-The content of a file, mapped (a memoryview) or read by offset (a PreadFile), and its columns.
+"""The content of a file, mapped (a memoryview) or read by offset (a PreadFile), and its columns.
 
 Slices of either are read-only memoryviews, and both have `nbytes`.
+
+A PreadFile is read into buffers and never mapped. There, a truncated file is a short read and an
+exception; for a map it would be a signal. Datasets have more shards than a process may have open
+files, so descriptors are kept up to a share of that limit. A file that is reopened must still be
+the same shard.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The schema of batches: that of the fields read, or of the first transformed sample or batch.
-
-User functions run where they always run, in a worker, while main goes on opening files. If samples
-may be skipped and the first one fails, others are tried.
-
-The engine of a loader: workers, blocks and passes, restarted if their state may be wrong.
+"""The engine of a loader: workers, blocks and passes, restarted if their state may be wrong.
 
 One Engine belongs to one loader and lives as long. Every pass over an epoch is an `EpochIteration`
 with a Schedule of its own; several may go on at the same time over the same workers and blocks.
 `dispatcher` does the work of every batch.
+
+The schema of batches is that of the fields read or, with a transform, of the first transformed
+sample or batch, which a SchemaProbe gets. User functions run in a worker, as always, while main
+goes on opening files. If samples may be skipped and the first one fails, others are tried.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """The specification of batches and of epochs: everything that determines the content of a batch.
 
+A `BatchSpec` holds for a loader, an `EpochPlan` for one pass. An `IndexPlanner` computes the
+number, row and shard of each sample of a pass, for many steps at a time: work that is the same for
+every sample is then cheap, and a batch only takes its slice.
+
 The long tables of main's view of the dataset travel to workers as shared arrays, one copy for all:
 the rows of a selection; for clips, the number of frames and the events of each video; for windows
 of tokens, where documents end and in which one each window begins.
-
-The samples of a pass: their numbers, rows and shards, computed for many steps at a time.
-
-Used by `filler`. Work that is the same for every sample is cheap when it is done for many: a batch
-only takes its slice.
 """
 
 from __future__ import annotations

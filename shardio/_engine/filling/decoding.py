@@ -1,8 +1,6 @@
-"""Decode stored pictures and clips, into the rows of a block or for the user's transform.
+"""Decode stored pictures, clips and sound, into the rows of a block or for the user's transform.
 
-The tables and decoder of an opened video are kept for its next clip.
-
-Decode stored sound, into the rows of a block or for the user's transform. Used by `fill`.
+The tables and decoder of an opened stream are kept for its next clip. Used by `filler`.
 """
 
 from __future__ import annotations

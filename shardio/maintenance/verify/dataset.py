@@ -1,12 +1,10 @@
-"""Read the metadata of a shard, damaged or not: header, section table, schema, and findings.
-
-Opening refuses a shard that breaks any rule; this reads just such a file. A damaged first page is
-replaced by the last one; data is not read.
-
-Verify every byte of a shard, or of all shards of a dataset and of its generations.
+"""Verify every byte of a shard, or of all shards of a dataset and of its generations.
 
 Operations that rewrite shards verify them first: new hashes over damaged data would hide the
 damage.
+
+`survey_shard` reads the metadata alone. Opening refuses a shard that breaks any rule; a survey
+reads just such a file. A damaged first page is replaced by the last one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The keys of CURVE: files of one line each, 40 characters of Z85.
+"""One connection of a client to a server, the choice among several servers, and the keys of both.
 
-FOLDER/server.secret           stays with the server
-FOLDER/server.public
-FOLDER/clients/NAME.public     whom it serves
-FOLDER/NAME/server.public      this folder is for the client: its key, and whom it trusts
-FOLDER/NAME/client.secret
+Keys are CURVE's, in files of one line each, 40 characters of Z85:
 
-One connection of a client to a server, and the choice among several servers.
+    FOLDER/server.secret           stays with the server
+    FOLDER/server.public
+    FOLDER/clients/NAME.public     a client that the server accepts
+    FOLDER/NAME/server.public      this folder is for the client: the server that it trusts,
+    FOLDER/NAME/client.secret      and its own key
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Addresses of servers as `tcp://host:port`, and whether they stay on this machine.
-
-The messages between a server and its clients: JSON, and the bytes of a block behind a batch's.
+"""The messages between a server and its clients: JSON, and the bytes of a block behind a batch's.
 
     client                                          server
       open      who, options                  ──▶
@@ -18,6 +16,8 @@ The messages between a server and its clients: JSON, and the bytes of a block be
 Every message is one head, an object with its `kind`; a batch has a second frame. A server sends
 `beat` once a second, and `stranger` to a client without a session. Errors travel as JSON: class
 name, message, and the place in a shard. No code travels.
+
+An `Address` is a server as `tcp://host:port`; it tells whether the server is on this machine.
 """
 
 from __future__ import annotations

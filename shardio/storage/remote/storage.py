@@ -3,8 +3,7 @@
 Whole shards are downloaded for loading. To inspect a dataset, or for single samples, a RangeFile
 reads parts of a shard where it is.
 
-Downloads shards ahead of the training loop, in the order in which it needs them.
-
+A Prefetcher downloads shards ahead of the training loop, in the order in which it needs them.
 Threads of the main process download while workers fill batches. Nothing depends on them: a worker
 that needs a shard earlier waits for the download or makes it itself, and their errors are ignored,
 as the worker meets and raises the same ones.

@@ -1,8 +1,11 @@
-"""The base class of transforms that change pictures and clips, and composition of transforms.
+"""Ready-made random transforms for pictures and clips.
 
-Colour transforms: random jitter, and normalization to the scale of a model.
+    transform = Compose(RandomResizedCrop(112), HorizontalFlip(), Normalize(mean, std))
+    loader = shardio.ShardLoader("out/", batch_size=32, transform=transform)
 
-Geometric transforms: random crops and flips.
+A picture is uint8 (height, width, 3), a clip (frames, height, width, 3). All pictures and clips of
+a sample change alike, by one draw: frames of a clip, and fields of the same moment. Random numbers
+come from the sample's generator, so results do not depend on the worker that fills the batch.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ import numpy.typing as npt
 from shardio._base.callers import takes_rng
 from shardio.errors import InvalidArgument, SchemaError, UnsupportedEnvironment, install_hint
 from shardio.media import resize
+
+__all__ = ["ColorJitter", "Compose", "HorizontalFlip", "Normalize", "RandomResizedCrop"]
+
 
 Pixels = npt.NDArray[np.uint8]
 Change = Callable[[Pixels], npt.NDArray[Any]]
