@@ -1,0 +1,113 @@
+"""The page on extending shardio lists every file that such an extension has touched so far."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "contributing" / "extend.md"
+TREES = ("shardio", "converters/shardio_converters", "tools/shardio_tools")
+
+
+def nodes(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the nodes of a module, without those of its docstrings."""
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        yield node
+        stack.extend(ast.iter_child_nodes(node))
+
+
+def words(tree: ast.Module) -> set[str]:
+    """Return the identifiers, imported names and short strings of a module."""
+    found = set()
+    for node in nodes(tree):
+        match node:
+            case ast.Name(id=name) | ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id=owner), attr=name):
+                found |= {name, f"{owner}.{name}"}
+            case ast.Attribute(attr=name):
+                found.add(name)
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {alias.name for alias in names}
+                found |= {f"{module}.{alias.name}" for alias in names}
+            case ast.Constant(value=str(text)):
+                found.add(f"'{text}'")
+    return found
+
+
+def names_any(*wanted: str) -> Callable[[set[str]], bool]:
+    """Return a function that tells whether a module names one of `wanted`."""
+    return lambda found: not found.isdisjoint(wanted)
+
+
+# Of each section of the page, what the example of it is named in code.
+EXAMPLES = {
+    "a field type": names_any("Audio", "FieldType.AUDIO", "Required.AUDIO"),
+    "a codec": names_any("ZSTD_DICTIONARY", "'zstd_dictionary'"),
+    "an order": lambda found: (
+        bool(found & {"ShardOrder", "ShardWindow"}) or {"'shards'", "'blocks'"} <= found
+    ),
+    "an output": names_any("JaxAdapter", "'jax'"),
+    "a converter": names_any(
+        "TokenFiles", "'shardio_converters.records.tokens:TokenFiles'", "_add_tokens", "'no tokens'"
+    ),
+    "a command": names_any("shardio_tools.diff", "shardio.maintenance.diff"),
+}
+
+
+def section(title: str) -> str:
+    """Return the section of the page under "## Add `title`"."""
+    found = re.search(rf"^## Add {title}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
+    assert found is not None, f"{PAGE}: no section 'Add {title}'"
+    return found[1]
+
+
+def listed(title: str) -> list[str]:
+    """Return the files in the first column of a section's table."""
+    rows = re.findall(r"^\| (`.*?) \|", section(title), re.M)
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+
+@pytest.mark.parametrize("title", sorted(EXAMPLES))
+def test_a_section_lists_every_module_that_names_its_example(title: str) -> None:
+    is_touched = EXAMPLES[title]
+    touched = {
+        str(path.relative_to(ROOT))
+        for tree in TREES
+        for path in sorted((ROOT / tree).rglob("*.py"))
+        if is_touched(words(ast.parse(path.read_bytes())))
+    }
+    modules = [name for name in listed(title) if name.startswith(TREES) and name.endswith(".py")]
+    assert sorted(modules) == sorted(touched)
+
+
+@pytest.mark.parametrize("title", sorted(EXAMPLES))
+def test_a_section_names_files_that_exist(title: str) -> None:
+    names = listed(title)
+    assert names and [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_page_has_an_example_for_each_section() -> None:
+    titles = re.findall(r"^## Add (.+)$", PAGE.read_text(), re.M)
+    assert sorted(titles) == sorted(EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from shardio import Audio", {"Audio", "shardio.Audio"}),
+        ("x = FieldType.AUDIO", {"x", "FieldType", "AUDIO", "FieldType.AUDIO"}),
+        ('"""Of Audio."""\nx = "jax"', {"x", "'jax'"}),
+    ],
+)
+def test_words_are_those_of_code_and_not_of_docstrings(source: str, expected: set[str]) -> None:
+    assert words(ast.parse(source)) == expected
