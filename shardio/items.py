@@ -144,7 +144,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
     @property
     def skipped(self) -> tuple[SkippedItem, ...]:
         """The items that were left out so far, with on_error="skip"."""
-        return () if self._flow is None else tuple(self._flow.lenience.skipped)
+        return () if self._flow is None else tuple(self._flow.error_budget.skipped)
 
 
 def values(

@@ -18,9 +18,9 @@ from shardio._loading.options import (
     Collate,
     LoaderArguments,
     OnError,
+    batch_spec_of,
     check_options,
     cut_of,
-    recipe_of,
 )
 from shardio._loading.prefetch import RemotePrefetch, remote_of
 from shardio._loading.prefetch import preload as bring_in
@@ -218,9 +218,11 @@ class ShardLoader(Closing):
         self._options = check_options(opened, choice, asked)
         clips = cut_of(self._options, opened, is_asked=clip is not None)
         self._epochs = Epochs(opened, self._options)
-        recipe = recipe_of(self._options, opened, self._epochs.course.n_at_most, clips)
-        self._engine = self._engine_for(recipe)
-        self._bringing = RemotePrefetch(opened, recipe, self._options.choice)
+        batch_spec = batch_spec_of(
+            self._options, opened, self._epochs.epoch_sampler.n_at_most, clips
+        )
+        self._engine = self._engine_for(batch_spec)
+        self._bringing = RemotePrefetch(opened, batch_spec, self._options.choice)
         self._finalizer = Finalizer(self, self._bringing.end_with, self._engine.close)
         try:
             self._engine.open(opened)
@@ -235,10 +237,10 @@ class ShardLoader(Closing):
     # What help() and inspect say of the class.
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined]
 
-    def _engine_for(self, recipe: BatchSpec) -> Engine:
+    def _engine_for(self, batch_spec: BatchSpec) -> Engine:
         options = self._options
         return Engine(
-            recipe,
+            batch_spec,
             n_workers=options.num_workers,
             prefetch=options.prefetch,
             memory_bytes=options.memory_bytes,
@@ -345,7 +347,7 @@ class ShardLoader(Closing):
                 f"this one has record={self._options.record}, epoch {self.epoch}"
             )
         latest = self._epochs.latest
-        return timeline_of(f"epoch {self.epoch}", self._engine.fillings(latest), latest.lap)
+        return timeline_of(f"epoch {self.epoch}", self._engine.fillings(latest), latest.timer)
 
     def close(self) -> None:
         """End the workers; batches that are held stay valid. May be called again."""

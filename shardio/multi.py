@@ -20,7 +20,7 @@ from shardio._workers.tasks.sample_stream import SampleStream
 from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio.errors import InvalidArgument
 from shardio.serving.client.protocol import parse_all
-from shardio.serving.client.remote_samples import FarSamples
+from shardio.serving.client.remote_samples import RemoteSamples
 
 __all__ = ["MultiLoader", "WorkerInfo", "worker_info"]
 
@@ -101,7 +101,7 @@ class MultiLoader(Closing):
         zeromq()
         refuse_path("dataset", dataset)
         self._far = _Far(address, keys, dict(options or {}))
-        self._servers: FarSamples | None = None
+        self._servers: RemoteSamples | None = None
         self._epoch = 0
         if address is not None:
             if dataset is not None:
@@ -127,7 +127,7 @@ class MultiLoader(Closing):
         self._most_skips = most_skips(on_error, max_skips)
         if address is not None and self._most_skips is not None:
             self._far.options.update(on_error="skip", max_skips=self._most_skips)
-        self._lenience = ErrorBudget(self._most_skips)
+        self._error_budget = ErrorBudget(self._most_skips)
         self._iterations: weakref.WeakSet[SampleStream] = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[Any]:
@@ -156,7 +156,7 @@ class MultiLoader(Closing):
         """Yield the samples of the servers' next epoch."""
         if self._servers is None or not self._servers.is_ours:
             address, keys, options = self._far
-            self._servers = FarSamples(
+            self._servers = RemoteSamples(
                 [address] if isinstance(address, str) else list(address or ()),
                 options,
                 keys=keys,
@@ -168,7 +168,7 @@ class MultiLoader(Closing):
         return self._servers.epoch(self._epoch - 1)
 
     def _gather(self, start: Start) -> SampleStream:
-        self._lenience = ErrorBudget(self._most_skips)
+        self._error_budget = ErrorBudget(self._most_skips)
         return SampleStream(
             () if self.dataset is None else self.dataset,
             self.workers,
@@ -176,7 +176,7 @@ class MultiLoader(Closing):
             most_bytes=self._memory_bytes,
             timeout_s=self._timeout_s,
             start=start,
-            lenience=self._lenience,
+            error_budget=self._error_budget,
             say=_say if self.verbose else _say_nothing,
         )
 
@@ -189,7 +189,7 @@ class MultiLoader(Closing):
         """
         if self._servers is not None:
             return tuple(self._servers.skipped)
-        return tuple(self._lenience.skipped)
+        return tuple(self._error_budget.skipped)
 
     def kill(self) -> None:
         """End the workers of all iterations, in the middle of whatever they do; leave servers."""

@@ -96,7 +96,7 @@ class Pipeline(PipelineIterations):
             executor=executor,
             order=order,
             name=given if name is None else name,
-            crew=f"step {len(self._steps)}",
+            thread_group=f"step {len(self._steps)}",
         )
         return self._with(step)
 
@@ -107,8 +107,10 @@ class Pipeline(PipelineIterations):
 
     def disaggregate(self) -> Pipeline:
         """Pass the elements of each item on one by one."""
-        crew = f"step {len(self._steps)}"
-        return self._with(piped("function", each_of, name="disaggregate", crew=crew))
+        thread_group = f"step {len(self._steps)}"
+        return self._with(
+            piped("function", each_of, name="disaggregate", thread_group=thread_group)
+        )
 
     def sink(self, buffer: int = _BUFFER, *, timeout: float | None = None) -> Pipeline:
         """Let at most `buffer` results wait for the loop, and it `timeout` seconds for one."""
@@ -206,7 +208,7 @@ class DataLoader(PipelineIterations):
         if aggregator is not None:
             steps.append(one_for_one(piped("aggregator", aggregator, concurrency=n, order=order)))
         if transfer_fn is not None:
-            steps.append(one_for_one(piped("transfer_fn", transfer_fn, crew="transfer_fn")))
+            steps.append(one_for_one(piped("transfer_fn", transfer_fn, thread_group="transfer_fn")))
         self._steps = tuple(steps)
         self._position, self._loaded = ResumePosition(), ResumePosition()
         self._newest: object = None  # the iteration whose position it is

@@ -118,7 +118,7 @@ def progress_of(
 
 def _sizes(state: Mapping[str, Any], mixture: Mixture) -> tuple[int, ...]:
     """Return the sizes of a mixture's sources when the state's epoch began."""
-    found, now = state.get("sizes"), mixture.blend.sizes
+    found, now = state.get("sizes"), mixture.mixture_sizes.sizes
     if isinstance(found, list | tuple) and len(found) == len(now):
         if all(type(n) is int and 0 < n <= m for n, m in zip(found, now, strict=True)):
             return tuple(found)
@@ -186,10 +186,10 @@ class EpochSampler:
         self._weights: npt.NDArray[np.float64] | None = None
         """For draws without replacement."""
         self._sums: SharedArray | None = None
-        self.blend: MixtureSizes | None = None
+        self.mixture_sizes: MixtureSizes | None = None
         """Of epochs that begin now, where several datasets are mixed."""
         if isinstance(dataset, Mixture):
-            self.blend = dataset.blend
+            self.mixture_sizes = dataset.mixture_sizes
             if self.repeats:
                 raise InvalidArgument(
                     "sampler and weights decide the order of an epoch, and so does a mixture: pass "
@@ -240,23 +240,27 @@ class EpochSampler:
 
     def n_positions(self, epoch: int) -> int:
         """Return the number of positions of an epoch that begins now."""
-        if self.blend is not None:
-            return self.blend.n_positions
+        if self.mixture_sizes is not None:
+            return self.mixture_sizes.n_positions
         if self._choice.sampler is not None:
             return len(self._table(epoch).numbers.array)
         return self._n_samples if self._choice.weights is None else self._n_draws
 
     def beginning(self, epoch: int) -> LoaderState:
         """Return the first position of an epoch that begins now."""
-        sizes = None if self.blend is None else self.blend.sizes
+        sizes = None if self.mixture_sizes is None else self.mixture_sizes.sizes
         return LoaderState(epoch, 0, self.n_positions(epoch), self.window, sizes, self._tokens)
 
     def plan(self, began: LoaderState, partition: RankPartition) -> EpochPlan:
         """Return the plan of a pass over the positions of an epoch that `division` assigns."""
         epoch, window, tokens = began.epoch, began.window, began.tokens
-        if self.blend is not None:
-            blend = self.blend if began.sizes is None else replace(self.blend, sizes=began.sizes)
-            return EpochPlan(epoch, partition, window, blend=blend, tokens=tokens)
+        if self.mixture_sizes is not None:
+            mixture_sizes = (
+                self.mixture_sizes
+                if began.sizes is None
+                else replace(self.mixture_sizes, sizes=began.sizes)
+            )
+            return EpochPlan(epoch, partition, window, mixture_sizes=mixture_sizes, tokens=tokens)
         if self._sums is not None:
             return EpochPlan(epoch, partition, sums=self._sums, tokens=tokens)
         if self.repeats:
@@ -272,8 +276,11 @@ class EpochSampler:
         found: dict[str, Any] = {"seed": self._choice.seed, "shuffle": shuffle}
         found |= {"sampler": None, "weights": None, "replacement": None, "mixing": None}
         found["per_video"] = self._bundle if shuffle is not False and self._bundle > 1 else None
-        if self.blend is not None:
-            shares, exhausted = self.blend.mixing.shares, self.blend.mixing.exhausted
+        if self.mixture_sizes is not None:
+            shares, exhausted = (
+                self.mixture_sizes.mixing.shares,
+                self.mixture_sizes.mixing.exhausted,
+            )
             weights = [share / sum(shares) for share in shares]
             found["mixing"] = {"weights": weights, "exhausted": exhausted}
         if self._choice.sampler is not None:

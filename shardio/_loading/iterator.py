@@ -38,7 +38,7 @@ class Epochs:
     """
 
     def __init__(self, dataset: Dataset, options: Options) -> None:
-        self.course = EpochSampler(dataset, options.choice)
+        self.epoch_sampler = EpochSampler(dataset, options.choice)
         """The samples of each epoch and their order."""
         self.latest: EpochIteration | None = None
         """The latest that was begun since there is a loader, or since a state was loaded."""
@@ -55,13 +55,17 @@ class Epochs:
     @property
     def n_batches(self) -> int:
         """Return the number of batches of a whole epoch that begins now."""
-        return self._partition(0, self.course.n_positions(self.number)).last_step
+        return self._partition(0, self.epoch_sampler.n_positions(self.number)).last_step
 
     def begin(self, engine: Engine) -> EpochIteration:
         """Begin the next one."""
-        start, course = self._start(), self.course
+        start, epoch_sampler = self._start(), self.epoch_sampler
         self._warn_of_no_batch(start)
-        successor = self._plan(course.beginning(start.epoch + 1)) if course.is_foreseen else None
+        successor = (
+            self._plan(epoch_sampler.beginning(start.epoch + 1))
+            if epoch_sampler.is_foreseen
+            else None
+        )
         self.latest = engine.iterate(self._plan(start), successor)
         self._next = start.epoch + 1
         return self.latest
@@ -78,7 +82,7 @@ class Epochs:
     def state(self, dataset: Dataset) -> dict[str, Any]:
         """Return the progress of the latest epoch, for `load_state`."""
         progress = self._progress()
-        return state_of(progress, dataset, self.course.identity(progress.epoch))
+        return state_of(progress, dataset, self.epoch_sampler.identity(progress.epoch))
 
     def load_state(self, state: Mapping[str, Any], dataset: Dataset) -> None:
         """Begin the next epoch where a state was taken.
@@ -86,12 +90,12 @@ class Epochs:
         Raises:
             InvalidArgument: it is not a state, or one of another dataset, subset, seed or order.
         """
-        self._next = progress_of(state, dataset, self.course.identity)
+        self._next = progress_of(state, dataset, self.epoch_sampler.identity)
         self.latest = None
 
     def _start(self) -> LoaderState:
         place = self._next
-        return place if isinstance(place, LoaderState) else self.course.beginning(place)
+        return place if isinstance(place, LoaderState) else self.epoch_sampler.beginning(place)
 
     def _progress(self) -> LoaderState:
         latest = self.latest
@@ -103,7 +107,7 @@ class Epochs:
         )
 
     def _plan(self, start: LoaderState) -> EpochPlan:
-        return self.course.plan(start, self._partition(start.position, start.n_samples))
+        return self.epoch_sampler.plan(start, self._partition(start.position, start.n_samples))
 
     def _partition(self, position: int, n_samples: int) -> RankPartition:
         asked = self._options
@@ -120,7 +124,7 @@ class BatchAssembler:
 
     Args:
         engine: owns the blocks.
-        maker: makes tensors; None for arrays.
+        adapter: makes tensors; None for arrays.
         dataset: the loader's.
         reuses: True if a batch is valid only until the next one.
         most_skips: how many samples of an epoch may be skipped.
@@ -150,14 +154,14 @@ class BatchAssembler:
         if iteration.skips:
             skipped = iteration.take_skips(step, self._most_skips)
         if heap_bytes:
-            iteration.lap.heap_bytes += heap_bytes
+            iteration.timer.heap_bytes += heap_bytes
         if self._reuses:
             block = self._engine.pool[number].bytes
             values = self._lane(layout, number, n_rows, block)
         else:
             leased = self._engine.lease(iteration)
             if leased is None:
-                iteration.lap.n_copies += 1
+                iteration.timer.n_copies += 1
                 leased = self._private_copy(number, layout.heap + heap_bytes)
             block = leased
             values = self._values(layout, n_rows, block)
@@ -221,20 +225,20 @@ class LoaderIterator:
     Args:
         loader: held, to keep its workers alive.
         engine: fills the blocks.
-        handover: makes batches of them.
+        assembler: makes batches of them.
         iteration: the pass.
     """
 
     def __init__(
-        self, loader: object, engine: Engine, handover: BatchAssembler, iteration: EpochIteration
+        self, loader: object, engine: Engine, assembler: BatchAssembler, iteration: EpochIteration
     ) -> None:
-        self._loader, self._engine, self._hand_over = loader, engine, handover.hand_over
+        self._loader, self._engine, self._hand_over = loader, engine, assembler.hand_over
         self.iteration = iteration
         self._cancel = Finalizer(self, engine.cancel, iteration)
         self._cancel.atexit = False
         self._is_over = False
-        self._lap, self._began_ns = iteration.lap, iteration.lap.began_ns
-        iteration.lap.start()
+        self._timer, self._began_ns = iteration.timer, iteration.timer.began_ns
+        iteration.timer.start()
         iteration.is_watched = True
 
     def __iter__(self) -> Self:
@@ -243,13 +247,13 @@ class LoaderIterator:
     def __next__(self) -> Batch:
         if self._is_over:
             raise StopIteration
-        lap, began_ns = self._lap, self._began_ns
-        lap.entered_ns += now_ns() - began_ns
+        timer, began_ns = self._timer, self._began_ns
+        timer.entered_ns += now_ns() - began_ns
         try:
             delivered = self._engine.next(self.iteration)
             if delivered is not None:
                 batch = self._hand_over(delivered, self.iteration)
-                lap.left_ns += now_ns() - began_ns
+                timer.left_ns += now_ns() - began_ns
                 return batch
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C: a batch may have been lost on its way
@@ -269,9 +273,9 @@ class RecordedIterator(LoaderIterator):
     """A pass that keeps when the loop asked for a batch, and when it got it."""
 
     def __next__(self) -> Batch:
-        lap = self._lap
-        asked_ns, waited_ns = now_ns(), lap.waited_ns
+        timer = self._timer
+        asked_ns, waited_ns = now_ns(), timer.waited_ns
         batch = super().__next__()
-        waited_ns = lap.waited_ns - waited_ns
-        lap.moments.append(Timestamps(batch.step, asked_ns, waited_ns, now_ns()))
+        waited_ns = timer.waited_ns - waited_ns
+        timer.moments.append(Timestamps(batch.step, asked_ns, waited_ns, now_ns()))
         return batch

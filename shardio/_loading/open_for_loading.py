@@ -124,7 +124,7 @@ def mix(
         if not len(opened[-1]):
             raise InvalidArgument(f"{opened[-1]} is to be mixed, and has no samples: leave it out")
     mixture = Mixture(opened, mixing, _VERIFY)
-    _ = mixture.blend.n_positions  # as many as there may be, or this raises
+    _ = mixture.mixture_sizes.n_positions  # as many as there may be, or this raises
     return mixture
 
 

@@ -378,7 +378,7 @@ def _delivered(schema: Schema, media: Media) -> Schema:
     return image_schema(chosen) if media.pictures else chosen
 
 
-def recipe_of(
+def batch_spec_of(
     options: Options, dataset: Dataset, n_at_most: int | None, cut: ClipSpec | None
 ) -> BatchSpec:
     """Return the BatchSpec of a loader whose epochs have n positions, None if unknown.
@@ -415,7 +415,7 @@ def recipe_of(
         dct=media.dct,
         cut=cut,
         packing=None if media.pack is None else Packing(media.pack, dataset.rows.n_rows),
-        hearing=measure_audio(dataset, media.sounds, media.sound, media.video),
+        audio_spec=measure_audio(dataset, media.sounds, media.sound, media.video),
         remote=dataset.remote.for_workers if isinstance(dataset, ShardDataset) else None,
     )
 

@@ -291,7 +291,7 @@ def piped(
     executor: Any = None,
     order: Any = "input",
     name: str | None = None,
-    crew: str = "threads",
+    thread_group: str = "threads",
 ) -> PipeStep:
     """Return a function as a step, with all its options checked."""
     call = user_call(argument, function)
@@ -306,7 +306,7 @@ def piped(
         argument if name is None else name,
         count("concurrency", concurrency, 1),
         one_of("order", order, ORDERS) == "input",
-        crew,
+        thread_group,
         executor,
     )
 

@@ -175,15 +175,15 @@ class RemotePrefetch:
 
     Args:
         dataset: opened by main.
-        recipe: determines the content of batches.
+        batch_spec: determines the content of batches.
         choice: the order of its epochs.
 
     Raises:
         InvalidArgument: epochs need more at once than the cache may hold.
     """
 
-    def __init__(self, dataset: Dataset, recipe: BatchSpec, choice: SamplingOptions) -> None:
-        self._dataset, self._recipe = dataset, recipe
+    def __init__(self, dataset: Dataset, batch_spec: BatchSpec, choice: SamplingOptions) -> None:
+        self._dataset, self._batch_spec = dataset, batch_spec
         self._ahead: Prefetcher | None = None
         self._at_once = 0
         """The bytes that a pass uses in turn, which must not evict each other."""
@@ -233,7 +233,7 @@ class RemotePrefetch:
             is_over = iteration.is_cancelled or iteration.is_exhausted
             return None if is_over else iteration.n_handed_over
 
-        wanted = _wanted(self._dataset, self._recipe, iteration.plan)
+        wanted = _wanted(self._dataset, self._batch_spec, iteration.plan)
         most = self._most_bytes()
         most_ahead = min(most // 2, max(0, most - self._at_once))
         self._ahead = Prefetcher(wanted, reached, most_ahead, self._here)
@@ -262,14 +262,14 @@ class RemotePrefetch:
     def _all_files(self) -> Iterator[tuple[RemoteStorage, ShardSummary]]:
         for shard in range(len(self._dataset.shards)):
             for storage, summary in self._dataset.files.files_with_storage(
-                shard, self._recipe.fields
+                shard, self._batch_spec.fields
             ):
                 if isinstance(storage, RemoteStorage):
                     yield storage, summary
 
     def _sizes(self) -> Rows:
         """Return the sizes of the files in object stores that hold the fields."""
-        storages = self._dataset.files.sizes_by_storage(self._recipe.fields)
+        storages = self._dataset.files.sizes_by_storage(self._batch_spec.fields)
         brought = [sizes for storage, sizes in storages if isinstance(storage, RemoteStorage)]
         return np.concatenate([np.zeros(0, np.int64), *brought])
 
@@ -298,26 +298,26 @@ class RemotePrefetch:
                     storage.close()  # once more: what they had under way is in nobody's use now
 
 
-def _wanted(dataset: Dataset, recipe: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
+def _wanted(dataset: Dataset, batch_spec: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
     """Yield the files of a pass, each where it is first needed, and again after a long gap."""
     partition = plan.partition
-    itinerary = IndexPlanner(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
+    itinerary = IndexPlanner(dataset, shuffle=batch_spec.shuffle, seed=batch_spec.seed)
     n_steps = max(1, _SAMPLES_AT_ONCE // partition.batch_size)
     last_seen = np.full(len(dataset.shards), -2)
     for number, first in enumerate(range(partition.first_step, partition.last_step, n_steps)):
         last = min(first + n_steps, partition.last_step)
-        stretch = itinerary.at(plan, partition.positions(first, last))
+        index_chunk = itinerary.at(plan, partition.positions(first, last))
         rows = (
-            stretch.rows
+            index_chunk.rows
             if dataset.rows.packed is None
-            else dataset.rows.covered_rows(stretch.numbers)
+            else dataset.rows.covered_rows(index_chunk.numbers)
         )
         shards, storages = np.unique(dataset.locate(rows), return_index=True)
         for i in np.argsort(storages, kind="stable").tolist():
             shard = int(shards[i])
             if last_seen[shard] < number - 1:
                 step = first + int(storages[i]) * (last - first) // len(rows)
-                for storage, summary in dataset.files.files_with_storage(shard, recipe.fields):
+                for storage, summary in dataset.files.files_with_storage(shard, batch_spec.fields):
                     if isinstance(storage, RemoteStorage):
                         yield PrefetchRequest(step, storage, summary)
         last_seen[shards] = number

@@ -20,16 +20,16 @@ _S_PER_NS = 1e-9
 
 
 def timeline_of(
-    title: str, fillings: Sequence[Sequence[FillRecord]], lap: IterationTimer
+    title: str, fillings: Sequence[Sequence[FillRecord]], timer: IterationTimer
 ) -> Timeline:
     """Return the timeline of one iteration.
 
     Args:
         title: names it.
         fillings: of each worker.
-        lap: main's timings.
+        timer: main's timings.
     """
-    began_ns = lap.began_ns
+    began_ns = timer.began_ns
     main = [
         DeliveryEvent(
             one.step,
@@ -37,7 +37,7 @@ def timeline_of(
             one.waited_ns * _S_PER_NS,
             (one.got_ns - began_ns) * _S_PER_NS,
         )
-        for one in lap.moments
+        for one in timer.moments
     ]
     return Timeline(title, [[_filled(one, began_ns) for one in each] for each in fillings], main)
 

@@ -252,7 +252,7 @@ class Mixture(Dataset):
         return MixtureSpec(tuple(sources), self.mixing)
 
     @property
-    def blend(self) -> MixtureSizes:
+    def mixture_sizes(self) -> MixtureSizes:
         """The proportions and the sizes of an epoch that begins now."""
         sizes = np.diff(self.rows.ends, prepend=0)
         firsts = self.rows.ends - sizes

@@ -21,7 +21,7 @@ from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.manifest import check_folder_name, holds_dataset
 from shardio.errors import DatasetExists, InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.export.formats import Exporter, ExportOptions, SampleReader, Skipped
-from shardio.maintenance.rewriting import make_staging, sweep, tell_overtaken
+from shardio.maintenance.rewriting import detect_conflict, make_staging, sweep
 from shardio.storage.fs import create, exchange, make_folder, remove_tree, rename, sync, sync_folder
 
 ABOUT_FILE: Final = "_export.json"
@@ -224,7 +224,7 @@ def export(
         samples = SampleReader(
             source, options.fields, exporter.prepare, skip_damaged=on_error == "skip"
         )
-        with target, tell_overtaken(source.path, source.generation):
+        with target, detect_conflict(source.path, source.generation):
             n_samples = _write_samples(samples, exporter, target.folder, progress)
             about = {"format": format, "samples": n_samples, **_provenance(source, samples)}
             _write_json(target.folder / ABOUT_FILE, about)

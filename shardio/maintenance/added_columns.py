@@ -21,8 +21,8 @@ from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.fields import Field
 from shardio.format.schema import Schema
 from shardio.maintenance.jobs import ShardJob, done_for_each
-from shardio.maintenance.rewriting import MaintenanceReport, Rewriting, tell_overtaken
-from shardio.maintenance.verify.dataset import Progress, ends_of, tell_step
+from shardio.maintenance.rewriting import MaintenanceReport, Rewriting, detect_conflict
+from shardio.maintenance.verify.dataset import Progress, ends_of, report_step
 from shardio.shard.writer import ShardSummary, ShardWriter
 
 Function = Callable[[Any], Any]
@@ -47,12 +47,12 @@ def add_computed(
     ends = ends_of(shard.n_bytes for shard in dataset.shards)
     column = _Column(dataset, rewriting.schema, function, batch_size, rewriting.staging)
     done: dict[int, tuple[str, ShardSummary]] = {}
-    tell_step(progress, "writing", 0, ends)
+    report_step(progress, "writing", 0, ends)
     for k, made in done_for_each(
         column, len(dataset.shards), workers=workers, engine=engine, sees=rewriting.staging
     ):
         done[k] = made
-        tell_step(progress, "writing", len(done), ends)
+        report_step(progress, "writing", len(done), ends)
     for k in range(len(dataset.shards)):
         rewriting.take(*done[k])
 
@@ -175,7 +175,7 @@ def add_column(
         WorkerDied: worker processes ended twice over the same shard.
     """
     where = _engine_for(values, batch_size, workers, Engine(engine, address, gpus))
-    with tell_overtaken(folder), ShardDataset(folder) as dataset:
+    with detect_conflict(folder), ShardDataset(folder) as dataset:
         previous = load_generation(folder, dataset.generation)
         schema = _schema_of(dataset, previous, name, field)
         given = None if callable(values) else _values(dataset, values)
@@ -250,10 +250,10 @@ def _add_given(
 ) -> None:
     """Write the values into a shard for each shard of the dataset."""
     ends = ends_of(shard.n_bytes for shard in dataset.shards)
-    tell_step(progress, "writing", 0, ends)
+    report_step(progress, "writing", 0, ends)
     for k in range(len(dataset.shards)):
         _add_shard(rewriting, dataset, k, name, values)
-        tell_step(progress, "writing", k + 1, ends)
+        report_step(progress, "writing", k + 1, ends)
     if next(values, _END) is not _END:
         raise _wrong_number(dataset, "more")
 

@@ -33,7 +33,7 @@ from shardio.format.index import Entries, codecs
 from shardio.format.schema import canonical_json
 from shardio.format.streams import EncodedStream
 from shardio.format.values import EncodedImage, encode_stream
-from shardio.maintenance.rewriting import tell_overtaken
+from shardio.maintenance.rewriting import detect_conflict
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 
@@ -188,7 +188,7 @@ class _Side:
             self._reader = lambda shard, name: reader
             self.schema, counts = reader.schema, [len(reader)]
         else:
-            stack.enter_context(tell_overtaken(path))
+            stack.enter_context(detect_conflict(path))
             dataset = stack.enter_context(ShardDataset(path))
             self._reader, self.schema = dataset.reader, dataset.schema
             self.classes = dataset.classes

@@ -78,8 +78,8 @@ def done_for_each(
     elif workers and n_shards:
         with WorkerPool(
             min(workers, n_shards), partial(_serve, function), preload=(__name__,)
-        ) as crew:
-            yield from _Round(crew, n_shards).run()
+        ) as pool:
+            yield from _Round(pool, n_shards).run()
     else:
         for number in range(n_shards):
             yield number, function(number)
@@ -88,28 +88,28 @@ def done_for_each(
 class _Round:
     """The assignment of shards to the workers of a pool, which it borrows."""
 
-    def __init__(self, crew: WorkerPool, n_shards: int) -> None:
-        self._crew, self._waiting = crew, list(reversed(range(n_shards)))
+    def __init__(self, pool: WorkerPool, n_shards: int) -> None:
+        self._pool, self._waiting = pool, list(reversed(range(n_shards)))
         self._doing: dict[int, int] = {}
         self._n_deaths: Counter[int] = Counter()
         self._pieces = MessageAssembler()
 
     def run(self) -> Iterator[tuple[int, Any]]:
         """Yield the number and the result of each shard as it finishes."""
-        for worker in range(len(self._crew)):
+        for worker in range(len(self._pool)):
             self._assign(worker)
         while self._doing:
-            for event in self._crew.wait():
+            for event in self._pool.wait():
                 yield from self._take(event)
 
     def _assign(self, worker: int) -> None:
         if self._waiting:
             self._doing[worker] = self._waiting.pop()
-            self._crew.send(worker, b"%d" % self._doing[worker])
+            self._pool.send(worker, b"%d" % self._doing[worker])
 
     def _take(self, event: Event) -> Iterator[tuple[int, Any]]:
         if isinstance(event, WorkerExit):
-            self._bury(event)
+            self._on_worker_exit(event)
         elif isinstance(event, Failed):
             raise WorkerDied(f"a worker failed:\n{event.text}")
         elif (whole := self._pieces.take(event.worker, event.data)) is not None:
@@ -119,7 +119,7 @@ class _Round:
             self._assign(event.worker)
             yield number, pickle.loads(whole[1:])  # from our own worker, never from data
 
-    def _bury(self, died: WorkerExit) -> None:
+    def _on_worker_exit(self, died: WorkerExit) -> None:
         """Give the shard of a crashed worker to another process."""
         self._pieces.forget(died.worker)
         number = self._doing.pop(died.worker, None)
@@ -132,7 +132,7 @@ class _Round:
                 f"code {died.exit_code}"
             )
         self._waiting.append(number)
-        self._crew.restart(died.worker)
+        self._pool.restart(died.worker)
         self._assign(died.worker)
 
 

@@ -26,7 +26,7 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.schema import Schema
-from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting, published_in, refuse_overtaken
+from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting, published_in, raise_conflict
 from shardio.maintenance.salvage import mend, schema_of, unreadable_pages
 from shardio.maintenance.verify.dataset import ends_of
 from shardio.maintenance.verify.shard import examine
@@ -50,7 +50,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class RepairPlan:
     """The plan of a repair: shards, each with the files beside it, and the fields of samples.
 
     `unnamed` are shards that a generation names and that cannot be read any more, each with the
@@ -64,7 +64,7 @@ class Patient:
     unnamed: Mapping[str, str] = field(default_factory=dict)
 
 
-def admit(source: str) -> Patient:
+def plan_repair(source: str) -> RepairPlan:
     """Find the shards, and the fields that they have.
 
     Raises:
@@ -73,7 +73,7 @@ def admit(source: str) -> Patient:
     """
     if not os.path.isdir(source):
         schema = _schema_of([source])
-        return Patient(((Part(source, schema),),), schema)
+        return RepairPlan(((Part(source, schema),),), schema)
     root, generation, unnamed = Path(source), None, {}
     with contextlib.suppress(DataError, DatasetNotFound):
         generation = load(root)
@@ -83,14 +83,14 @@ def admit(source: str) -> Patient:
         parts = [Part(os.path.join(source, s.name), schema, s) for s, schema in generation.files]
         n = len(generation.shards)
         shards = tuple(tuple(parts[k::n]) for k in range(n))
-        return Patient(shards, generation.whole_schema, generation, unnamed)
+        return RepairPlan(shards, generation.whole_schema, generation, unnamed)
     names = sorted(name for name in os.listdir(source) if name.endswith(".shard"))
     if not names:
         raise DatasetNotFound(f"{source}: holds neither a dataset nor any shard")
     paths = [os.path.join(source, name) for name in names]
     generation = _without_shards(root)
     schema = _schema_of(paths) if generation is None else generation.schema
-    return Patient(tuple((Part(path, schema),) for path in paths), schema, generation)
+    return RepairPlan(tuple((Part(path, schema),) for path in paths), schema, generation)
 
 
 def _last_readable(root: Path) -> Generation | None:
@@ -279,7 +279,7 @@ def repair(
         DatasetConflict: another writer has removed shards of `source` meanwhile.
         OSError: the disk refuses to write; nothing is published.
     """
-    before, patient = published_in(source), admit(os.fspath(source))
+    before, patient = published_in(source), plan_repair(os.fspath(source))
     ends = ends_of(sum(_size_of(part.path) for part in parts) for parts in patient.shards)
     repairs: list[ShardRepair] = []
     with Rewriting(out, patient.schema, shard_bytes=shard_bytes) as rewriting:
@@ -290,7 +290,7 @@ def repair(
             _save(parts, rewriting, found)
             repairs.append(found)
             if found.losses:
-                refuse_overtaken(source, before)
+                raise_conflict(source, before)
         if progress is not None:
             progress(RepairProgress(len(ends) - 1, len(ends) - 1, ends[-1], ends[-1]))
         repairs += [

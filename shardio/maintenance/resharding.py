@@ -21,14 +21,14 @@ from shardio.maintenance.rewriting import (
     MaintenanceReport,
     Rewriting,
     check_shard_bytes,
-    tell_overtaken,
+    detect_conflict,
 )
 from shardio.maintenance.verify.dataset import (
     Progress,
     ends_of,
+    report_step,
     require_sound,
     require_sound_shards,
-    tell_step,
 )
 
 PathName = str | os.PathLike[str]
@@ -59,7 +59,7 @@ def reshard(
         DatasetNotFound, DatasetExists, DatasetConflict: as in `merge`.
     """
     check_shard_bytes(shard_bytes)
-    with tell_overtaken(source), ShardDataset(source) as dataset:
+    with detect_conflict(source), ShardDataset(source) as dataset:
         generation = load_generation(source, dataset.generation)
         require_sound(source, workers, progress)
         with Rewriting(out, dataset.schema, shard_bytes=shard_bytes) as rewriting:
@@ -89,11 +89,11 @@ def _append_shards(
     """Rewrite the samples of some shards."""
     chosen = list(numbers)
     ends = ends_of(dataset.shards[k].n_bytes for k in chosen)
-    tell_step(progress, "writing", 0, ends)
+    report_step(progress, "writing", 0, ends)
     for n_done, k in enumerate(chosen, 1):
         for sample in dataset.samples(k):
             rewriting.append(sample)
-        tell_step(progress, "writing", n_done, ends)
+        report_step(progress, "writing", n_done, ends)
 
 
 def compact(
@@ -126,7 +126,7 @@ def compact(
         DatasetConflict: another writer published meanwhile; nothing is changed.
     """
     check_shard_bytes(shard_bytes)
-    with tell_overtaken(folder), ShardDataset(folder) as dataset:
+    with detect_conflict(folder), ShardDataset(folder) as dataset:
         previous = load_generation(folder, dataset.generation)
         groups = _groups(previous, shard_bytes)
         chosen = [k for group in groups if _is_rewritten(group, previous) for k in group]
@@ -238,7 +238,7 @@ def merge(
         raise InvalidArgument("merge needs at least one source")
     with ExitStack() as stack:
         for path in sources:
-            stack.enter_context(tell_overtaken(path))
+            stack.enter_context(detect_conflict(path))
         datasets = [stack.enter_context(ShardDataset(path)) for path in sources]
         for dataset in datasets[1:]:
             check_same_fields(datasets[0], dataset)
@@ -249,7 +249,7 @@ def merge(
         with Rewriting(out, datasets[0].schema, shard_bytes=shard_bytes) as rewriting:
             ends = ends_of(shard.n_bytes for dataset in datasets for shard in dataset.shards)
             for n_done, _ in enumerate(_write(datasets, changes, rewriting)):
-                tell_step(progress, "writing", n_done, ends)
+                report_step(progress, "writing", n_done, ends)
             return rewriting.report(
                 classes=classes,
                 inputs=[entry for dataset in datasets for entry in dataset.inputs],

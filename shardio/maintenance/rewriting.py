@@ -50,26 +50,24 @@ PathName = str | os.PathLike[str]
 
 
 @contextlib.contextmanager
-def tell_overtaken(folder: PathName, before: int | None = None) -> Iterator[None]:
+def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[None]:
     """Raise DatasetConflict for an error in the block if another writer has removed its files.
 
     Args:
         before: the generation that is read; by default the one that is published now.
 
     Raises:
-        DatasetConflict: from an error of the block, as `refuse_overtaken` does.
+        DatasetConflict: from an error of the block, as `raise_conflict` does.
     """
     before = published_in(folder) if before is None else before
     try:
         yield
     except (DataError, FileNotFoundError) as error:
-        refuse_overtaken(folder, before, error)
+        raise_conflict(folder, before, error)
         raise
 
 
-def refuse_overtaken(
-    folder: PathName, before: int | None, because: Exception | None = None
-) -> None:
+def raise_conflict(folder: PathName, before: int | None, because: Exception | None = None) -> None:
     """Make sure that no generation but `before` is published, or its files are there still.
 
     Args:

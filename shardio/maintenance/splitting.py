@@ -16,7 +16,7 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.errors import InvalidArgument
 from shardio.maintenance.comparison import Digests, exact_digests, mix
-from shardio.maintenance.rewriting import tell_overtaken
+from shardio.maintenance.rewriting import detect_conflict
 from shardio.order.permutation import derive_key
 from shardio.views.row_sets import RowRuns
 
@@ -67,7 +67,7 @@ def split(
     _check_parts(parts)
     if type(seed) is not int or seed < 0:
         raise InvalidArgument(f"seed must be an integer from 0 up; found {seed!r}")
-    with tell_overtaken(folder), ShardDataset(folder) as dataset:
+    with detect_conflict(folder), ShardDataset(folder) as dataset:
         if group is not None and group not in dataset.schema:
             known = ", ".join(dataset.schema)
             raise InvalidArgument(f"{dataset.path}: no field {group!r}; there are {known}")

@@ -17,8 +17,8 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.format.fields import Array, array_of
 from shardio.maintenance.jobs import ShardJob, done_for_each
-from shardio.maintenance.rewriting import tell_overtaken
-from shardio.maintenance.verify.dataset import Progress, ends_of, tell_step
+from shardio.maintenance.rewriting import detect_conflict
+from shardio.maintenance.verify.dataset import Progress, ends_of, report_step
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 
@@ -77,7 +77,7 @@ def compute_stats(
         DatasetNotFound, DatasetConflict: as in `split`.
     """
     where = Engine(engine, address)
-    with tell_overtaken(folder), ShardDataset(folder, subset=subset) as dataset:
+    with detect_conflict(folder), ShardDataset(folder, subset=subset) as dataset:
         previous = load_generation(folder, dataset.generation)
         previous.check_inputs()
         found = _count(dataset, where, progress)
@@ -100,7 +100,7 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
     n_shards, ends = len(dataset.shards), ends_of(shard.n_bytes for shard in dataset.shards)
     waiting: dict[int, _Counts] = {}
     n_done = n_joined = 0
-    tell_step(progress, "counting", 0, ends)
+    report_step(progress, "counting", 0, ends)
     for k, found in done_for_each(
         _Counting(dataset, arrays), n_shards, workers=None, engine=engine, sees=dataset.path
     ):
@@ -109,7 +109,7 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
             whole.join(waiting.pop(n_joined))
             n_joined += 1
         n_done += 1
-        tell_step(progress, "counting", n_done, ends)
+        report_step(progress, "counting", n_done, ends)
     fields = {name: tally.as_json() for name, tally in whole.tallies.items()}
     return {"samples": len(dataset), "fields": fields, **whole.by_class.as_json()}
 

@@ -139,7 +139,7 @@ class MixtureOrder:
     """The samples of one epoch of a mixture, by position, as numbers within the mixture.
 
     Args:
-        blend: the mixture.
+        mixture_sizes: those of the mixture.
         shuffle: shuffle each source; False reads it in order.
         window: for block shuffle; None shuffles a source as a whole.
         seed, epoch: the key.
@@ -148,7 +148,7 @@ class MixtureOrder:
 
     def __init__(
         self,
-        blend: MixtureSizes,
+        mixture_sizes: MixtureSizes,
         *,
         shuffle: bool,
         window: Window | None,
@@ -156,14 +156,18 @@ class MixtureOrder:
         epoch: int,
         clip_grouping: ClipGrouping | None = None,
     ) -> None:
-        self._mixing, self._n, self._firsts = blend.mixing, blend.n_positions, blend.firsts
+        self._mixing, self._n, self._firsts = (
+            mixture_sizes.mixing,
+            mixture_sizes.n_positions,
+            mixture_sizes.firsts,
+        )
         self._key = derive_key(22, seed, epoch)
         shuffles = shuffle or window is not None
         self._walks = [
             _ShuffledSource(n, derive_key(23, seed, epoch, source), window, clip_grouping, source)
             if shuffles
             else _SequentialSource(n)
-            for source, n in enumerate(blend.sizes)
+            for source, n in enumerate(mixture_sizes.sizes)
         ]
 
     def at(self, positions: Positions) -> Positions:

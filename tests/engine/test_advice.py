@@ -21,7 +21,7 @@ from shardio.dataset.gather import ColumnGather
 from shardio.order.partition import RankPartition
 from shardio.order.shuffle import Window
 from shardio.storage import mmap
-from tests.engine.test_fill import recipe_for
+from tests.engine.test_fill import batch_spec_for
 from tests.loading import bits, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -70,16 +70,16 @@ class Run:
     """Steps of a plan, one after another, as a filler looks ahead of them."""
 
     def __init__(self, dataset: ShardDataset, *, shuffle: bool = True) -> None:
-        recipe = recipe_for(dataset, shuffle=shuffle, block_rows=BATCH, verify="off")
-        self.advice = ReadAhead(recipe, dataset)
+        batch_spec = batch_spec_for(dataset, shuffle=shuffle, block_rows=BATCH, verify="off")
+        self.advice = ReadAhead(batch_spec, dataset)
         self._itinerary = IndexPlanner(dataset, shuffle=shuffle, seed=0)
         self._first = dataset.reader(0).column_section("x").offset
 
     def step(self, plan: EpochPlan, step: int) -> set[int]:
         """Look ahead of one; returns where its rows lie in their file."""
-        stretch, part = self._itinerary.stretch(plan, step)
-        self.advice.before(plan, step, stretch, part)
-        return {self._first + row * ROW for row in stretch.rows[part].tolist()}
+        index_chunk, part = self._itinerary.index_chunk(plan, step)
+        self.advice.before(plan, step, index_chunk, part)
+        return {self._first + row * ROW for row in index_chunk.rows[part].tolist()}
 
 
 def covered(asked: list[tuple[int, int]]) -> set[int]:

@@ -59,14 +59,14 @@ class Mortal(InlineWorker):
         assert self._filler is not None
         fill_rows = self._filler.fill_rows
 
-        def fill(layout: Any, memory: Any, stretch: Any, part: slice, *rest: Any) -> int:
-            if self.kills(stretch.origins[part, 0].tolist()):
+        def fill(layout: Any, memory: Any, index_chunk: Any, part: slice, *rest: Any) -> int:
+            if self.kills(index_chunk.origins[part, 0].tolist()):
                 self._left = self._claims().copy()
                 raise Death
-            return fill_rows(layout, memory, stretch, part, *rest)
+            return fill_rows(layout, memory, index_chunk, part, *rest)
 
         self._filler.fill_rows = fill  # type: ignore[method-assign,assignment]
-        self._careful = Warned(self._filler, self._recipe.seed)
+        self._careful = Warned(self._filler, self._batch_spec.seed)
 
     def _claims(self) -> Any:
         block = self._tasks[0][1]

@@ -1,4 +1,4 @@
-"""Messages, ends and restarts of workers, seen from the crew's owner."""
+"""Messages, ends and restarts of workers, seen from the pool's owner."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def _echo() -> Callable[[Channel], None]:
     return echo
 
 
-def _events(crew: WorkerPool, n_events: int) -> list[Event]:
+def _events(pool: WorkerPool, n_events: int) -> list[Event]:
     """Wait for at least `n_events` events."""
     events: list[Event] = []
     while len(events) < n_events:
-        some = crew.wait(PATIENCE_S)
+        some = pool.wait(PATIENCE_S)
         assert some, f"no event came after {events}"
         events += some
     return events
 
 
-def _until_dead(crew: WorkerPool) -> list[Event]:
-    """Wait until every worker of the crew has died; give all events, the deaths among them."""
+def _until_dead(pool: WorkerPool) -> list[Event]:
+    """Wait until every worker of the pool has died; give all events, the deaths among them."""
     events: list[Event] = []
-    while sum(isinstance(event, WorkerExit) for event in events) < len(crew):
-        events += _events(crew, 1)
+    while sum(isinstance(event, WorkerExit) for event in events) < len(pool):
+        events += _events(pool, 1)
     return events
 
 
@@ -68,20 +68,20 @@ def _open_fds() -> set[str]:
 
 
 def test_messages_sent_before_the_worker_exists_are_answered() -> None:
-    with WorkerPool(2, _echo()) as crew:
-        crew.send(0, b"a")
-        crew.send(1, b"b")
-        assert set(_events(crew, 2)) == {Message(0, b"a"), Message(1, b"b")}
+    with WorkerPool(2, _echo()) as pool:
+        pool.send(0, b"a")
+        pool.send(1, b"b")
+        assert set(_events(pool, 2)) == {Message(0, b"a"), Message(1, b"b")}
 
 
 def test_messages_arrive_once_and_in_order() -> None:
-    with WorkerPool(1, _echo()) as crew:
+    with WorkerPool(1, _echo()) as pool:
         sent = [b"%d" % n for n in range(2000)]
         received = []
         for message in sent:
-            crew.send(0, message)
-            received += crew.wait(0)
-        received += _events(crew, len(sent) - len(received))
+            pool.send(0, message)
+            received += pool.wait(0)
+        received += _events(pool, len(sent) - len(received))
     assert received == [Message(0, message) for message in sent]
 
 
@@ -96,11 +96,11 @@ def test_send_keeps_what_a_worker_does_not_read_yet_and_wait_sends_it() -> None:
         channel.send(b"all")
 
     told, tell = os.pipe()
-    with WorkerPool(1, read_when_told, fds=[told]) as crew:
+    with WorkerPool(1, read_when_told, fds=[told]) as pool:
         for n in range(3000):
-            crew.send(0, b"%d" % n + b"." * 1000)
+            pool.send(0, b"%d" % n + b"." * 1000)
         os.write(tell, b"x")
-        assert _until_dead(crew)[:-1] == [Message(0, b"all")]
+        assert _until_dead(pool)[:-1] == [Message(0, b"all")]
     os.close(told)
     os.close(tell)
 
@@ -116,12 +116,12 @@ def test_descriptors_travel_both_ways_and_with_queued_messages() -> None:
                     os.close(fd)
 
     before = _open_fds()
-    with WorkerPool(1, give_back) as crew:
+    with WorkerPool(1, give_back) as pool:
         read_end, write_end = os.pipe()
         for n in range(600):
-            crew.send(0, b"%d" % n, fds=[write_end])
+            pool.send(0, b"%d" % n, fds=[write_end])
         os.close(write_end)
-        for n, event in enumerate(_events(crew, 600)[:600]):
+        for n, event in enumerate(_events(pool, 600)[:600]):
             assert isinstance(event, Message)
             assert event.data == b"%d" % n
             os.write(event.fds[0], b"%d " % n)
@@ -140,17 +140,17 @@ def test_descriptors_of_events_that_nobody_waited_for_are_closed() -> None:
         channel.recv()
 
     before = _open_fds()
-    crew = WorkerPool(1, give)
-    assert select.select([crew._held.workers[0].end], [], [], PATIENCE_S)[0]
-    crew._watch._receive(crew._held.workers[0])
-    crew.close()
+    pool = WorkerPool(1, give)
+    assert select.select([pool._held.workers[0].end], [], [], PATIENCE_S)[0]
+    pool._watch._receive(pool._held.workers[0])
+    pool.close()
     assert _open_fds() == before
 
 
 def test_recv_refuses_a_message_with_descriptors_instead_of_losing_them() -> None:
-    with WorkerPool(1, _echo()) as crew:
-        crew.send(0, b"x", fds=[0])
-        failure, _ = _until_dead(crew)
+    with WorkerPool(1, _echo()) as pool:
+        pool.send(0, b"x", fds=[0])
+        failure, _ = _until_dead(pool)
     assert isinstance(failure, Failed)
     assert "receive messages that carry descriptors with recv_fds()" in failure.text
 
@@ -158,22 +158,22 @@ def test_recv_refuses_a_message_with_descriptors_instead_of_losing_them() -> Non
 @pytest.mark.parametrize("message", [b"", b"x" * (MAX_MESSAGE_BYTES + 1)])
 def test_a_message_of_the_wrong_size_is_refused(message: bytes) -> None:
     with (
-        WorkerPool(1, _echo()) as crew,
+        WorkerPool(1, _echo()) as pool,
         pytest.raises(InvalidArgument, match=f"has {len(message)}"),
     ):
-        crew.send(0, message)
+        pool.send(0, message)
 
 
 def test_the_largest_message_is_echoed() -> None:
-    with WorkerPool(1, _echo()) as crew:
-        crew.send(0, b"x" * MAX_MESSAGE_BYTES)
-        assert _events(crew, 1) == [Message(0, b"x" * MAX_MESSAGE_BYTES)]
+    with WorkerPool(1, _echo()) as pool:
+        pool.send(0, b"x" * MAX_MESSAGE_BYTES)
+        assert _events(pool, 1) == [Message(0, b"x" * MAX_MESSAGE_BYTES)]
 
 
 def test_wait_gives_nothing_when_its_time_is_up() -> None:
-    with WorkerPool(1, _echo()) as crew:
-        assert crew.wait(0) == []
-        assert crew.wait(0.01) == []
+    with WorkerPool(1, _echo()) as pool:
+        assert pool.wait(0) == []
+        assert pool.wait(0.01) == []
 
 
 # --- deaths ---------------------------------------------------------------------------------
@@ -185,10 +185,10 @@ def test_all_messages_of_a_worker_come_before_its_death() -> None:
             channel.send(b"%d" % n)
         os._exit(0)
 
-    with WorkerPool(3, leave_at_once) as crew:
+    with WorkerPool(3, leave_at_once) as pool:
         for index in range(3):
-            crew.send(index, b"never read: the worker's end is then reset, not closed")
-        events = _until_dead(crew)
+            pool.send(index, b"never read: the worker's end is then reset, not closed")
+        events = _until_dead(pool)
     for index in range(3):
         own = [event for event in events if event.worker == index]
         assert own[:-1] == [Message(index, b"%d" % n) for n in range(200)]
@@ -208,11 +208,11 @@ def test_all_messages_of_a_worker_come_before_its_death() -> None:
 def test_an_end_without_an_exception_is_reported(
     end: str, death: tuple[int | None, int | None]
 ) -> None:
-    with WorkerPool(1, lambda channel: exec(end, {"os": os})) as crew:
-        (died,) = _until_dead(crew)
+    with WorkerPool(1, lambda channel: exec(end, {"os": os})) as pool:
+        (died,) = _until_dead(pool)
         assert isinstance(died, WorkerExit)
         assert (died.signal, died.exit_code) == death
-        assert [died.pid] == crew.pids()
+        assert [died.pid] == pool.pids()
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ def test_an_end_without_an_exception_is_reported(
 def test_an_exception_is_reported_with_its_traceback_before_the_death(
     end: str, last_line: str
 ) -> None:
-    with WorkerPool(1, lambda channel: exec(end, {"sys": __import__("sys")})) as crew:
-        failed, died = _until_dead(crew)
+    with WorkerPool(1, lambda channel: exec(end, {"sys": __import__("sys")})) as pool:
+        failed, died = _until_dead(pool)
     assert isinstance(failed, Failed)
     assert failed.text.startswith("Traceback (most recent call last):")
     assert failed.text.splitlines()[-1].startswith(last_line)
@@ -247,8 +247,8 @@ def test_a_function_that_cannot_be_unpickled_is_reported() -> None:
         def __call__(self, channel: Channel) -> None:
             pass
 
-    with WorkerPool(2, Bomb()) as crew:
-        events = _until_dead(crew)
+    with WorkerPool(2, Bomb()) as pool:
+        events = _until_dead(pool)
     texts = [event.text for event in events if isinstance(event, Failed)]
     assert len(texts) == 2
     assert all("LookupError: no such thing here" in text for text in texts)
@@ -275,8 +275,8 @@ def test_a_fork_waits_for_imports_that_another_thread_is_in_the_midst_of(
     importing.start()
     begun.wait()
     threading.Timer(0.1, go_on.set).start()
-    with WorkerPool(1, use, preload=("slow_to_import",), start="fork") as crew:
-        assert _events(crew, 1) == [Message(0, b"imported")]
+    with WorkerPool(1, use, preload=("slow_to_import",), start="fork") as pool:
+        assert _events(pool, 1) == [Message(0, b"imported")]
     importing.join()
 
 
@@ -290,8 +290,8 @@ def test_a_function_that_cannot_be_pickled_is_refused_and_nothing_is_left_open()
 
 
 def test_the_name_of_a_worker_that_is_being_started_has_no_process() -> None:
-    with WorkerPool(1, lambda channel: channel.recv()) as crew:
-        assert crew.names() == ["worker 0"]
+    with WorkerPool(1, lambda channel: channel.recv()) as pool:
+        assert pool.names() == ["worker 0"]
 
 
 def test_a_worker_that_closes_its_channel_is_not_dead_yet() -> None:
@@ -301,11 +301,11 @@ def test_a_worker_that_closes_its_channel_is_not_dead_yet() -> None:
         time.sleep(1000)
 
     read_end, write_end = os.pipe()
-    with WorkerPool(1, close_and_stay, fds=[write_end]) as crew:
+    with WorkerPool(1, close_and_stay, fds=[write_end]) as pool:
         pid = int(os.read(read_end, 100))
-        assert crew.wait(0.1) == []
+        assert pool.wait(0.1) == []
         os.kill(pid, signal.SIGTERM)
-        assert _until_dead(crew) == [WorkerExit(0, pid, signal.SIGTERM, None)]
+        assert _until_dead(pool) == [WorkerExit(0, pid, signal.SIGTERM, None)]
     os.close(read_end)
     os.close(write_end)
 
@@ -325,15 +325,15 @@ def test_a_restarted_worker_has_the_same_place_function_and_descriptors() -> Non
         channel.send(b"life %d of worker %d" % (n, channel.index))
 
     memory = os.memfd_create("lives")
-    with WorkerPool(1, count_up, fds=[memory]) as crew:
+    with WorkerPool(1, count_up, fds=[memory]) as pool:
         os.close(memory)
         pids = set()
         for n in range(1, 4):
-            message, died = _until_dead(crew)
+            message, died = _until_dead(pool)
             assert message == Message(0, b"life %d of worker 0" % n)
             assert isinstance(died, WorkerExit)
             pids.add(died.pid)
-            crew.restart(0)
+            pool.restart(0)
         assert len(pids) == 3
 
 
@@ -342,26 +342,26 @@ def test_a_message_queued_for_a_dead_worker_does_not_reach_its_successor() -> No
         message = channel.recv_fds()
         channel.send(message[0] if message else b"none")
 
-    with WorkerPool(1, answer) as crew:
-        crew.send(0, b"first")
+    with WorkerPool(1, answer) as pool:
+        pool.send(0, b"first")
         for _ in range(50):  # more than the socket takes, fewer than a process may have open
-            crew.send(0, b"unread" * 10_000, fds=[0])
-        assert _until_dead(crew)[0] == Message(0, b"first")
-        crew.restart(0)
-        crew.send(0, b"second")
-        assert _until_dead(crew)[0] == Message(0, b"second")
+            pool.send(0, b"unread" * 10_000, fds=[0])
+        assert _until_dead(pool)[0] == Message(0, b"first")
+        pool.restart(0)
+        pool.send(0, b"second")
+        assert _until_dead(pool)[0] == Message(0, b"second")
 
 
 def test_only_a_worker_that_was_reported_dead_can_be_restarted() -> None:
-    with WorkerPool(1, _echo()) as crew, pytest.raises(InvalidArgument, match="not reported dead"):
-        crew.restart(0)
+    with WorkerPool(1, _echo()) as pool, pytest.raises(InvalidArgument, match="not reported dead"):
+        pool.restart(0)
 
 
 def test_sending_to_a_worker_that_was_reported_dead_raises() -> None:
-    with WorkerPool(1, lambda channel: None) as crew:
-        _until_dead(crew)
+    with WorkerPool(1, lambda channel: None) as pool:
+        _until_dead(pool)
         with pytest.raises(WorkerDied, match="worker 0 has died and was not restarted"):
-            crew.send(0, b"x")
+            pool.send(0, b"x")
 
 
 # --- ends -----------------------------------------------------------------------------------
@@ -389,14 +389,14 @@ def _stuck(kind: str) -> Callable[[Channel], None]:
     return stuck
 
 
-def _pidfds(crew: WorkerPool) -> list[int]:
+def _pidfds(pool: WorkerPool) -> list[int]:
     """Take copies of the pidfds of all workers, which have each sent a message."""
-    _events(crew, len(crew))
+    _events(pool, len(pool))
     end_s = time.monotonic() + PATIENCE_S
-    while None in crew.pids():
-        assert time.monotonic() < end_s, f"workers are still unknown: {crew.pids()}"
-        crew.wait(0.01)
-    return [os.dup(worker.pidfd) for worker in crew._held.workers if worker.pidfd is not None]
+    while None in pool.pids():
+        assert time.monotonic() < end_s, f"workers are still unknown: {pool.pids()}"
+        pool.wait(0.01)
+    return [os.dup(worker.pidfd) for worker in pool._held.workers if worker.pidfd is not None]
 
 
 def _all_ended(pidfds: list[int]) -> bool:
@@ -408,20 +408,20 @@ def _all_ended(pidfds: list[int]) -> bool:
 
 @pytest.mark.parametrize("kind", ["idle", "in C", "sending", "asleep", "deaf"])
 def test_all_workers_are_gone_when_close_returns(kind: str) -> None:
-    crew = WorkerPool(2, _stuck(kind))
-    pidfds = _pidfds(crew)
-    crew.close()
+    pool = WorkerPool(2, _stuck(kind))
+    pidfds = _pidfds(pool)
+    pool.close()
     assert _all_ended(pidfds)
-    crew.close()
+    pool.close()
 
 
 @pytest.mark.parametrize("kind", ["idle", "in C"])
 def test_a_crew_that_is_collected_ends_its_workers(kind: str) -> None:
-    crew = WorkerPool(2, _stuck(kind))
-    pidfds = _pidfds(crew)
-    cycle: list[object] = [crew]
+    pool = WorkerPool(2, _stuck(kind))
+    pidfds = _pidfds(pool)
+    cycle: list[object] = [pool]
     cycle.append(cycle)
-    del crew, cycle
+    del pool, cycle
     gc.collect()
     assert _all_ended(pidfds)
 
@@ -435,57 +435,57 @@ def test_a_crew_can_be_closed_before_its_workers_exist() -> None:
 
 
 def test_a_closed_crew_says_so() -> None:
-    crew = WorkerPool(1, _echo())
-    crew.close()
-    for use in (lambda: crew.wait(0), lambda: crew.send(0, b"x"), lambda: crew.restart(0)):
+    pool = WorkerPool(1, _echo())
+    pool.close()
+    for use in (lambda: pool.wait(0), lambda: pool.send(0, b"x"), lambda: pool.restart(0)):
         with pytest.raises(ClosedError, match="stopped by close"):
             use()
 
 
 def test_close_in_another_thread_ends_a_wait() -> None:
-    crew = WorkerPool(1, _stuck("asleep"))
-    _events(crew, 1)
+    pool = WorkerPool(1, _stuck("asleep"))
+    _events(pool, 1)
     inside = threading.Event()
     errors = []
 
     def wait() -> None:
         inside.set()
         try:
-            crew.wait()
+            pool.wait()
         except ClosedError as error:
             errors.append(error)
 
     thread = threading.Thread(target=wait)
     thread.start()
     inside.wait(PATIENCE_S)
-    crew.close()
+    pool.close()
     thread.join(PATIENCE_S)
     assert len(errors) == 1
 
 
 def test_close_in_a_signal_handler_ends_the_wait_that_it_interrupts() -> None:
-    crew = WorkerPool(1, _stuck("asleep"))
-    _events(crew, 1)
+    pool = WorkerPool(1, _stuck("asleep"))
+    _events(pool, 1)
 
     def close(number: int, frame: FrameType | None) -> None:
-        crew.close()
+        pool.close()
 
     before = signal.signal(signal.SIGALRM, close)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(ClosedError):
-            crew.wait(PATIENCE_S)
+            pool.wait(PATIENCE_S)
     finally:
         signal.signal(signal.SIGALRM, before)
 
 
 def test_close_in_several_threads_at_once_returns_when_the_workers_are_gone() -> None:
-    crew = WorkerPool(2, _stuck("asleep"))
-    pidfds = _pidfds(crew)
+    pool = WorkerPool(2, _stuck("asleep"))
+    pidfds = _pidfds(pool)
     ended = []
 
     def close() -> None:
-        crew.close()
+        pool.close()
         ended.append(all(select.select([pidfd], [], [], 0)[0] for pidfd in pidfds))
 
     threads = [threading.Thread(target=close) for _ in range(4)]
@@ -501,29 +501,29 @@ def test_close_in_several_threads_at_once_returns_when_the_workers_are_gone() ->
 def test_sixty_crews_one_after_the_other_leak_no_descriptor() -> None:
     before = _open_fds()
     for n in range(60):
-        crew = WorkerPool(1, _echo())
+        pool = WorkerPool(1, _echo())
         if n % 2:
-            crew.send(0, b"x")
-            _events(crew, 1)
+            pool.send(0, b"x")
+            _events(pool, 1)
         if n % 3:
-            crew.close()
-        del crew
+            pool.close()
+        del pool
     assert _open_fds() == before
 
 
 def test_many_crews_live_side_by_side() -> None:
     crews = [WorkerPool(2, _echo()) for _ in range(20)]
-    for n, crew in enumerate(crews):
-        crew.send(n % 2, b"%d" % n)
-    for n, crew in enumerate(crews):
-        assert _events(crew, 1) == [Message(n % 2, b"%d" % n)]
-    for crew in crews[::2]:
-        crew.close()
-    for n, crew in enumerate(crews):
+    for n, pool in enumerate(crews):
+        pool.send(n % 2, b"%d" % n)
+    for n, pool in enumerate(crews):
+        assert _events(pool, 1) == [Message(n % 2, b"%d" % n)]
+    for pool in crews[::2]:
+        pool.close()
+    for n, pool in enumerate(crews):
         if n % 2:
-            crew.send(0, b"y")
-            assert _events(crew, 1) == [Message(0, b"y")]
-            crew.close()
+            pool.send(0, b"y")
+            assert _events(pool, 1) == [Message(0, b"y")]
+            pool.close()
 
 
 def test_ctrl_c_inside_wait_loses_and_doubles_no_message() -> None:
@@ -546,14 +546,14 @@ def test_ctrl_c_inside_wait_loses_and_doubles_no_message() -> None:
     numbers: list[int] = []
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with WorkerPool(1, count) as crew:
+        with WorkerPool(1, count) as pool:
             # Far above what one `wait` takes, or none would ever get through.
             signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
             is_dead, end_s = False, time.monotonic() + PATIENCE_S
             while not is_dead:
                 assert time.monotonic() < end_s, f"only {len(numbers)} messages came"
                 with contextlib.suppress(KeyboardInterrupt):
-                    events = crew.wait()
+                    events = pool.wait()
                     numbers += [int(event.data) for event in events if isinstance(event, Message)]
                     is_dead = any(isinstance(event, WorkerExit) for event in events)
             signal.setitimer(signal.ITIMER_REAL, 0)

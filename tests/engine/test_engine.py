@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100) -> Engine:
     """Make an engine with a budget of n blocks."""
-    recipe = BatchSpec(
+    batch_spec = BatchSpec(
         path=folder,
         fields=tuple(TWO_FIELDS),
         block_rows=BATCH,
@@ -52,7 +52,7 @@ def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100
         transform=None,
         takes_rng=False,
     )
-    made = Engine(recipe, n_workers=n_workers, prefetch=prefetch, memory_bytes=blocks * 65_536)
+    made = Engine(batch_spec, n_workers=n_workers, prefetch=prefetch, memory_bytes=blocks * 65_536)
     made.open(ShardDataset(folder))
     return made
 
@@ -274,7 +274,7 @@ def test_another_dataset_in_the_place_of_the_opened_one_is_never_read(tmp_path: 
         assert len(list(loader)) == 10
         path.unlink()
         path.symlink_to(tmp_path / "other")
-        (pid,) = loader._engine._staff._crew.pids()  # type: ignore[union-attr]
+        (pid,) = loader._engine._staff._pool.pids()  # type: ignore[union-attr]
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         for _ in range(3):

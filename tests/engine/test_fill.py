@@ -48,8 +48,8 @@ def dataset(datasets: dict[int, ShardDataset]) -> ShardDataset:
     return datasets[3]
 
 
-def recipe_for(dataset: ShardDataset, **changes: Any) -> BatchSpec:
-    recipe = BatchSpec(
+def batch_spec_for(dataset: ShardDataset, **changes: Any) -> BatchSpec:
+    batch_spec = BatchSpec(
         path=dataset.path,
         fields=tuple(dataset.schema),
         block_rows=8,
@@ -61,7 +61,7 @@ def recipe_for(dataset: ShardDataset, **changes: Any) -> BatchSpec:
         transform=None,
         takes_rng=False,
     )
-    return replace(recipe, **changes)
+    return replace(batch_spec, **changes)
 
 
 class Filling:
@@ -69,14 +69,14 @@ class Filling:
 
     def __init__(self, dataset: ShardDataset, *, spare_bytes: int = 0, **changes: Any) -> None:
         passes = changes.pop("passes", ())
-        self.recipe = recipe_for(dataset, **changes)
-        self.filler = Filler(self.recipe, dataset, passes)
-        self.layout: BlockLayout = self.recipe.lay_out(self.filler.schemas())
+        self.batch_spec = batch_spec_for(dataset, **changes)
+        self.filler = Filler(self.batch_spec, dataset, passes)
+        self.layout: BlockLayout = self.batch_spec.lay_out(self.filler.schemas())
         self.block = Block(0, self.layout.heap + spare_bytes)
         self.block.bytes[:] = 0xA5
 
     def fill(self, epoch: int = 0, step: int = 0) -> Batch:
-        partition = RankPartition(self.recipe.n_samples, 0, self.recipe.block_rows)
+        partition = RankPartition(self.batch_spec.n_samples, 0, self.batch_spec.block_rows)
         plan = EpochPlan(epoch, partition)
         n_rows, heap = self.filler.fill(self.layout, self.block, plan, step)
         assert len(self.block.bytes) >= self.layout.heap + heap
@@ -348,13 +348,13 @@ def test_the_schema_is_that_of_the_first_sample_whoever_asks(
 
 def test_an_empty_dataset_never_runs_the_transform(tmp_path: Path) -> None:
     with ShardDataset(write_dataset(tmp_path / "d", 0, 1)) as dataset:
-        recipe = recipe_for(dataset, transform=lambda sample: 1 / 0)
-        assert Filler(recipe, dataset).batch_schema() == dataset.schema
+        batch_spec = batch_spec_for(dataset, transform=lambda sample: 1 / 0)
+        assert Filler(batch_spec, dataset).batch_schema() == dataset.schema
 
 
 def test_without_a_transform_the_schema_is_that_of_the_fields(dataset: ShardDataset) -> None:
-    recipe = recipe_for(dataset, fields=("note", "meta"))
-    assert Filler(recipe, dataset).batch_schema() == Schema({"note": Text(), "meta": Json()})
+    batch_spec = batch_spec_for(dataset, fields=("note", "meta"))
+    assert Filler(batch_spec, dataset).batch_schema() == Schema({"note": Text(), "meta": Json()})
 
 
 # Transforms that fail. Sample 20 is number 4 of the second shard, which begins at 16.
@@ -430,13 +430,13 @@ def test_exceptions_that_pass_are_not_the_transforms(dataset: ShardDataset, fill
 def test_a_transform_that_fails_on_the_first_sample_is_named_when_the_schema_is_asked_for(
     dataset: ShardDataset,
 ) -> None:
-    filler = Filler(recipe_for(dataset, transform=failing_at(0, ValueError("first"))), dataset)
+    filler = Filler(batch_spec_for(dataset, transform=failing_at(0, ValueError("first"))), dataset)
     with pytest.raises(TransformError, match=r"sample 0 of shard 000000-000\.shard"):
         filler.batch_schema()
 
 
 def test_a_first_sample_that_no_batch_can_hold_is_named(dataset: ShardDataset) -> None:
-    filler = Filler(recipe_for(dataset, transform=lambda sample: {"x": object()}), dataset)
+    filler = Filler(batch_spec_for(dataset, transform=lambda sample: {"x": object()}), dataset)
     with pytest.raises(TransformError, match=r"'x'.*cannot be put into a batch[^$]*sample 0"):
         filler.batch_schema()
 

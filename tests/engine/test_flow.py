@@ -268,7 +268,7 @@ def test_failures_are_left_out_up_to_max_skips_and_counted() -> None:
         found = [number for number, _ in drive(flow, range(12))]
         assert found == [i for i in range(12) if i % 4]
         assert (flow.stats.n_taken, flow.stats.n_skipped) == (9, 3)
-    assert [(s.index, s.item, s.error) for s in flow.lenience.skipped] == [
+    assert [(s.index, s.item, s.error) for s in flow.error_budget.skipped] == [
         (i, str(i), "ZeroDivisionError") for i in (0, 4, 8)
     ]
     with pytest.raises(TooManySkipped, match=r"3 items failed; max_skips allows 2.*item 8 \(8\)"):

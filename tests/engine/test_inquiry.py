@@ -26,8 +26,8 @@ DEATHS = [WorkerLost(worker, f"worker {worker} was killed by signal 9", 9) for w
 class Scripted(InlineWorker):
     """Workers that say what a test has written down, one list per wait."""
 
-    def __init__(self, recipe: BatchSpec, script: list[list[TaskResult | WorkerLost]]) -> None:
-        super().__init__(recipe)
+    def __init__(self, batch_spec: BatchSpec, script: list[list[TaskResult | WorkerLost]]) -> None:
+        super().__init__(batch_spec)
         self.script, self.given = script, list[Task]()
         self.n_at_work, self.now_s = len(script), 0.0
 
@@ -50,7 +50,7 @@ def dataset(tmp_path: Path) -> Iterator[ShardDataset]:
 def inquiry(
     dataset: ShardDataset, script: list[list[TaskResult | WorkerLost]], *, skips: bool = False
 ) -> tuple[SchemaProbe, Scripted]:
-    recipe = BatchSpec(
+    batch_spec = BatchSpec(
         path=dataset.path,
         fields=tuple(TWO_FIELDS),
         block_rows=2,
@@ -63,8 +63,8 @@ def inquiry(
         takes_rng=False,
         skips=skips,
     )
-    staff = Scripted(recipe, script)
-    return SchemaProbe(recipe, dataset, staff), staff
+    staff = Scripted(batch_spec, script)
+    return SchemaProbe(batch_spec, dataset, staff), staff
 
 
 def test_a_worker_that_dies_after_its_answer_is_not_asked_again(dataset: ShardDataset) -> None:

@@ -39,11 +39,11 @@ def test_a_step_has_its_samples_whoever_does_which(
         steps = list(range(plan.partition.first_step, plan.partition.last_step))
         # Its own ones, and now and then one of another.
         for step in [*steps[::n_workers], *steps[1:30], *steps[-5:]]:
-            stretch, part = itinerary.stretch(plan, step)
+            index_chunk, part = itinerary.index_chunk(plan, step)
             start, stop = plan.partition.read(step)
             expected = order.at(plan.partition.positions(step, step + 1)).tolist()
             assert len(expected) == stop - start
-            assert stretch.rows[part].tolist() == expected
+            assert index_chunk.rows[part].tolist() == expected
 
 
 def test_a_worker_works_out_its_own_steps_alone(folder: str) -> None:
@@ -51,6 +51,6 @@ def test_a_worker_works_out_its_own_steps_alone(folder: str) -> None:
         itinerary = IndexPlanner(dataset, shuffle=True, seed=5)
         itinerary.n_workers = 4
         plan = EpochPlan(0, RankPartition(N, 0, 16))
-        found = {id(itinerary.stretch(plan, step)[0]) for step in range(1, N // 16, 4)}
+        found = {id(itinerary.index_chunk(plan, step)[0]) for step in range(1, N // 16, 4)}
         assert len(found) == 1, "a quarter of the epoch is less than what is worked out at a time"
-        assert len(itinerary.stretch(plan, 1)[0].rows) <= N // 4 + 16
+        assert len(itinerary.index_chunk(plan, 1)[0].rows) <= N // 4 + 16

@@ -17,8 +17,10 @@ from tests.loading import PATIENCE_S
 
 def test_behind_a_failure_the_stages_before_it_begin_nothing_any_more() -> None:
     first, second = (
-        PipeStep(user_call("function", function), "function", 1, in_order=True, crew=crew)
-        for crew, function in (("a", lambda item: item), ("b", lambda item: 1 // item))
+        PipeStep(
+            user_call("function", function), "function", 1, in_order=True, thread_group=thread_group
+        )
+        for thread_group, function in (("a", lambda item: item), ("b", lambda item: 1 // item))
     )
     with PipelineRunner([1, 0, 1], [first, second], hire=hire, n_buffered=3) as line:
         deadline_s = time.monotonic() + PATIENCE_S

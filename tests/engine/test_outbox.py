@@ -182,7 +182,7 @@ def test_a_sample_that_is_lost_is_an_error(head: bytes, said: str) -> None:
         most_bytes=1,
         timeout_s=None,
         start="zygote",
-        lenience=ErrorBudget(None),
+        error_budget=ErrorBudget(None),
         say=lambda line: None,
     ) as gathering:
         gathering._saved.append([head])

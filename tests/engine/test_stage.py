@@ -28,11 +28,11 @@ def _values(stage: Stage | ListBatcher) -> list[Any]:
 def _drive(stage: Stage, n_items: int, draw: Any) -> list[Any]:
     """Put items through a stage, of which each gives `item % 3` results, in any order of events."""
     waiting, running, taken = list(range(n_items)), list[StageJob](), []
-    while not (stage.is_over and stage.has_told_end):
+    while not (stage.is_over and stage.has_reported_end):
         events: list[Any] = []
         if waiting and stage.has_room:
             events.append("put")
-        if not waiting and not stage.has_told_end:
+        if not waiting and not stage.has_reported_end:
             events.append("end")
         if stage.has_work:
             events.append("begin")
@@ -44,7 +44,7 @@ def _drive(stage: Stage, n_items: int, draw: Any) -> list[Any]:
                 stage.put(_entry(waiting.pop(0)))
             case "end":
                 stage.end(None)
-                stage.has_told_end = True
+                stage.has_reported_end = True
             case "begin":
                 job = stage.begin()
                 assert job is not None

@@ -29,10 +29,14 @@ FILLED, QUICK, FAILED, CANCELLED = Status.FILLED, Status.QUICK, Status.FAILED, S
 class Scripted(BatchWorker):
     """A worker that does nothing, and whose tasks end as they are told."""
 
-    def __init__(self, ends: list[tuple[Status, bytes]], recipe: BatchSpec, fd: int) -> None:
+    def __init__(self, ends: list[tuple[Status, bytes]], batch_spec: BatchSpec, fd: int) -> None:
         self.sent: list[bytes] = []
         self._send = self.sent.append
-        self._ends, self._recipe, self._kept = ends, recipe, ReplyBuffer(mmap.mmap(fd, 0), 1)
+        self._ends, self._batch_spec, self._kept = (
+            ends,
+            batch_spec,
+            ReplyBuffer(mmap.mmap(fd, 0), 1),
+        )
 
     def _do(self, task: Task) -> tuple[int, bytes]:
         status, rest = self._ends[task.step]
@@ -41,9 +45,9 @@ class Scripted(BatchWorker):
 
 def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int, int, bytes]]]:
     """Return status, step and rest of each message that a worker sends for these tasks."""
-    recipe = BatchSpec("set", ("x",), 1, 9, False, 0, "first", "mmap", None, False, **options)
+    batch_spec = BatchSpec("set", ("x",), 1, 9, False, 0, "first", "mmap", None, False, **options)
     fd = kept_file(2)
-    worker = Scripted(list(ends), recipe, fd)
+    worker = Scripted(list(ends), batch_spec, fd)
     os.close(fd)
     tasks = [Task(RequestKind.FILL, 0, 0, 0, step, 0, 0) for step in range(len(ends))]
     worker.take(b"".join(pack_task(*task) for task in tasks), ())

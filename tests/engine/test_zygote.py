@@ -32,10 +32,10 @@ PATIENCE_S = 30.0
 
 @pytest.fixture
 def warm_zygote() -> Iterator[int]:
-    """Keep one crew open, so that the others find a zygote that is running; gives its pidfd."""
-    with WorkerPool(1, lambda channel: channel.recv()) as crew:
-        assert crew._held.zygote is not None
-        yield crew._held.zygote.pidfd
+    """Keep one pool open, so that the others find a zygote that is running; gives its pidfd."""
+    with WorkerPool(1, lambda channel: channel.recv()) as pool:
+        assert pool._held.zygote is not None
+        yield pool._held.zygote.pidfd
 
 
 def _asked(
@@ -46,8 +46,8 @@ def _asked(
     def work(channel: Channel) -> None:
         channel.send(json.dumps(answer(channel)).encode())
 
-    with WorkerPool(1, work, fds=fds, preload=preload) as crew:
-        event = crew.wait(PATIENCE_S)[0]  # its WorkerExit may be there as well
+    with WorkerPool(1, work, fds=fds, preload=preload) as pool:
+        event = pool.wait(PATIENCE_S)[0]  # its WorkerExit may be there as well
         assert isinstance(event, Message), event
         return json.loads(event.data)
 
@@ -116,8 +116,8 @@ def test_a_worker_holds_no_descriptor_but_its_own() -> None:
 
     others = [WorkerPool(2, lambda channel: channel.recv()) for _ in range(3)]
     assert _asked(held, fds=(0, 1)) == []
-    for crew in others:
-        crew.close()
+    for pool in others:
+        pool.close()
 
 
 @pytest.mark.usefixtures("warm_zygote")
@@ -128,9 +128,9 @@ def test_workers_draw_different_random_numbers() -> None:
         channel.send(f"{np.random.randint(2**31)} {random.random()}".encode())
 
     draws: set[bytes] = set()
-    with WorkerPool(4, draw) as crew:
+    with WorkerPool(4, draw) as pool:
         while len(draws) < 4:
-            events = crew.wait(PATIENCE_S)
+            events = pool.wait(PATIENCE_S)
             assert events
             draws |= {event.data for event in events if isinstance(event, Message)}
     assert len({draw.split()[0] for draw in draws}) == 4
@@ -203,26 +203,26 @@ def test_after_the_loss_of_the_zygote_every_worker_is_dead_and_can_be_restarted(
         while (message := channel.recv()) is not None:
             channel.send(message)
 
-    def answers(crew: WorkerPool) -> set[Event]:
+    def answers(pool: WorkerPool) -> set[Event]:
         events: set[Event] = set()
         while len(events) < 2:
-            some = crew.wait(PATIENCE_S)
+            some = pool.wait(PATIENCE_S)
             assert some
             events.update(some)
         return events
 
-    with WorkerPool(2, echo) as crew:
+    with WorkerPool(2, echo) as pool:
         for lifetime in range(2):
             for index in range(2):
-                crew.send(index, b"x")
-            assert answers(crew) == {Message(0, b"x"), Message(1, b"x")}
-            zygote = crew._held.zygote
+                pool.send(index, b"x")
+            assert answers(pool) == {Message(0, b"x"), Message(1, b"x")}
+            zygote = pool._held.zygote
             assert zygote is not None
             os.kill(zygote.pid, signal.SIGKILL)
-            deaths = {(e.worker, e.signal) for e in answers(crew) if isinstance(e, WorkerExit)}
+            deaths = {(e.worker, e.signal) for e in answers(pool) if isinstance(e, WorkerExit)}
             assert deaths == {(0, signal.SIGKILL), (1, signal.SIGKILL)}, f"in lifetime {lifetime}"
             for index in range(2):
-                crew.restart(index)
+                pool.restart(index)
 
 
 def test_a_release_inside_an_acquire_is_done_afterwards() -> None:
@@ -246,9 +246,9 @@ def test_an_interpreter_that_cannot_be_executed_is_named(monkeypatch: pytest.Mon
 
 def test_a_zygote_that_fails_to_start_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with WorkerPool(2, lambda channel: None) as crew:
+    with WorkerPool(2, lambda channel: None) as pool:
         with pytest.raises(UnsupportedEnvironment, match="ended with exit code 1"):
-            crew.wait(PATIENCE_S)
+            pool.wait(PATIENCE_S)
 
 
 def test_a_kernel_without_pidfds_is_unsuitable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_a_module_that_is_missing_in_the_worker_is_named_by_its_failure() -> Non
         def __call__(self, channel: Channel) -> None:
             pass
 
-    with WorkerPool(1, Needs()) as crew:
-        (failed,) = crew.wait(PATIENCE_S)[:1]
+    with WorkerPool(1, Needs()) as pool:
+        (failed,) = pool.wait(PATIENCE_S)[:1]
         assert isinstance(failed, Failed)
         assert "No module named 'this_is_nothing'" in failed.text

@@ -129,9 +129,9 @@ def test_what_a_worker_had_sent_before_it_died_is_handed_over(
         else:
             arrived.append(message)
     monkeypatch.setattr(box, "take", lambda: arrived.pop(0) if arrived else take())
-    os.kill(loader._crew.pids()[0], signal.SIGKILL)
+    os.kill(loader._pool.pids()[0], signal.SIGKILL)
     while loader._loss is None:  # the death is seen before the rest is
-        assert select.select([loader._crew], [], [], PATIENCE_S)[0]
+        assert select.select([loader._pool], [], [], PATIENCE_S)[0]
         loader._look()
     assert [next(loader), next(loader)] == [1, 2]
     with pytest.raises(WorkerDied, match="signal 9, after 3 samples of it"):
@@ -145,7 +145,7 @@ def test_a_worker_that_wanted_a_block_and_has_come_to_its_end_since_is_sent_none
     while 0 in loader._going:
         next(loader)
     late = Message(0, WANT)
-    monkeypatch.setattr(loader._crew, "wait", lambda timeout_s: [late])
+    monkeypatch.setattr(loader._pool, "wait", lambda timeout_s: [late])
     loader._look()
     assert not loader._supply._n_each
     loader.close()
@@ -157,7 +157,7 @@ def test_a_death_while_the_others_get_ready_is_told_as_such(
     loader: Any = iter(MultiLoader(Endless(), 2))
     death = WorkerExit(1, 7, 9, None)
     events = [Message(1, READY), death, Message(0, READY)]
-    monkeypatch.setattr(loader._crew, "wait", lambda timeout_s: events)
+    monkeypatch.setattr(loader._pool, "wait", lambda timeout_s: events)
     with pytest.raises(WorkerDied, match="signal 9, after 0 samples of it"):
         next(loader)
 
@@ -180,7 +180,7 @@ def test_too_few_files_for_the_workers_are_an_error_and_do_not_end_the_program(
 def test_a_worker_that_is_killed_while_main_waits_is_noticed() -> None:
     loader = iter(MultiLoader(Count(5, 2, hang), 1))
     assert [next(loader), next(loader)] == [0, 1]
-    (pid,) = loader._crew.pids()  # type: ignore[attr-defined]
+    (pid,) = loader._pool.pids()  # type: ignore[attr-defined]
     threading.Thread(target=os.kill, args=(pid, signal.SIGKILL)).start()
     with pytest.raises(WorkerDied, match="worker 0 .* signal 9, after 2 samples of it"):
         next(loader)
@@ -189,7 +189,7 @@ def test_a_worker_that_is_killed_while_main_waits_is_noticed() -> None:
 def test_a_worker_that_is_killed_is_noticed_while_the_others_never_stop() -> None:
     loader = iter(MultiLoader(Endless(), 2, memory_bytes=100_000))
     next(loader)
-    os.kill(loader._crew.pids()[0], signal.SIGKILL)  # type: ignore[attr-defined]
+    os.kill(loader._pool.pids()[0], signal.SIGKILL)  # type: ignore[attr-defined]
     with pytest.raises(WorkerDied, match="worker 0"):
         for _ in loader:
             pass
@@ -262,7 +262,7 @@ from shardio._workers.processes.worker_pool import WorkerPool
 from shardio._workers.tasks.messages import Receiver
 Receiver.hide = lambda inbox: None
 entrust = WorkerPool.entrust
-WorkerPool.entrust = lambda crew, folder: folder and entrust(crew, folder)
+WorkerPool.entrust = lambda pool, folder: folder and entrust(pool, folder)
 """
 
 

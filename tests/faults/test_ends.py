@@ -27,16 +27,16 @@ def work(channel):
     channel.send(b"up")
     {busy}
 
-def ready(crew):
+def ready(pool):
     n_up = 0
-    while n_up < len(crew):
-        n_up += sum(isinstance(event, Message) for event in crew.wait())
-    return crew
+    while n_up < len(pool):
+        n_up += sum(isinstance(event, Message) for event in pool.wait())
+    return pool
 
 {then}
 """
 
-START = "crew = ready(WorkerPool(2, work))\n"
+START = "pool = ready(WorkerPool(2, work))\n"
 STAY = START + "print('ready', flush=True)\ntime.sleep(1000)"
 
 
@@ -54,9 +54,9 @@ def _program(then: str, busy: str = "asleep") -> list[str]:
 @pytest.mark.parametrize(
     ("then", "exit_code"),
     [
-        pytest.param("crew.close(); crew.close()", 0, id="close, twice"),
+        pytest.param("pool.close(); pool.close()", 0, id="close, twice"),
         pytest.param("pass", 0, id="end of the program"),
-        pytest.param("del crew; print('gone', len(launch._released))", 0, id="garbage collection"),
+        pytest.param("del pool; print('gone', len(launch._released))", 0, id="garbage collection"),
         pytest.param("raise ValueError('oops')", 1, id="exception"),
         pytest.param("sys.exit(3)", 3, id="sys.exit"),
         pytest.param("os._exit(4)", 4, id="os._exit"),
@@ -88,13 +88,13 @@ def test_no_process_is_left_after_a_signal(
 
 def test_ctrl_c_while_the_zygote_starts_reaches_main_alone(stage: Scene) -> None:
     then = """
-crew = WorkerPool(1, work)
+pool = WorkerPool(1, work)
 os.killpg(0, signal.SIGINT)
 """
     main = stage.start(
         _program(
             f"try:{then.replace(chr(10), chr(10) + '    ')}\n"
-            "except KeyboardInterrupt: ready(crew); print('up', flush=True)"
+            "except KeyboardInterrupt: ready(pool); print('up', flush=True)"
         )
     )
     assert line(main) == "up"
@@ -105,11 +105,11 @@ os.killpg(0, signal.SIGINT)
 @pytest.mark.parametrize("busy", BUSY)
 def test_workers_die_with_the_zygote_and_main_hears_of_each(stage: Scene, busy: str) -> None:
     then = """
-crew = ready(WorkerPool(3, work))
+pool = ready(WorkerPool(3, work))
 os.kill(launch._current.pid, signal.SIGKILL)
 deaths = []
 while len(deaths) < 3:
-    deaths += [event for event in crew.wait() if isinstance(event, WorkerExit)]
+    deaths += [event for event in pool.wait() if isinstance(event, WorkerExit)]
 print(sorted((death.worker, death.signal) for death in deaths), flush=True)
 time.sleep(1000)
 """
@@ -144,7 +144,7 @@ def test_close_works_while_a_fork_of_main_holds_every_socket(stage: Scene, busy:
 fork_pid = os.fork()
 if not fork_pid:
     time.sleep(1000)
-crew.close()
+pool.close()
 print(fork_pid, flush=True)
 time.sleep(1000)
 """
@@ -160,19 +160,19 @@ def echo(channel):
     while (message := channel.recv()) is not None:
         channel.send(message)
 
-crew = WorkerPool(2, echo)
+pool = WorkerPool(2, echo)
 fork_pid = os.fork()
 if not fork_pid:
     try:
-        crew.wait()
+        pool.wait()
     except RuntimeError as error:
         print(type(error).__name__, str(error).startswith("these workers belong to"), flush=True)
-    crew.close()
-    del crew
+    pool.close()
+    del pool
     sys.exit(0)  # runs the finalizers that the fork has inherited
 os.waitpid(fork_pid, 0)
-crew.send(1, b"still here")
-print(crew.wait()[0].data.decode(), flush=True)
+pool.send(1, b"still here")
+print(pool.wait()[0].data.decode(), flush=True)
 """
     main = stage.start(_program(then))
     assert line(main) == "ClosedError True"
@@ -217,7 +217,7 @@ def test_a_daemon_thread_in_wait_does_not_hold_up_the_end(stage: Scene) -> None:
     then = (
         START
         + """
-threading.Thread(target=crew.wait, daemon=True).start()
+threading.Thread(target=pool.wait, daemon=True).start()
 """
     )
     main = stage.start(_program(then))
@@ -236,10 +236,10 @@ SHIPPED = """
 from shardio._workers.processes.worker_pool import WorkerPool, Message
 offset = 40
 {define}
-crew = WorkerPool(2, {name})
+pool = WorkerPool(2, {name})
 answers = set()
 while len(answers) < 2:
-    answers.update(e.data.decode() for e in crew.wait() if isinstance(e, Message))
+    answers.update(e.data.decode() for e in pool.wait() if isinstance(e, Message))
 print(sorted(answers), flush=True)
 """
 

@@ -130,7 +130,7 @@ def test_a_loader_works_again_after_its_workers_could_not_be_replaced(folder: st
         for _ in range(2):
             with pytest.MonkeyPatch.context() as patch:
 
-                def refuse(crew: WorkerPool, timeout_s: float | None = None) -> Any:
+                def refuse(pool: WorkerPool, timeout_s: float | None = None) -> Any:
                     raise UnsupportedEnvironment("workers die before they answer anything")
 
                 patch.setattr(WorkerPool, "wait", refuse)

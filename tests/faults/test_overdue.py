@@ -174,7 +174,7 @@ def test_a_worker_is_starting_until_it_has_opened_the_dataset(
         for batch in loader:
             assert not workers.is_starting
             assert len(batch["label"]) == BATCH
-        (pid,) = workers._crew.pids()
+        (pid,) = workers._pool.pids()
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         while not workers.is_starting:

@@ -365,11 +365,11 @@ def test_a_ring_keeps_the_latest_batches_of_each_worker() -> None:
 
 
 def test_a_lap_tells_the_loops_parts_by_its_moments() -> None:
-    lap = IterationTimer(began_ns=1000, ended_ns=1100)
-    lap.entered_ns, lap.left_ns, lap.waited_ns = 10 + 60, 40 + 80, 20
+    timer = IterationTimer(began_ns=1000, ended_ns=1100)
+    timer.entered_ns, timer.left_ns, timer.waited_ns = 10 + 60, 40 + 80, 20
     words = np.zeros(8, np.uint64)
     words[0], words[2] = 2, 30 + 50  # filled two; at 30 and at 50
-    found = lap.stats(RankPartition(16, 0, 8), 2, 4, words)
+    found = timer.stats(RankPartition(16, 0, 8), 2, 4, words)
     assert found.elapsed_s == pytest.approx(100e-9)
     assert found.waiting_s == pytest.approx(20e-9)
     assert found.hand_over_s == pytest.approx(30e-9)

@@ -118,16 +118,16 @@ def test_a_killed_worker_is_replaced_in_the_way_it_was_started(
 ) -> None:
     options = {"start_method": start_method, "transform": draw}
     with _loader(folder, **options) as loader, _loader(folder, num_workers=0, **options) as other:
-        crew: Any = loader._engine._staff._crew  # type: ignore[union-attr]
+        pool: Any = loader._engine._staff._pool  # type: ignore[union-attr]
         for is_killing in (False, True, True):
             steps = iter(loader)
             found = [bits(next(steps))]
-            pid = crew.pids()[0]
+            pid = pool.pids()[0]
             if is_killing:
                 os.kill(pid, signal.SIGKILL)
             found += [bits(batch) for batch in steps]
             assert found == [bits(batch) for batch in other]
-            while is_killing and crew.pids()[0] in (pid, None):  # it had answered all it was asked
+            while is_killing and pool.pids()[0] in (pid, None):  # it had answered all it was asked
                 assert [bits(batch) for batch in loader] == [bits(batch) for batch in other]
 
 
@@ -140,7 +140,7 @@ def test_a_zygote_of_the_crews_own_that_is_killed_is_replaced(
         for batch in loader:
             seen += batch.indices.tolist()
             if batch.step == 1:
-                zygote = loader._engine._staff._crew._held.zygote  # type: ignore[union-attr]
+                zygote = loader._engine._staff._pool._held.zygote  # type: ignore[union-attr]
                 assert zygote is not None and zygote is not zygote_client._current
                 os.kill(zygote.pid, signal.SIGKILL)
     assert seen == list(range(N))

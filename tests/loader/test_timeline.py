@@ -99,9 +99,9 @@ def test_without_a_batch_there_is_a_drawing_that_says_so() -> None:
 
 
 def test_what_is_timed_one_in_seven_never_exceeds_the_batch() -> None:
-    lap = IterationTimer(began_ns=1_000)
-    lap.moments.append(Timestamps(3, 1_500, 200, 2_500))
-    found = timeline_of("epoch 0", [[FillRecord(1_000, 3, 1_100, 2_100, 900, 300, 0)]], lap)
+    timer = IterationTimer(began_ns=1_000)
+    timer.moments.append(Timestamps(3, 1_500, 200, 2_500))
+    found = timeline_of("epoch 0", [[FillRecord(1_000, 3, 1_100, 2_100, 900, 300, 0)]], timer)
     (filled,) = found.workers[0]
     assert filled.phases_s[CHECKING] == pytest.approx(900e-9)
     assert sum(filled.phases_s.values()) == pytest.approx(1e-6)

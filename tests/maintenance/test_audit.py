@@ -222,7 +222,7 @@ def test_an_error_keeps_its_place_and_takes_the_rest_from_the_block() -> None:
 
 
 class OneDeath:
-    """A crew of one whose worker dies of `signal` at the first shard, or fails."""
+    """A pool of one whose worker dies of `signal` at the first shard, or fails."""
 
     def __init__(self, death: int | None) -> None:
         self.death, self.restarted = death, 0
@@ -248,22 +248,22 @@ class OneDeath:
         return [Message(0, piece) for piece in pieces]
 
 
-def work(crew: Any, dataset: Path) -> dict[str, Any]:
+def work(pool: Any, dataset: Path) -> dict[str, Any]:
     tally = runner._Tally(dataset, shard_names(dataset), None)
-    runner._Foreman(crew, dataset, tally).run()
+    runner._ShardScheduler(pool, dataset, tally).run()
     return tally.examined
 
 
 def test_a_shard_whose_bytes_kill_the_worker_is_a_finding_and_the_rest_is_checked(
     dataset: Path,
 ) -> None:
-    crew = OneDeath(signal.SIGBUS)
-    examined = work(crew, dataset)
+    pool = OneDeath(signal.SIGBUS)
+    examined = work(pool, dataset)
     first, *others = shard_names(dataset)
     assert [f.code for f in examined[first].findings] == ["unreadable"]
     assert [examined[name].n_samples for name in others] == [4] * (N_SHARDS - 1)
     assert len({examined[name].id for name in others}) == N_SHARDS - 1
-    assert crew.restarted == 1
+    assert pool.restarted == 1
 
 
 def test_a_worker_that_is_killed_by_somebody_is_no_finding(dataset: Path) -> None:
@@ -272,10 +272,10 @@ def test_a_worker_that_is_killed_by_somebody_is_no_finding(dataset: Path) -> Non
 
 
 def test_a_worker_that_fails_tells_how(dataset: Path) -> None:
-    crew = OneDeath(None)
-    crew.wait = lambda: [Failed(0, "Traceback: it broke")]  # type: ignore[method-assign]
+    pool = OneDeath(None)
+    pool.wait = lambda: [Failed(0, "Traceback: it broke")]  # type: ignore[method-assign]
     with pytest.raises(WorkerDied, match="it broke"):
-        work(crew, dataset)
+        work(pool, dataset)
 
 
 def test_a_file_that_cannot_be_opened_is_a_finding(

@@ -112,7 +112,7 @@ def test_another_access_is_refused(dataset: Path, audit: Any) -> None:
 
 
 class OneWorker:
-    """Stands in for a crew: one worker, in this process, that is there after `n_waits` waits."""
+    """Stands in for a pool: one worker, in this process, that is there after `n_waits` waits."""
 
     n_waits = 0
 
@@ -204,10 +204,10 @@ def test_main_audits_too_while_shards_wait(
     monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
     report = audit_dataset(dataset)
     assert [f.code for f in report.findings] == ["checksum"]
-    (crew,) = crews
+    (pool,) = crews
     first, second, _, _, fifth = shard_names(dataset)  # one in hand and one ahead, to begin with
     there = [first, second, fifth] if n_waits == 0 else [first, second]
-    assert (crew.n_workers, crew.examined) == (1, there)
+    assert (pool.n_workers, pool.examined) == (1, there)
 
 
 @pytest.mark.parametrize("most_ahead", [0, 1, 3])

@@ -34,7 +34,9 @@ Numbers = npt.NDArray[np.int64]
 SHARES = st.lists(st.integers(1, WHOLE // 12), min_size=1, max_size=12).map(tuple)
 
 
-def blend(weights: list[float], sizes: list[int], exhausted: Exhausted = "repeat") -> MixtureSizes:
+def mixture_sizes(
+    weights: list[float], sizes: list[int], exhausted: Exhausted = "repeat"
+) -> MixtureSizes:
     shares = tuple(max(1, round(WHOLE * each / sum(weights))) for each in weights)
     firsts = tuple(np.cumsum([0, *sizes])[:-1].tolist())
     return MixtureSizes(MixtureShares(shares, exhausted), tuple(sizes), firsts)
@@ -98,8 +100,8 @@ def test_an_epoch_ends_with_the_first_source_or_when_all_were_seen(
 
 def test_an_epoch_that_would_not_end_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="until every source is seen whole, an epoch would"):
-        _ = blend([1e-9, 1], [1 << 40, 1]).n_positions
-    assert blend([1e-9, 1], [1 << 40, 1], "stop").n_positions == 1
+        _ = mixture_sizes([1e-9, 1], [1 << 40, 1]).n_positions
+    assert mixture_sizes([1e-9, 1], [1 << 40, 1], "stop").n_positions == 1
 
 
 # What comes.
@@ -109,12 +111,12 @@ def test_an_epoch_that_would_not_end_is_refused() -> None:
 @pytest.mark.parametrize("sizes", [[1000, 300, 1], [70_000, 90, 7]])
 def test_a_source_that_ends_stops_the_epoch_or_begins_again(sizes: list[int], shuffle: Any) -> None:
     weights = [6, 3, 0.01]
-    stopped = whole(blend(weights, sizes, "stop"), shuffle=shuffle)
+    stopped = whole(mixture_sizes(weights, sizes, "stop"), shuffle=shuffle)
     assert len({*stopped.tolist()}) == len(stopped)  # nothing twice
     firsts = np.cumsum([0, *sizes])
     counts = np.histogram(stopped, firsts)[0]
     assert (counts == sizes).any() and (counts <= sizes).all()
-    repeated = whole(blend(weights, sizes, "repeat"), shuffle=shuffle)
+    repeated = whole(mixture_sizes(weights, sizes, "repeat"), shuffle=shuffle)
     times = np.bincount(repeated, minlength=firsts[-1])
     assert times.min() == 1
     for first, behind in itertools.pairwise(firsts.tolist()):
@@ -122,7 +124,7 @@ def test_a_source_that_ends_stops_the_epoch_or_begins_again(sizes: list[int], sh
 
 
 def test_without_shuffle_sources_come_in_their_order_but_the_choice_is_drawn() -> None:
-    made = blend([2, 1], [100, 40])
+    made = mixture_sizes([2, 1], [100, 40])
     first, other = whole(made, shuffle=False), whole(made, shuffle=False, epoch=1)
     for found in (first, other):
         assert found[found < 100].tolist() == [i % 100 for i in range((found < 100).sum())]
@@ -132,7 +134,7 @@ def test_without_shuffle_sources_come_in_their_order_but_the_choice_is_drawn() -
 
 @pytest.mark.parametrize("window", [None, Window(4, 256)])
 def test_a_round_is_shuffled_anew_each_time(window: Window | None) -> None:
-    made = blend([3, 1], [3000, 300])
+    made = mixture_sizes([3, 1], [3000, 300])
     found = whole(made, window=window, shuffle=window is None)
     small = found[found >= 3000]
     rounds = [small[i * 300 : (i + 1) * 300].tolist() for i in range(len(small) // 300)]
@@ -143,13 +145,13 @@ def test_a_round_is_shuffled_anew_each_time(window: Window | None) -> None:
 
 def test_blocks_keep_to_windows_of_each_source() -> None:
     sizes, window = [8192, 4096], Window(4, 256)
-    found = whole(blend([2, 1], sizes), window=window, shuffle=False)
+    found = whole(mixture_sizes([2, 1], sizes), window=window, shuffle=False)
     for first, size in zip((0, 8192), sizes, strict=True):
         of_source = found[(found >= first) & (found < first + size)]
         for start in range(0, size, window.whole):
             in_window = np.sort(of_source[start : start + window.whole])
             assert (np.diff(in_window.reshape(-1, 4)) == 1).all()  # whole runs
-    fully = whole(blend([2, 1], sizes))
+    fully = whole(mixture_sizes([2, 1], sizes))
     fully = np.sort(fully[fully < 8192][: window.whole])
     assert not (np.diff(fully.reshape(-1, 4)) == 1).all()
 
@@ -161,7 +163,7 @@ def test_any_position_is_found_by_itself(data: st.DataObject) -> None:
     options: dict[str, Any] = data.draw(
         st.sampled_from([{}, {"shuffle": False}, {"window": Window(2, 64), "shuffle": False}])
     )
-    made = blend([*weights], sizes, data.draw(st.sampled_from(["stop", "repeat"])))
+    made = mixture_sizes([*weights], sizes, data.draw(st.sampled_from(["stop", "repeat"])))
     found, n = whole(made, **options), made.n_positions
     at = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), np.int64)
     assert order(made, **options).at(at).tolist() == found[at].tolist()
@@ -171,7 +173,7 @@ def test_any_position_is_found_by_itself(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 3, 7])
 def test_the_slices_of_all_ranks_together_are_the_order_of_the_mixture(world_size: int) -> None:
-    made = blend([5, 2, 1], [900, 800, 30])
+    made = mixture_sizes([5, 2, 1], [900, 800, 30])
     expected, n = whole(made), made.n_positions
     found = np.full(n, -1)
     for rank in range(world_size):
@@ -182,7 +184,7 @@ def test_the_slices_of_all_ranks_together_are_the_order_of_the_mixture(world_siz
 
 
 def test_the_first_places_of_a_mixture_are_what_they_were() -> None:
-    made = blend([5, 2, 1], [70_000, 50, 9])
+    made = mixture_sizes([5, 2, 1], [70_000, 50, 9])
     first, blocks = (
         [40359, 63574, 48084, 66425, 5050, 70052, 34167, 70000, 70058, 59969, 70018, 70055],
         [64144, 18165, 41738, 39348, 63541, 70052],
@@ -195,7 +197,7 @@ def test_the_first_places_of_a_mixture_are_what_they_were() -> None:
 
 
 def test_seeds_and_epochs_have_orders_of_their_own() -> None:
-    made = blend([1, 1], [500, 500])
+    made = mixture_sizes([1, 1], [500, 500])
     keys = [(0, 0), (1, 0), (0, 1), (5, 7)]
     found = {tuple(whole(made, seed=seed, epoch=epoch).tolist()) for seed, epoch in keys}
     assert len(found) == 4
@@ -206,7 +208,7 @@ def test_seeds_and_epochs_have_orders_of_their_own() -> None:
 
 def test_every_span_has_its_sources_in_proportion() -> None:
     weights = [0.5, 0.3, 0.1999, 0.0001]
-    made = blend(weights, [100_000, 100_000, 100_000, 1000])
+    made = mixture_sizes(weights, [100_000, 100_000, 100_000, 1000])
     n = 1 << 18
     sources = order(made).draws(np.arange(n))[0].astype(np.int64)
     by_span = np.stack([(sources.reshape(-1, SPAN) == s).sum(1) for s in range(4)], axis=1)
@@ -216,7 +218,7 @@ def test_every_span_has_its_sources_in_proportion() -> None:
 
 def test_a_place_in_a_span_has_each_source_by_its_weight_and_says_nothing_of_the_next() -> None:
     weights = np.array([0.6, 0.3, 0.1])
-    made = blend(weights.tolist(), [10**7] * 3)
+    made = mixture_sizes(weights.tolist(), [10**7] * 3)
     n_spans = 8000
     sources = order(made, seed=5).draws(np.arange(n_spans * SPAN))[0].reshape(-1, SPAN)
     for s, weight in enumerate(weights):
@@ -234,7 +236,7 @@ def test_a_place_in_a_span_has_each_source_by_its_weight_and_says_nothing_of_the
 
 @pytest.mark.parametrize("weights", [[1, 1], [7, 1]])
 def test_ranks_of_small_batches_have_every_source_in_proportion(weights: list[float]) -> None:
-    made = blend(weights, [70_000, 10_000], "stop")
+    made = mixture_sizes(weights, [70_000, 10_000], "stop")
     for batch_size in (1, 2):
         for rank in range(4):
             partition = RankPartition(made.n_positions, 0, batch_size, rank, 4)
@@ -247,7 +249,7 @@ def test_ranks_of_small_batches_have_every_source_in_proportion(weights: list[fl
 
 
 def test_samples_of_a_source_are_uniform_at_every_place() -> None:
-    made = blend([1, 2], [50, 40], "repeat")
+    made = mixture_sizes([1, 2], [50, 40], "repeat")
     n_seeds = 2000
     found = np.stack([whole(made, seed=seed) for seed in range(n_seeds)])
     for first, size in ((0, 50), (50, 40)):
@@ -260,7 +262,7 @@ def test_samples_of_a_source_are_uniform_at_every_place() -> None:
 
 
 def test_rounds_say_nothing_of_each_other_and_sources_neither() -> None:
-    made = blend([1, 1, 1], [60, 60, 200])
+    made = mixture_sizes([1, 1, 1], [60, 60, 200])
     cells, across = np.zeros((60, 60)), np.zeros((60, 60))
     for seed in range(400):
         found = whole(made, seed=seed)

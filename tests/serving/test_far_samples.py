@@ -171,7 +171,7 @@ def test_a_server_that_is_lost_for_ever_is_named_with_what_has_come(
         samples = iter(far)
         found = [next(samples) for _ in range(6)]
     with far, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardio.serving.client.remote_samples.FarSamples._wait", lambda *_: None)
+        patch.setattr("shardio.serving.client.remote_samples.RemoteSamples._wait", lambda *_: None)
         patch.setattr("shardio.serving.client.connection.Servers.wait", lambda *_: True)
         far._servers._loaders[1]._stream._servers._patience_s = 0.0  # type: ignore[union-attr]
         with pytest.raises(ServerUnreachable) as caught:

@@ -92,7 +92,7 @@ def _epochs_of_worker(case: str, folder: str) -> Iterable[Callable[[], int]]:
     """Whole epochs, as a worker fills them; each returns how many batches it had."""
     with ShardDataset(folder) as dataset:
         transform, n = _transform_of(case), len(dataset)
-        recipe = BatchSpec(
+        batch_spec = BatchSpec(
             path=folder,
             fields=tuple(dataset.schema),
             block_rows=BATCH,
@@ -104,7 +104,7 @@ def _epochs_of_worker(case: str, folder: str) -> Iterable[Callable[[], int]]:
             transform=transform,
             takes_rng=False,
         )
-        filler = Filler(recipe, dataset)
+        filler = Filler(batch_spec, dataset)
         layout = layout_for_samples(filler.batch_schema(), BATCH)
         blocks = [Block(number, 2 * layout.heap) for number in range(4)]
         epoch = 0

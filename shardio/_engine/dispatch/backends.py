@@ -66,8 +66,8 @@ class InlineWorker:
     is_starting = False
     goes_ahead = False
 
-    def __init__(self, recipe: BatchSpec) -> None:
-        self._recipe = recipe
+    def __init__(self, batch_spec: BatchSpec) -> None:
+        self._batch_spec = batch_spec
         self._filler: Filler | None = None
         self._careful: RowByRowFiller | None = None
         self._layout: BlockLayout | None = None
@@ -81,15 +81,15 @@ class InlineWorker:
     ) -> None:
         """Use main's own dataset."""
         self._filler = Filler(
-            self._recipe,
+            self._batch_spec,
             dataset,
             # Ctrl-C is meant for this process; in a worker it could only come from user code.
             passes=(KeyboardInterrupt,),
             # What costs a worker its life, which is reported, would cost this program its own.
             beware=dataset.files.check_lengths if dataset.access == "mmap" else None,
         )
-        if self._recipe.skips:
-            self._careful = RowByRowFiller(self._filler, self._recipe.seed)
+        if self._batch_spec.skips:
+            self._careful = RowByRowFiller(self._filler, self._batch_spec.seed)
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
         self._tally = IterationCounters(fds[TALLIES], 0)
 
@@ -119,7 +119,7 @@ class InlineWorker:
         if not self._tasks:
             raise ClosedError("the loader is closed")
         task, block = self._tasks[0]  # stays until it is done: Ctrl-C may strike
-        if not self._recipe.runs_user_code:
+        if not self._batch_spec.runs_user_code:
             answer = self._do(task, block)
         else:
             with TURNS.one():
@@ -193,13 +193,13 @@ class WorkerBackend:
     depth = DEPTH
 
     def __init__(
-        self, recipe: BatchSpec, n_workers: int, start_method: StartMethod = "zygote"
+        self, batch_spec: BatchSpec, n_workers: int, start_method: StartMethod = "zygote"
     ) -> None:
         self.n_workers = n_workers
         # Not where functions of the user would run in his program while no loop is under way.
-        self.goes_ahead = start_method != "thread" or not recipe.runs_user_code
+        self.goes_ahead = start_method != "thread" or not batch_spec.runs_user_code
         """True if idle workers may go on with the next epoch."""
-        self._crew = _crew(recipe, n_workers, start_method)
+        self._pool = _pool(batch_spec, n_workers, start_method)
         self._hello: tuple[bytes, tuple[int, ...]] | None = None
         self._tables: tuple[SharedArray, ...] = ()
         self._layout: bytes | None = None
@@ -240,24 +240,24 @@ class WorkerBackend:
             lineage, fds = self._hello
             hello = _message(RequestKind.HELLO, block=worker, n_rows=self.n_workers) + lineage
             tables = [table.fd for table in self._tables]
-            self._crew.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *tables])
+            self._pool.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *tables])
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
         """Lay blocks out so from now on, as is to be done for these schemas; so large at most."""
         self._layout = _message(RequestKind.LAYOUT, step=memory_bytes) + schemas.pack()
         for worker in range(self.n_workers):
-            self._crew.send(worker, self._layout)
+            self._pool.send(worker, self._layout)
 
     def explain(self, worker: int, slot: int, plan: EpochPlan) -> None:
         """Send a worker the plan of an iteration before its first task."""
         content, fds = plan.pack()
-        self._crew.send(worker, _message(RequestKind.PLAN, slot=slot) + content, fds)
+        self._pool.send(worker, _message(RequestKind.PLAN, slot=slot) + content, fds)
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
         """Make the next task run row by row, without the samples in `left_out`."""
         self.post()
         with pack_message(_message(RequestKind.CAUTION) + pickle.dumps(left_out)) as parcel:
-            self._crew.send(worker, *parcel)
+            self._pool.send(worker, *parcel)
 
     def forgive(self) -> None:
         """Reset the consecutive-crash counter: the cause is known and will be skipped."""
@@ -268,7 +268,7 @@ class WorkerBackend:
         if block is not None and worker not in block.known_to:
             self._blocks[block.number] = block
             message = _message(RequestKind.BLOCK, block=block.number)
-            self._crew.send(worker, message, [block.fd])
+            self._pool.send(worker, message, [block.fd])
             block.known_to.add(worker)
         self._outbox[worker] += pack_task(*task)
 
@@ -277,7 +277,7 @@ class WorkerBackend:
         for worker, tasks in enumerate(self._outbox):
             if tasks:
                 self._outbox[worker] = b""  # first: sent twice, they would be done twice
-                self._crew.send(worker, tasks)
+                self._pool.send(worker, tasks)
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Wait until there are results or lost workers, a worker is ready, or the time is up.
@@ -285,7 +285,7 @@ class WorkerBackend:
         Results that an exited worker had sent, or held back, come first.
         """
         found: list[TaskResult | WorkerLost] = []
-        for event in self._crew.wait(timeout_s):
+        for event in self._pool.wait(timeout_s):
             if isinstance(event, Message):
                 worker, data, fds = event
                 if data[0] == _QUICK or len(data) == DESCRIPTOR_BYTES:
@@ -302,7 +302,9 @@ class WorkerBackend:
                 if held_back := self._held_back(event.worker):
                     self._deaths_in_a_row = 0
                     found += _answers(event.worker, held_back)
-                found.append(WorkerLost(event.worker, self._bury(event), event.signal, event.end))
+                found.append(
+                    WorkerLost(event.worker, self._on_worker_exit(event), event.signal, event.end)
+                )
             else:
                 self._last_words[event.worker] = event.text
         return found
@@ -315,10 +317,10 @@ class WorkerBackend:
         """Return the name and Python stacks of each worker."""
         if self._hello is None:
             return []
-        stacks = self._crew.stacks(self._hello[1][STACKS:])
-        return list(zip(self._crew.names(), stacks, strict=True))
+        stacks = self._pool.stacks(self._hello[1][STACKS:])
+        return list(zip(self._pool.names(), stacks, strict=True))
 
-    def _bury(self, died: WorkerExit) -> str:
+    def _on_worker_exit(self, died: WorkerExit) -> str:
         """Replace a dead worker; returns how it died, in words."""
         how = died.manner
         if text := self._last_words.pop(died.worker, ""):
@@ -330,27 +332,27 @@ class WorkerBackend:
             block.known_to.discard(died.worker)
         self._starting.add(died.worker)
         self._start_end_s = time.monotonic() + STARTING_S
-        self._crew.restart(died.worker)
+        self._pool.restart(died.worker)
         self._greet(died.worker)
         if self._layout is not None:
-            self._crew.send(died.worker, self._layout)
+            self._pool.send(died.worker, self._layout)
         return how
 
     def close(self) -> None:
         """End all workers, whatever they do. Idempotent."""
-        self._crew.close()
+        self._pool.close()
         self._blocks.clear()  # or their memory would stay as long as the loader
         self._kept = []
 
 
-def _crew(
-    recipe: BatchSpec, n_workers: int, start_method: StartMethod
+def _pool(
+    batch_spec: BatchSpec, n_workers: int, start_method: StartMethod
 ) -> WorkerPool | ThreadWorkers:
     if start_method == "thread":
         from shardio._engine.dispatch.thread_workers import ThreadWorkers
 
-        return ThreadWorkers(n_workers, recipe)
-    target = functools.partial(work, recipe)
+        return ThreadWorkers(n_workers, batch_spec)
+    target = functools.partial(work, batch_spec)
     return WorkerPool(n_workers, target, preload=_PRELOAD, start=start_method)
 
 

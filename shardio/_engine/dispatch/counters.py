@@ -190,9 +190,11 @@ class IterationTimer:
         Args:
             words: its counters so far, summed up.
         """
-        lap = IterationTimer(n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY]))
-        lap.head_start_ns = lap.began_ns - self.began_ns
-        return lap
+        timer = IterationTimer(
+            n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY])
+        )
+        timer.head_start_ns = timer.began_ns - self.began_ns
+        return timer
 
     def start(self) -> None:
         """Record the first assignment of tasks, which counts as handing over: the loop goes on."""

@@ -45,13 +45,13 @@ class InFlightRows:
     places: tuple[tuple[int, int], ...] = ()
 
 
-def claim_of_first(recipe: BatchSpec, dataset: Dataset, number: int = 0) -> InFlightRows:
+def claim_of_first(batch_spec: BatchSpec, dataset: Dataset, number: int = 0) -> InFlightRows:
     """Return the sample of the view, by number, that the schema of batches is made from."""
     rows = dataset.rows.at(np.array([number]))
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
-    place = f"sample {row} of shard {dataset.shards[shard].name} of {recipe.path}"
-    if recipe.makes_batches:
+    place = f"sample {row} of shard {dataset.shards[shard].name} of {batch_spec.path}"
+    if batch_spec.makes_batches:
         return InFlightRows(
             f"while it made the first batch, which begins with {place}", {shard: [row]}
         )

@@ -38,7 +38,7 @@ class Dispatcher:
     """Assigns tasks, routes results, and delivers filled blocks; it borrows all its arguments.
 
     Args:
-        recipe: determines the content of batches.
+        batch_spec: determines the content of batches.
         dataset: main's own, for error messages.
         staff: the workers that fill blocks.
         passes: the passes under way.
@@ -49,7 +49,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        recipe: BatchSpec,
+        batch_spec: BatchSpec,
         dataset: Dataset,
         staff: Staff,
         passes: IterationTable,
@@ -58,7 +58,12 @@ class Dispatcher:
         n_blocks: int,
         memory_bytes: int,
     ) -> None:
-        self._recipe, self._dataset, self._staff, self._passes = recipe, dataset, staff, passes
+        self._batch_spec, self._dataset, self._staff, self._passes = (
+            batch_spec,
+            dataset,
+            staff,
+            passes,
+        )
         self.pool = pool
         self._n_blocks, self._memory_bytes = n_blocks, memory_bytes
         self.settle: Callable[[], None] | None = None
@@ -71,7 +76,7 @@ class Dispatcher:
             Exception: the failure of filling the block.
             BatchTimeout, InsufficientMemory: there is no block in time, or at all.
         """
-        schedule, pool, lap = iteration.schedule, self.pool, iteration.lap
+        schedule, pool, timer = iteration.schedule, self.pool, iteration.timer
         if schedule.is_over or iteration.is_cancelled:
             self._end(iteration)
             return None
@@ -94,7 +99,7 @@ class Dispatcher:
                 self._insist(iteration)
             start_ns = now_ns()
             is_answered = self.take_answers(end_s)
-            lap.waited_ns += now_ns() - start_ns
+            timer.waited_ns += now_ns() - start_ns
             if not is_answered and timeout_s is not None:
                 end_s = self.extended(end_s, timeout_s, _named(iteration, step))
             has_blocks = pool.has_idle or len(pool) < self._n_blocks or not schedule.wants_block
@@ -130,7 +135,7 @@ class Dispatcher:
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._staff.is_starting:
             said = self._staff.ask_what_they_do()
-            raise timeout_error(what, self._recipe.path, timeout_s, said, self._tasks_of)
+            raise timeout_error(what, self._batch_spec.path, timeout_s, said, self._tasks_of)
         return now_s + timeout_s
 
     def feed(self, iteration: EpochIteration) -> None:
@@ -180,7 +185,7 @@ class Dispatcher:
         if found is None and not self._has_enough(schedule):
             self._staff.post()  # to make a block takes as long as to fill one
             found = pool.make()
-            iteration.lap.n_blocks_made += found is not None
+            iteration.timer.n_blocks_made += found is not None
         if found is None:
             return False
         schedule.free(found)
@@ -219,7 +224,7 @@ class Dispatcher:
         n, n_bytes = len(self.pool), self.pool.n_bytes
         try:
             iteration.schedule.free(self.pool.make_extra())
-            iteration.lap.n_blocks_made += 1
+            iteration.timer.n_blocks_made += 1
         except InsufficientMemory as error:
             self._passes.is_torn = False
             raise InsufficientMemory(
@@ -247,7 +252,7 @@ class Dispatcher:
         if isinstance(answer, WorkerLost):
             self._passes.n_restarts += 1
             for iteration in self._passes:
-                iteration.lap.n_restarts += 1
+                iteration.timer.n_restarts += 1
                 iteration.known_to.discard(answer.worker)
                 self._lose(iteration, answer)
             return
@@ -285,10 +290,10 @@ class Dispatcher:
         for step, number, claims in self._at_work(iteration, tasks):
             clear_claims(iteration.layout, self.pool[number])
             n_deaths = iteration.deaths[step] = iteration.deaths.get(step, 0) + 1
-            where = f" {_named(iteration, step)} of {self._recipe.path}"
+            where = f" {_named(iteration, step)} of {self._batch_spec.path}"
             where += f", which {n_deaths} workers have died of" if n_deaths > 1 else ""
             error = error_of_death(loss.how, loss.signal, claims, where, self._dataset)
-            if self._recipe.skips and isinstance(error, WorkerDied):
+            if self._batch_spec.skips and isinstance(error, WorkerDied):
                 caution = iteration.cautions.setdefault(step, SuspectSamples())
                 if caution.learn(claims, loss.end):
                     self._staff.forgive()
@@ -317,7 +322,7 @@ class Dispatcher:
 
         Tasks before it are done, though not answered yet.
         """
-        fields = self._recipe.fields
+        fields = self._batch_spec.fields
         for step, number in tasks.items():
             claims = claims_in(iteration.layout, self.pool[number], self._dataset, fields)
             if claims.rows:

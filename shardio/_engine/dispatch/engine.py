@@ -64,12 +64,12 @@ class SchemaProbe:
     """A request for the schemas of batches, until it is answered. Borrows its arguments."""
 
     def __init__(
-        self, recipe: BatchSpec, dataset: Dataset, staff: WorkerBackend | InlineWorker
+        self, batch_spec: BatchSpec, dataset: Dataset, staff: WorkerBackend | InlineWorker
     ) -> None:
-        self._recipe, self._dataset, self._staff = recipe, dataset, staff
+        self._batch_spec, self._dataset, self._staff = batch_spec, dataset, staff
         self._is_asked = False
         self._n_deaths = 0
-        self._candidates = _candidates(recipe.n_samples) if recipe.skips else [0]
+        self._candidates = _candidates(batch_spec.n_samples) if batch_spec.skips else [0]
         self._number = 0
         """The index of the candidate that is tried."""
 
@@ -79,9 +79,9 @@ class SchemaProbe:
 
     def ask(self) -> Schemas | None:
         """Return the schemas if they are known; else ask a worker, unless it was asked already."""
-        recipe = self._recipe
-        if not recipe.runs_user_code or not recipe.n_samples:
-            return Schemas(recipe.delivered(self._dataset))
+        batch_spec = self._batch_spec
+        if not batch_spec.runs_user_code or not batch_spec.n_samples:
+            return Schemas(batch_spec.delivered(self._dataset))
         if not self._is_asked:
             self._is_asked = True
             self._staff.give(_ASKED, Task(RequestKind.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)
@@ -116,7 +116,9 @@ class SchemaProbe:
     def tasks_of(self, worker: int) -> list[str]:
         """Describe a worker's unanswered request."""
         is_busy = self._is_asked and worker == _ASKED
-        return [claim_of_first(self._recipe, self._dataset, self._sample).text] if is_busy else []
+        return (
+            [claim_of_first(self._batch_spec, self._dataset, self._sample).text] if is_busy else []
+        )
 
     def _take(self, answer: TaskResult | WorkerLost) -> Schemas | None:
         if isinstance(answer, WorkerLost) and not (self._is_asked and answer.worker == _ASKED):
@@ -141,7 +143,7 @@ class SchemaProbe:
     def _ask_again(self, loss: WorkerLost) -> Schemas | None:
         """Ask another worker, unless the first sample has crashed enough of them."""
         self._n_deaths += 1
-        claim = claim_of_first(self._recipe, self._dataset, self._sample)
+        claim = claim_of_first(self._batch_spec, self._dataset, self._sample)
         n = self._n_deaths
         many = f", which {n} workers have died of" if n > 1 else ""
         error = error_of_death(loss.how, loss.signal, claim, many, self._dataset)
@@ -178,7 +180,7 @@ class Engine:
     """The workers and blocks of a loader, owned until `close`.
 
     Args:
-        recipe: determines the content of batches.
+        batch_spec: determines the content of batches.
         n_workers: processes or threads; 0 fills blocks in this process.
         prefetch: blocks beyond one per worker; None for a number that suits their size.
         memory_bytes: budget of all blocks.
@@ -189,7 +191,7 @@ class Engine:
 
     def __init__(
         self,
-        recipe: BatchSpec,
+        batch_spec: BatchSpec,
         *,
         n_workers: int,
         prefetch: int | None,
@@ -198,7 +200,7 @@ class Engine:
         start_method: StartMethod = "zygote",
         n_records: int = 0,
     ) -> None:
-        self._recipe, self._memory_bytes, self._timeout_s = recipe, memory_bytes, timeout_s
+        self._batch_spec, self._memory_bytes, self._timeout_s = batch_spec, memory_bytes, timeout_s
         self._n_workers, self._n_blocks, self._n_records = n_workers, 0, n_records
         self._start_method: StartMethod = start_method
         self._settle: Callable[[], None] | None = None
@@ -221,8 +223,8 @@ class Engine:
     @files_explained()
     def _new_staff(self) -> Staff:
         if not self._n_workers:
-            return InlineWorker(self._recipe)
-        return WorkerBackend(self._recipe, self._n_workers, self._start_method)
+            return InlineWorker(self._batch_spec)
+        return WorkerBackend(self._batch_spec, self._n_workers, self._start_method)
 
     @files_explained()
     def open(self, dataset: Dataset) -> None:
@@ -237,7 +239,7 @@ class Engine:
         dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
         self._tables = shared_tables(dataset)
         self._staff.introduce(dataset, self._fds, self._tables)
-        self._inquiry = SchemaProbe(self._recipe, dataset, self._staff)
+        self._inquiry = SchemaProbe(self._batch_spec, dataset, self._staff)
         schemas = self._inquiry.ask()  # now; the answer is awaited when it is needed
         if schemas is not None:
             self._lay_out(schemas)
@@ -253,7 +255,7 @@ class Engine:
             self._check_usable()
             if self._layout is not None:
                 return self._layout
-            timeout_s, path = self._timeout_s, self._recipe.path
+            timeout_s, path = self._timeout_s, self._batch_spec.path
             schemas = self._inquiry.schemas(timeout_s)
             if schemas is None:
                 what = "the first sample, from which batches are laid out,"
@@ -262,9 +264,9 @@ class Engine:
             return self._lay_out(schemas)
 
     def _lay_out(self, schemas: Schemas) -> BlockLayout:
-        layout = self._recipe.lay_out(schemas)
+        layout = self._batch_spec.lay_out(schemas)
         n_bytes = block_bytes(
-            layout, self._recipe, self.dataset, self._memory_bytes, schemas.heap_bytes
+            layout, self._batch_spec, self.dataset, self._memory_bytes, schemas.heap_bytes
         )
         wanted = n_blocks_wanted(self._n_workers, self._prefetch, n_bytes)
         self._n_blocks = min(wanted, self._memory_bytes // n_bytes)
@@ -277,7 +279,7 @@ class Engine:
         """Create the blocks, and send workers the layout of batches."""
         self._staff.use_layout(layout, schemas, self._memory_bytes)
         self._traffic = Dispatcher(
-            self._recipe,
+            self._batch_spec,
             self.dataset,
             self._staff,
             self._passes,
@@ -374,7 +376,7 @@ class Engine:
         self._passes.start_anew()
         self._staff = self._new_staff()
         self._staff.introduce(self.dataset, self._fds, self._tables)
-        self._inquiry = SchemaProbe(self._recipe, self.dataset, self._staff)
+        self._inquiry = SchemaProbe(self._batch_spec, self.dataset, self._staff)
         if self._traffic is not None and self._layout is not None:
             self.pool.close()
             self._begin_traffic(self._layout, self._schemas, self.pool.block_bytes)

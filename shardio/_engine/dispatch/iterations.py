@@ -51,7 +51,7 @@ class EpochIteration:
     """The number of skipped samples in the batches that the loop has got."""
     known_to: set[int] = field(default_factory=set)
     """The workers that have the plan."""
-    lap: IterationTimer = field(default_factory=IterationTimer)
+    timer: IterationTimer = field(default_factory=IterationTimer)
     n_handed_over: int = 0
     """The number of steps that the loop has got."""
     is_exhausted: bool = False
@@ -165,8 +165,8 @@ class IterationTable:
         self._words[slot] = 0
         iteration = self._by_slot[slot] = EpochIteration(slot, plan, schedule, layout)
         iteration.n_handed_over = plan.partition.first_step
-        iteration.lap.moments = deque(maxlen=self._n_records)
-        self._tallies.begin(slot, iteration.lap.began_ns)
+        iteration.timer.moments = deque(maxlen=self._n_records)
+        self._tallies.begin(slot, iteration.timer.began_ns)
         return iteration
 
     @property
@@ -200,8 +200,8 @@ class IterationTable:
         if iteration.plan != plan:
             self.cancel(iteration, is_known=True)
             return None
-        iteration.lap = iteration.lap.renewed(self._tallies.of(iteration.slot))
-        iteration.lap.moments = deque(maxlen=self._n_records)
+        iteration.timer = iteration.timer.renewed(self._tallies.of(iteration.slot))
+        iteration.timer.moments = deque(maxlen=self._n_records)
         iteration.is_ahead = False
         iteration.schedule.stand_behind([0] * self._tallies.n_workers)
         return iteration
@@ -226,7 +226,7 @@ class IterationTable:
         """
         if is_known and not iteration.is_cancelled:
             self._words[iteration.slot] = 1  # now: the next call may never come
-        iteration.lap.end()
+        iteration.timer.end()
         self.ended.append(iteration)
 
     def take_ended(self) -> Iterator[EpochIteration]:
@@ -267,10 +267,10 @@ class IterationTable:
 
     def stats_of(self, iteration: EpochIteration) -> LoadingStats:
         """Return the figures of a pass so far; valid until another begins in its slot."""
-        plan, lap = iteration.plan, iteration.lap
+        plan, timer = iteration.plan, iteration.timer
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
         words = self._tallies.of(iteration.slot)
-        found = lap.stats(plan.partition, iteration.n_handed_over, row_bytes, words)
+        found = timer.stats(plan.partition, iteration.n_handed_over, row_bytes, words)
         return replace(found, n_skipped=iteration.n_skipped)
 
     def total(self) -> LoadingStats:
@@ -281,5 +281,5 @@ class IterationTable:
 
     def fillings(self, iteration: EpochIteration) -> list[list[FillRecord]]:
         """When each worker filled which batches of a pass, as far as that is kept."""
-        lap = iteration.lap
-        return self._tallies.fillings(lap.began_ns - lap.head_start_ns)
+        timer = iteration.timer
+        return self._tallies.fillings(timer.began_ns - timer.head_start_ns)

@@ -146,7 +146,7 @@ class _SharedState:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
         self._maps: dict[int, tuple[BlockMap, int]] = {}  # by the file, with its descriptor
-        self._lock = threading.RLock()  # a finalizer may close the crew in the middle of it
+        self._lock = threading.RLock()  # a finalizer may close the pool in the middle of it
         self._n_users = 1
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -194,13 +194,13 @@ class _SharedState:
 class _ThreadWorker(BatchWorker):
     """A batch worker in a thread of main."""
 
-    def __init__(self, index: int, recipe: BatchSpec, common: _SharedState) -> None:
+    def __init__(self, index: int, batch_spec: BatchSpec, common: _SharedState) -> None:
         self._common = common
-        super().__init__(recipe, lambda answer: common.answers.put(Message(index, answer)))
+        super().__init__(batch_spec, lambda answer: common.answers.put(Message(index, answer)))
 
-    def _new_filler(self, recipe: BatchSpec, dataset: Dataset) -> Filler:
+    def _new_filler(self, batch_spec: BatchSpec, dataset: Dataset) -> Filler:
         return Filler(
-            recipe,
+            batch_spec,
             dataset,
             # What costs a process its life, which is reported, would cost this program its own.
             beware=dataset.files.check_lengths if dataset.access == "mmap" else None,
@@ -226,14 +226,14 @@ class _ThreadWorker(BatchWorker):
 
 
 class ThreadWorkers(Closing):
-    """A pool of `n_workers` threads that fill blocks by `recipe`; it stands in for a WorkerPool.
+    """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
     A thread cannot be ended from outside: `close` lets each finish its current sample, for GRACE_S;
     a thread that takes longer ends unobserved as soon as it can.
     """
 
-    def __init__(self, n_workers: int, recipe: BatchSpec) -> None:
-        self._recipe = recipe
+    def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
+        self._batch_spec = batch_spec
         self._owner_pid = this_process.pid
         self._common = _SharedState()
         self._inboxes: list[queue.SimpleQueue[_Letter | None]] = []
@@ -253,7 +253,7 @@ class ThreadWorkers(Closing):
         self._common.enter()
         thread = threading.Thread(
             target=_serve,
-            args=(index, self._recipe, inbox, self._common),
+            args=(index, self._batch_spec, inbox, self._common),
             name=f"shardio-worker-{index}",
             daemon=True,  # one that hangs must not keep the program
         )
@@ -335,11 +335,14 @@ def _closed() -> ClosedError:
 
 
 def _serve(
-    index: int, recipe: BatchSpec, inbox: queue.SimpleQueue[_Letter | None], common: _SharedState
+    index: int,
+    batch_spec: BatchSpec,
+    inbox: queue.SimpleQueue[_Letter | None],
+    common: _SharedState,
 ) -> None:
     """Answer main's messages until it closes the pool."""
     try:
-        with _ThreadWorker(index, recipe, common) as worker:
+        with _ThreadWorker(index, batch_spec, common) as worker:
             while (letter := inbox.get()) is not None:
                 if common.is_closing:
                     inbox.put(letter)  # to be put away with the others

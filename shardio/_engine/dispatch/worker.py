@@ -1,7 +1,7 @@
 """A worker's loop: take a task, fill the block, answer. Imports neither tinygrad nor `__main__`.
 
-Runs in a process of its own (`start.py`), as the function of a crew (`crew.py`), or in a thread of
-main (`threads.py`).
+Runs in a worker process, as the target of a `WorkerPool`, or in a thread of main, under
+`ThreadWorkers`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _LAST_OF_WORK, _FILLED, _CANCELLED = (
 _FAILED, _SCHEMA, _QUICK = int(Status.FAILED), int(Status.SCHEMA), int(Status.QUICK)
 
 
-def work(recipe: BatchSpec, channel: Channel) -> None:
+def work(batch_spec: BatchSpec, channel: Channel) -> None:
     """Answer main's tasks until it closes the channel."""
 
     def send(answer: bytes) -> None:
@@ -72,22 +72,22 @@ def work(recipe: BatchSpec, channel: Channel) -> None:
 
     yield_to_main()
     keep_freed_memory()
-    worker = BatchWorker(recipe, send)
+    worker = BatchWorker(batch_spec, send)
     while (received := channel.recv_fds()) is not None:
         worker.take(*received)
 
 
-def _open(recipe: BatchSpec) -> Dataset:
+def _open(batch_spec: BatchSpec) -> Dataset:
     """Open main's dataset, or its mixture of several, in the same state."""
-    if recipe.mixed is not None:
-        return Mixture.reopen(recipe.mixed, recipe.verify, recipe.access)
+    if batch_spec.mixed is not None:
+        return Mixture.reopen(batch_spec.mixed, batch_spec.verify, batch_spec.access)
     return ShardDataset(
-        recipe.path,
-        verify=recipe.verify,
-        access=recipe.access,
-        subset=recipe.subset,
-        generation=recipe.generation,
-        remote=recipe.remote,
+        batch_spec.path,
+        verify=batch_spec.verify,
+        access=batch_spec.access,
+        subset=batch_spec.subset,
+        generation=batch_spec.generation,
+        remote=batch_spec.remote,
     )
 
 
@@ -95,16 +95,16 @@ class BatchWorker(Closing):
     """The state of one worker: dataset, layout, and the blocks it has received.
 
     Args:
-        recipe: determines the content of batches.
+        batch_spec: determines the content of batches.
         send: sends messages to main.
     """
 
-    def __init__(self, recipe: BatchSpec, send: Callable[[bytes], None]) -> None:
-        self._recipe, self._send = recipe, send
+    def __init__(self, batch_spec: BatchSpec, send: Callable[[bytes], None]) -> None:
+        self._batch_spec, self._send = batch_spec, send
         # The state that main has opened, whatever was published since.
-        self._dataset = _open(recipe)
-        self._filler = self._new_filler(recipe, self._dataset)
-        self._careful = RowByRowFiller(self._filler, recipe.seed) if recipe.skips else None
+        self._dataset = _open(batch_spec)
+        self._filler = self._new_filler(batch_spec, self._dataset)
+        self._careful = RowByRowFiller(self._filler, batch_spec.seed) if batch_spec.skips else None
         self._left_out: LeftOut | None = None
         """The samples that the next task must not try; None for an ordinary task."""
         self._cancelled = np.zeros(0, np.uint8)
@@ -122,8 +122,8 @@ class BatchWorker(Closing):
         self._filler.close()
         self._dataset.close()
 
-    def _new_filler(self, recipe: BatchSpec, dataset: Dataset) -> Filler:
-        return Filler(recipe, dataset)
+    def _new_filler(self, batch_spec: BatchSpec, dataset: Dataset) -> Filler:
+        return Filler(batch_spec, dataset)
 
     def _map(self, fd: int) -> BlockMap:
         return BlockMap(fd, self._most_bytes)
@@ -149,7 +149,7 @@ class BatchWorker(Closing):
         elif task.ask == RequestKind.LAYOUT:
             self._most_bytes = task.step
             schemas = Schemas.unpack(message[DESCRIPTOR_BYTES:])
-            self._layout = self._recipe.lay_out(schemas)
+            self._layout = self._batch_spec.lay_out(schemas)
         elif task.ask == RequestKind.HELLO:
             try:
                 self._filler.share_steps(task.n_rows)
@@ -164,7 +164,7 @@ class BatchWorker(Closing):
 
         Not where code of the user runs, which may hang in the next.
         """
-        may_wait = not self._recipe.runs_user_code
+        may_wait = not self._batch_spec.runs_user_code
         end_ns = now_ns() + QUICK_NS
         for words in unpack_tasks(tasks):
             status, answer = self._do(tuple.__new__(Task, words))
@@ -193,7 +193,7 @@ class BatchWorker(Closing):
         )
         self._compare(lineage)
         self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
-        show_as_told(self._dataset, self._recipe, fds[TABLES:])
+        show_as_told(self._dataset, self._batch_spec, fds[TABLES:])
 
     def _compare(self, lineage: str) -> None:
         """Make sure that main has opened the dataset that stands here now."""

@@ -54,11 +54,11 @@ OneByOne = Callable[[BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
 class RowRange(NamedTuple):
     """The samples of one batch.
 
-    `stretch` and `part` locate them; the position of the first is `start`. There are n_rows,
+    `index_chunk` and `part` locate them; the position of the first is `start`. There are n_rows,
     padding included. `states` are those of the samples in the origin table.
     """
 
-    stretch: IndexChunk
+    index_chunk: IndexChunk
     part: slice
     epoch: int
     start: int
@@ -76,7 +76,7 @@ class BatchBuilder:
 
     def __init__(
         self,
-        recipe: BatchSpec,
+        batch_spec: BatchSpec,
         dataset: Dataset,
         source: Schema,
         stored: FieldReader,
@@ -84,15 +84,15 @@ class BatchBuilder:
         passes: tuple[type[BaseException], ...] = (),
         call: Call = call_keyed,
     ) -> None:
-        self._recipe, self._dataset, self._call = recipe, dataset, call
+        self._batch_spec, self._dataset, self._call = batch_spec, dataset, call
         self._stored, self._transformed, self._passes = stored, transformed, passes
         self._joins = StoredCollation(dataset, source)
-        self._generators = SampleGenerators(recipe.seed, OF_BATCHES)
-        self._collation_keys = SampleGenerators(recipe.seed, OF_COLLATION)
+        self._generators = SampleGenerators(batch_spec.seed, OF_BATCHES)
+        self._collation_keys = SampleGenerators(batch_spec.seed, OF_COLLATION)
         self._scratches: list[Scratch] = []
-        self._paths = ShardPaths(recipe.path, dataset.shards)
+        self._paths = ShardPaths(batch_spec.path, dataset.shards)
         self._beside = {
-            name: ShardPaths(recipe.path, found) for name, found in dataset.sides.items()
+            name: ShardPaths(batch_spec.path, found) for name, found in dataset.sides.items()
         }
 
     def fill(
@@ -133,18 +133,18 @@ class BatchBuilder:
         self, layout: BlockLayout, memory: BlockMap, share: RowRange, one_by_one: OneByOne | None
     ) -> int:
         """Fill the rows, and collate the stored fields."""
-        stretch, part, epoch, start, n_rows, states = share
-        rows, shards = stretch.rows[part], stretch.shards[part]
+        index_chunk, part, epoch, start, n_rows, states = share
+        rows, shards = index_chunk.rows[part], index_chunk.shards[part]
         if one_by_one is not None:
             if layout.joins:
                 return self._fill_and_join(layout, memory, share, one_by_one)
             used = one_by_one(layout, memory, states)
-        elif self._recipe.transform is not None:
-            used = self._transformed.fill(layout, memory, stretch, part, states, epoch, start)
+        elif self._batch_spec.transform is not None:
+            used = self._transformed.fill(layout, memory, index_chunk, part, states, epoch, start)
         else:
             if memory.views is None:
                 memory.views = layout.views(memory.bytes)
-            used = self._stored.fill(layout, memory, memory.views, stretch, part, states)
+            used = self._stored.fill(layout, memory, memory.views, index_chunk, part, states)
             where = self._places(share)
             try:
                 used = self._joins.fill(layout, memory, rows, shards, n_rows, states, used, where)
@@ -175,7 +175,7 @@ class BatchBuilder:
                 values: Values = rows[slot.join.name]
                 used = join(layout, memory, slot, values, share.n_rows, used, self._places(share))
         except SchemaError as error:
-            kind = SchemaError if self._recipe.transform is None else TransformError
+            kind = SchemaError if self._batch_spec.transform is None else TransformError
             raise kind(f"{error}\n  at {self._named(share)}") from None
         return used
 
@@ -185,23 +185,23 @@ class BatchBuilder:
         Raises:
             TransformError: they raised.
         """
-        recipe, n_rows = self._recipe, share.n_rows
+        batch_spec, n_rows = self._batch_spec, share.n_rows
         arrays = layout.arrays(memory.bytes, n_rows)
         files = self._paths, self._beside
         batch = Batch(layout, memory.bytes, n_rows, arrays, share.epoch, 0, *files)
         made: Any = dict(batch)
-        if recipe.collation.function is not None:
+        if batch_spec.collation.function is not None:
             key = self._collation_keys.key(share.epoch, share.start)
             arguments: tuple[Any, ...] = (_samples(batch, made),)
             made = self._run(
-                "the collate function", recipe.collation.function, arguments, key, share
+                "the collate function", batch_spec.collation.function, arguments, key, share
             )
-        if recipe.batch_transform is not None:
+        if batch_spec.batch_transform is not None:
             key = self._generators.key(share.epoch, share.start)
             arguments = (made,)
-            if recipe.batch_takes_rng:
+            if batch_spec.batch_takes_rng:
                 arguments += (self._generators.at(share.epoch, share.start),)
-            made = self._run("batch_transform", recipe.batch_transform, arguments, key, share)
+            made = self._run("batch_transform", batch_spec.batch_transform, arguments, key, share)
         return made
 
     def _run(
@@ -228,7 +228,7 @@ class BatchBuilder:
             Exception: as `fill`.
             TransformError: the result cannot be put into a batch.
         """
-        inner = self._recipe.lay_out(Schemas(samples))
+        inner = self._batch_spec.lay_out(Schemas(samples))
         scratch = Scratch(inner)
         self.fill(inner, scratch, share)
         made = self._make(inner, scratch, share)
@@ -268,7 +268,7 @@ class BatchBuilder:
     def _places(self, share: RowRange) -> Places:
         def place(i: int) -> str:
             k = share.part.start + i % share.n_read
-            row, shard = int(share.stretch.rows[k]), int(share.stretch.shards[k])
+            row, shard = int(share.index_chunk.rows[k]), int(share.index_chunk.shards[k])
             return f"{named(self._dataset, row, shard)} (position {share.start + i % share.n_read})"
 
         return place
@@ -277,7 +277,7 @@ class BatchBuilder:
         """Describe the batch for messages."""
         places = [self._places(share)(i) for i in range(min(share.n_read, _NAMED_SAMPLES))]
         more = ", …" if share.n_read > _NAMED_SAMPLES else ""
-        return f"the batch of {', '.join(places)}{more} of {self._recipe.path}"
+        return f"the batch of {', '.join(places)}{more} of {self._batch_spec.path}"
 
 
 def _samples(batch: Batch, columns: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -61,8 +61,8 @@ class BatchSpec:
     place to another. `batch_transform` is the user's as well and takes whole batches. `mixed` has
     the arguments that open several datasets in the place of one, and `path` is for messages.
     `pictures` are the fields that are decoded, with that `dct`; `cut` specifies the clips of
-    videos, `hearing` the delivery of their sound, `packing` the windows of tokens. `remote` has the
-    options of a dataset in an object store.
+    videos, `audio_spec` the delivery of their sound, `packing` the windows of tokens. `remote` has
+    the options of a dataset in an object store.
     """
 
     path: str
@@ -85,7 +85,7 @@ class BatchSpec:
     pictures: tuple[str, ...] = ()
     dct: Dct = "accurate"
     cut: ClipSpec | None = None
-    hearing: AudioSpec | None = None
+    audio_spec: AudioSpec | None = None
     packing: Packing | None = None
     remote: RemoteOptions | None = None
 
@@ -101,7 +101,7 @@ class BatchSpec:
     @property
     def heard(self) -> tuple[AudioField, ...]:
         """The fields whose sound is decoded."""
-        return () if self.hearing is None else self.hearing.fields
+        return () if self.audio_spec is None else self.audio_spec.fields
 
     @property
     def makes_batches(self) -> bool:
@@ -124,8 +124,8 @@ class BatchSpec:
             return self.packing.pack.delivered(found)
         if self.cut is not None:
             found = self.cut.delivered(found)
-        if self.hearing is not None:
-            found = self.hearing.delivered(found)
+        if self.audio_spec is not None:
+            found = self.audio_spec.delivered(found)
         return image_schema(found, common_sizes(dataset, self.pictures)) if self.pictures else found
 
     def lay_out(self, schemas: Schemas) -> BlockLayout:
@@ -178,8 +178,8 @@ class EpochPlan:
 
     The order is `listed`, a table of all samples; `sums`, weighted draws; `window`, a shuffle
     inside of windows, of runs or of shards; or, without these, the order of the BatchSpec. With
-    `blend` the samples are those of several sources, each shuffled so. `tokens` is the number of
-    tokens of each source, if the last ones are padded to a window.
+    `mixture_sizes` the samples are those of several sources, each shuffled so. `tokens` is the
+    number of tokens of each source, if the last ones are padded to a window.
     """
 
     epoch: int
@@ -187,13 +187,13 @@ class EpochPlan:
     window: Window | ShardWindow | None = None
     listed: SharedArray | None = None
     sums: SharedArray | None = None
-    blend: MixtureSizes | None = None
+    mixture_sizes: MixtureSizes | None = None
     tokens: tuple[int, ...] | None = None
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
         """The number of samples of each source of a mixture."""
-        return None if self.blend is None else self.blend.sizes
+        return None if self.mixture_sizes is None else self.mixture_sizes.sizes
 
     def pack(self) -> tuple[bytes, list[int]]:
         """Serialize the plan. Return the message and the file descriptors to send.
@@ -206,19 +206,19 @@ class EpochPlan:
         if self.sums is not None:
             tables["sums"] = self.sums
         shapes = {name: (each.array.dtype.str, len(each.array)) for name, each in tables.items()}
-        content = self.epoch, self.partition, self.window, self.blend, self.tokens, shapes
+        content = self.epoch, self.partition, self.window, self.mixture_sizes, self.tokens, shapes
         return pickle.dumps(content), [each.fd for each in tables.values()]
 
     @classmethod
     def unpack(cls, message: bytes, fds: Sequence[int]) -> Self:
         """Restore a packed plan; takes over the descriptors."""
         # From our own parent, never from data.
-        epoch, partition, window, blend, tokens, shapes = pickle.loads(message)
+        epoch, partition, window, mixture_sizes, tokens, shapes = pickle.loads(message)
         tables = {
             name: SharedArray.received(fd, *shape)
             for (name, shape), fd in zip(shapes.items(), fds, strict=True)
         }
-        return cls(epoch, partition, window, blend=blend, tokens=tokens, **tables)
+        return cls(epoch, partition, window, mixture_sizes=mixture_sizes, tokens=tokens, **tables)
 
 
 def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
@@ -250,23 +250,23 @@ def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
     return tuple(tables)
 
 
-def show_as_told(dataset: Dataset, recipe: BatchSpec, fds: Sequence[int]) -> None:
+def show_as_told(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> None:
     """Give a worker's dataset the view of main's; takes over the descriptors of its tables."""
     left = list(fds)
-    if recipe.packing is not None:
-        firsts = SharedArray.received(left.pop(), "<i8", recipe.n_samples)
-        ends = SharedArray.received(left.pop(), "<i8", recipe.packing.n_documents)
-        dataset.rows.set_windows(recipe.packing.pack, ends.array, firsts.array)
-    if recipe.cut is not None:
+    if batch_spec.packing is not None:
+        firsts = SharedArray.received(left.pop(), "<i8", batch_spec.n_samples)
+        ends = SharedArray.received(left.pop(), "<i8", batch_spec.packing.n_documents)
+        dataset.rows.set_windows(batch_spec.packing.pack, ends.array, firsts.array)
+    if batch_spec.cut is not None:
         events = None
-        if recipe.cut.events is not None:
-            values = SharedArray.received(left.pop(), *recipe.cut.events)
-            counts = SharedArray.received(left.pop(), "<i8", recipe.cut.n_videos)
+        if batch_spec.cut.events is not None:
+            values = SharedArray.received(left.pop(), *batch_spec.cut.events)
+            counts = SharedArray.received(left.pop(), "<i8", batch_spec.cut.n_videos)
             events = Events(counts.array, values.array)
-        n_frames = SharedArray.received(left.pop(), "<i8", recipe.cut.n_videos)
-        dataset.rows.set_clips(Clips(recipe.cut.clip, n_frames.array, events))
+        n_frames = SharedArray.received(left.pop(), "<i8", batch_spec.cut.n_videos)
+        dataset.rows.set_clips(Clips(batch_spec.cut.clip, n_frames.array, events))
     if left:
-        selection = SharedArray.received(left.pop(), "<i8", recipe.n_selected)
+        selection = SharedArray.received(left.pop(), "<i8", batch_spec.n_selected)
         dataset.rows.set_rows(RowList(selection.array))
 
 
@@ -328,7 +328,7 @@ class IndexChunk:
         """Return where the clip of each sample begins and how it is cropped."""
         clips = self._dataset.rows.clips
         if clips is None:
-            raise AssertionError("a recipe with a cut is for a dataset that shows its clips")
+            raise AssertionError("a batch spec with clips is for a dataset that shows its clips")
         seed, epoch, positions = self._keys
         return draw_clips(clips, self.origins[:, 0], positions, seed=seed, epoch=epoch)
 
@@ -379,10 +379,10 @@ def order_of(
         return TableOrder(plan.listed.array)
     if plan.sums is not None:
         return WeightedOrder(plan.sums.array, seed=seed, epoch=epoch)
-    if plan.blend is not None:
+    if plan.mixture_sizes is not None:
         window = plan.window
         return MixtureOrder(
-            plan.blend,
+            plan.mixture_sizes,
             shuffle=shuffle,
             window=window,
             seed=seed,
@@ -413,7 +413,7 @@ class IndexPlanner:
         self._order: Ordering
         self._stretches: dict[int, IndexChunk] = {}
 
-    def stretch(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:
+    def index_chunk(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:
         """Return a chunk with the samples of a step, and the slice that they are."""
         partition, n_workers = plan.partition, self.n_workers
         if plan is not self._plan:

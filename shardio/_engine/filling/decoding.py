@@ -263,28 +263,28 @@ class AudioReader(Closing):
 
     Args:
         dataset: holds the sound.
-        hearing: the form in which it is delivered.
+        audio_spec: the form in which it is delivered.
         clips: the decoder of the videos beside it, if samples are clips; borrowed.
     """
 
-    def __init__(self, dataset: Dataset, hearing: AudioSpec, clips: ClipReader | None) -> None:
+    def __init__(self, dataset: Dataset, audio_spec: AudioSpec, clips: ClipReader | None) -> None:
         self._dataset, self._clips = dataset, clips
-        self._dtype = np.dtype(hearing.sound.dtype)
-        self._is_drawn = hearing.sound.where == "random"
-        self._fields = {field.name: field for field in hearing.fields}
+        self._dtype = np.dtype(audio_spec.sound.dtype)
+        self._is_drawn = audio_spec.sound.where == "random"
+        self._fields = {field.name: field for field in audio_spec.fields}
         self.names = frozenset(self._fields)
-        self.spans = {field.span: field.name for field in hearing.fields}
+        self.spans = {field.span: field.name for field in audio_spec.fields}
         """The fields that say where in the sound of another there is some, each with that one."""
         self._decoder = AudioDecoder(max_streams=_MOST_AUDIO_STREAMS)
         self._streams: OrderedDict[tuple[str, int, int], EncodedStream | None] = OrderedDict()
 
-    def starts(self, stretch: IndexChunk, part: slice) -> list[int]:
+    def starts(self, index_chunk: IndexChunk, part: slice) -> list[int]:
         """Return the number that decides where each sample's sound begins: its clip, or a draw."""
         found = [0] * (part.stop - part.start)
         if self._clips is not None:
-            found = stretch.cuts.starts[part].tolist()
+            found = index_chunk.cuts.starts[part].tolist()
         elif self._is_drawn:
-            found = stretch.sound_draws[part].tolist()
+            found = index_chunk.sound_draws[part].tolist()
         return found
 
     def decode(

@@ -43,9 +43,9 @@ class _BatchRows(NamedTuple):
 
     layout: BlockLayout
     memory: BlockMap
-    stretch: IndexChunk
+    index_chunk: IndexChunk
     part: slice
-    """Of the stretch."""
+    """Of the index chunk."""
     rows: Rows
     """The rows in the dataset."""
     shards: Rows
@@ -78,7 +78,7 @@ class FieldReader:
         layout: BlockLayout,
         memory: BlockMap,
         views: BlockViews,
-        stretch: IndexChunk,
+        index_chunk: IndexChunk,
         part: slice,
         states: npt.NDArray[np.int32],
     ) -> int:
@@ -86,18 +86,18 @@ class FieldReader:
 
         Args:
             layout, memory, views: of the block.
-            stretch, part: locate the samples.
+            index_chunk, part: locate the samples.
             states: of their rows in the origin table, which record the field being read.
 
         Raises:
             ShardCorrupt, InsufficientMemory: naming the sample.
         """
-        rows = stretch.rows[part]
-        batch = _BatchRows(layout, memory, stretch, part, rows, stretch.shards[part])
+        rows = index_chunk.rows[part]
+        batch = _BatchRows(layout, memory, index_chunk, part, rows, index_chunk.shards[part])
         if self._packed is not None:
             states[:] = self._claims[self._packed.name]
             outs = {s.name: layout.fixed_rows(memory.bytes, s, len(rows)) for s in layout.fixed}
-            self._packed.fill(outs, stretch.numbers, part, stretch.tokens)
+            self._packed.fill(outs, index_chunk.numbers, part, index_chunk.tokens)
             return 0
         present = {}
         for presence in layout.presence:
@@ -134,19 +134,19 @@ class FieldReader:
     ) -> None:
         """Values of one size, from wherever they come."""
         name, rows, shards = slot.name, batch.rows, batch.shards
-        stretch, part = batch.stretch, batch.part
+        index_chunk, part = batch.index_chunk, batch.part
         if name in self._gathered:
-            slots = stretch.slots(name)[part]
+            slots = index_chunk.slots(name)[part]
             self._dataset.gather(name).gather(slots, rows, shards, out)
             if present is not None:  # zeros, whatever a file has in the place of no value
                 out[~present[: len(out)]] = 0
         elif name in self._pictures.names:
             self._decode_pictures(batch, name, list(out.reshape(-1, *slot.shape)))
         elif self._clips is not None and name == self._clips.name:
-            self._clips.fill(out.reshape(-1, *slot.shape), rows, shards, stretch.cuts, part)
+            self._clips.fill(out.reshape(-1, *slot.shape), rows, shards, index_chunk.cuts, part)
         elif self._clips is not None and name in self._timed:
             times = out.view(np.int64).reshape(-1, *slot.shape)
-            self._clips.fill_times(name, times, rows, shards, stretch.cuts.starts[part])
+            self._clips.fill_times(name, times, rows, shards, index_chunk.cuts.starts[part])
         elif self._sounds is not None and name in self._sounds.names:
             self._fill_sound(batch, slot)
         else:
@@ -210,9 +210,9 @@ class FieldReader:
     def _sound(self, batch: _BatchRows, name: str) -> list[Samples | None]:
         """Decode the sound of a batch, and write where in it there is some."""
         if self._sounds is None:
-            raise AssertionError("a recipe without sound has no field of it")
-        layout, memory, stretch, part, rows, shards = batch
-        found = self._sounds.decode(name, rows, shards, self._sounds.starts(stretch, part))
+            raise AssertionError("a batch spec without sound has no field of it")
+        layout, memory, index_chunk, part, rows, shards = batch
+        found = self._sounds.decode(name, rows, shards, self._sounds.starts(index_chunk, part))
         slot = next(slot for slot in layout.fixed if self._spans.get(slot.name) == name)
         spans = layout.fixed_rows(memory.bytes, slot, len(found))
         spans[:] = [(0, 0) if each is None else each[1] for each in found]

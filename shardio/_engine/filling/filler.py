@@ -51,8 +51,8 @@ class Filler:
     """A filler of blocks by one BatchSpec.
 
     Args:
-        recipe: determines the content of batches.
-        dataset: opened on recipe.path; borrowed.
+        batch_spec: determines the content of batches.
+        dataset: opened on batch_spec.path; borrowed.
         passes: exception types of user code that are re-raised as they are, not as TransformError.
         beware: called with the shards of a batch before any of it is read.
         call: calls user functions.
@@ -60,33 +60,33 @@ class Filler:
 
     def __init__(
         self,
-        recipe: BatchSpec,
+        batch_spec: BatchSpec,
         dataset: Dataset,
         passes: tuple[type[BaseException], ...] = (),
         beware: Callable[[Rows], None] | None = None,
         call: Call = call_keyed,
     ) -> None:
-        self._recipe, self._dataset, self._beware = recipe, dataset, beware
-        self._source = Schema({name: dataset.schema[name] for name in recipe.fields})
-        self._advice = ReadAhead(recipe, dataset)
-        self._itinerary = IndexPlanner(dataset, shuffle=recipe.shuffle, seed=recipe.seed)
+        self._batch_spec, self._dataset, self._beware = batch_spec, dataset, beware
+        self._source = Schema({name: dataset.schema[name] for name in batch_spec.fields})
+        self._advice = ReadAhead(batch_spec, dataset)
+        self._itinerary = IndexPlanner(dataset, shuffle=batch_spec.shuffle, seed=batch_spec.seed)
         self._heap_bytes = 0
-        pictures = ImageReader(dataset, recipe.pictures, recipe.dct)
+        pictures = ImageReader(dataset, batch_spec.pictures, batch_spec.dct)
         self._clips = None
-        if recipe.cut is not None:
-            is_heard = recipe.hearing is not None
-            self._clips = ClipReader(dataset, recipe.cut, needs_times=is_heard)
+        if batch_spec.cut is not None:
+            is_heard = batch_spec.audio_spec is not None
+            self._clips = ClipReader(dataset, batch_spec.cut, needs_times=is_heard)
         self._sounds = None
-        if recipe.hearing is not None:
-            self._sounds = AudioReader(dataset, recipe.hearing, self._clips)
+        if batch_spec.audio_spec is not None:
+            self._sounds = AudioReader(dataset, batch_spec.audio_spec, self._clips)
         self._packed = None
-        if recipe.packing is not None:
-            self._packed = TokenReader(dataset, recipe.packing.pack, recipe.verify)
+        if batch_spec.packing is not None:
+            self._packed = TokenReader(dataset, batch_spec.packing.pack, batch_spec.verify)
         media = pictures, self._clips, self._sounds, self._packed
         self._stored = FieldReader(dataset, self._source, *media)
-        self._transformed = TransformRunner(recipe, dataset, *media, passes, call)
+        self._transformed = TransformRunner(batch_spec, dataset, *media, passes, call)
         self._batches = BatchBuilder(
-            recipe,
+            batch_spec,
             dataset,
             self._source,
             self._stored,
@@ -117,23 +117,23 @@ class Filler:
             TransformError: the transform raised, or returned a value that cannot be put into a
                 batch.
         """
-        if self._recipe.transform is None or not self._recipe.n_samples:
-            return self._recipe.delivered(self._dataset)
-        stretch, cut = self._itinerary.first(number), self._recipe.cut
-        row, shard = int(stretch.rows[0]), int(stretch.shards[0])
+        if self._batch_spec.transform is None or not self._batch_spec.n_samples:
+            return self._batch_spec.delivered(self._dataset)
+        index_chunk, cut = self._itinerary.first(number), self._batch_spec.cut
+        row, shard = int(index_chunk.rows[0]), int(index_chunk.shards[0])
         if self._beware is not None:
-            self._beware(stretch.shards_within(slice(0, 1)))
-        sample = self._transformed.sample(stretch, 0, epoch=0, position=number)
+            self._beware(index_chunk.shards_within(slice(0, 1)))
+        sample = self._transformed.sample(index_chunk, 0, epoch=0, position=number)
         try:
             source = self._source if cut is None else cut.delivered(self._source)
-            if self._recipe.packing is not None:
-                source = self._recipe.packing.pack.delivered(source)
-            if self._recipe.hearing is not None:
-                source = self._recipe.hearing.delivered(source)
-            schema = self._recipe.collation.relax_shapes(infer_schema(sample, source))
-            if self._recipe.pictures:
+            if self._batch_spec.packing is not None:
+                source = self._batch_spec.packing.pack.delivered(source)
+            if self._batch_spec.audio_spec is not None:
+                source = self._batch_spec.audio_spec.delivered(source)
+            schema = self._batch_spec.collation.relax_shapes(infer_schema(sample, source))
+            if self._batch_spec.pictures:
                 schema = image_schema(schema)  # of one that the first sample lacks
-            self._heap_bytes = heap_bytes_by(sample, schema, self._recipe.block_rows)
+            self._heap_bytes = heap_bytes_by(sample, schema, self._batch_spec.block_rows)
             return schema
         except SchemaError as error:
             raise self._transformed.placed(str(error), row, shard, number) from None
@@ -148,21 +148,21 @@ class Filler:
             TransformError, ShardCorrupt: naming samples.
             InvalidArgument: the collation does not fit the samples.
         """
-        recipe = self._recipe
+        batch_spec = self._batch_spec
         samples = self.batch_schema(number)
-        if not recipe.makes_batches or not recipe.n_samples:
+        if not batch_spec.makes_batches or not batch_spec.n_samples:
             return Schemas(samples, heap_bytes=self._heap_bytes)
-        n_rows = recipe.block_rows
-        if recipe.skips:
-            stretch, part = self._itinerary.first(number), slice(0, 1)
+        n_rows = batch_spec.block_rows
+        if batch_spec.skips:
+            index_chunk, part = self._itinerary.first(number), slice(0, 1)
         else:
-            plan = EpochPlan(0, RankPartition(recipe.n_samples, 0, n_rows, tail="pad"))
-            stretch, part = self._itinerary.stretch(plan, 0)
-        start = number if recipe.skips else 0
+            plan = EpochPlan(0, RankPartition(batch_spec.n_samples, 0, n_rows, tail="pad"))
+            index_chunk, part = self._itinerary.index_chunk(plan, 0)
+        start = number if batch_spec.skips else 0
         states = np.empty(part.stop - part.start, np.int32)
         if self._beware is not None:
-            self._beware(stretch.shards_within(part))
-        return self._batches.first(samples, RowRange(stretch, part, 0, start, n_rows, states))
+            self._beware(index_chunk.shards_within(part))
+        return self._batches.first(samples, RowRange(index_chunk, part, 0, start, n_rows, states))
 
     def fill(
         self,
@@ -179,8 +179,8 @@ class Filler:
         Raises:
             ShardCorrupt, TransformError, InsufficientMemory: naming the sample.
         """
-        stretch, part = self._itinerary.stretch(plan, step)
-        self._advice.before(plan, step, stretch, part)
+        index_chunk, part = self._itinerary.index_chunk(plan, step)
+        self._advice.before(plan, step, index_chunk, part)
         n_read = part.stop - part.start
         views = memory.views
         if views is None:
@@ -192,22 +192,22 @@ class Filler:
         if row_by_row is not None:
             one_by_one = functools.partial(row_by_row, origins)
         else:
-            origins[:] = stretch.origins[part]
+            origins[:] = index_chunk.origins[part]
             one_by_one = None
         if layout.inner is not None or layout.joins:
             if self._beware is not None:
-                self._beware(stretch.shards_within(part))
+                self._beware(index_chunk.shards_within(part))
             n_rows = layout.n_rows if plan.partition.tail == "pad" else n_read
             start = plan.partition.read(step)[0]
-            share = RowRange(stretch, part, plan.epoch, start, n_rows, states)
+            share = RowRange(index_chunk, part, plan.epoch, start, n_rows, states)
             heap = self._batches.fill(layout, memory, share, one_by_one)
         elif one_by_one is not None:
             heap = one_by_one(layout, memory, states)
-        elif self._recipe.transform is None and self._beware is None:
-            heap = self._stored.fill(layout, memory, views, stretch, part, states)
+        elif self._batch_spec.transform is None and self._beware is None:
+            heap = self._stored.fill(layout, memory, views, index_chunk, part, states)
         else:
             start = plan.partition.read(step)[0]
-            heap = self.fill_rows(layout, memory, stretch, part, states, plan.epoch, start)
+            heap = self.fill_rows(layout, memory, index_chunk, part, states, plan.epoch, start)
         states[:] = _ALL_FILLED
         if plan.partition.tail == "pad":
             start, stop = plan.partition.share(step)
@@ -220,17 +220,17 @@ class Filler:
         self,
         layout: BlockLayout,
         memory: BlockMap,
-        stretch: IndexChunk,
+        index_chunk: IndexChunk,
         part: slice,
         states: npt.NDArray[np.int32],
         epoch: int,
         start: int,
     ) -> int:
-        """Fill the first rows of a block with some samples of a stretch.
+        """Fill the first rows of a block with some samples of an index chunk.
 
         Args:
             layout, memory: of the block.
-            stretch, part: where the samples lie.
+            index_chunk, part: where the samples lie.
             states: of their rows in an origin table, claimed for no field yet.
             epoch, start: the position of the first, which keys its generators.
 
@@ -240,13 +240,13 @@ class Filler:
             ShardCorrupt, TransformError, InsufficientMemory: naming the sample.
         """
         if self._beware is not None:
-            self._beware(stretch.shards_within(part))
-        if self._recipe.transform is not None:
-            return self._transformed.fill(layout, memory, stretch, part, states, epoch, start)
+            self._beware(index_chunk.shards_within(part))
+        if self._batch_spec.transform is not None:
+            return self._transformed.fill(layout, memory, index_chunk, part, states, epoch, start)
         views = memory.views
         if views is None:
             views = memory.views = layout.views(memory.bytes)
-        return self._stored.fill(layout, memory, views, stretch, part, states)
+        return self._stored.fill(layout, memory, views, index_chunk, part, states)
 
     def sample_at(self, plan: EpochPlan, position: int) -> IndexChunk:
         """Return a chunk with the sample at a position of a pass."""

@@ -89,12 +89,12 @@ class ProbePolicy:
 class ReadAhead:
     """Read-ahead for a filler of batches by one BatchSpec. Borrows the dataset."""
 
-    def __init__(self, recipe: BatchSpec, dataset: Dataset) -> None:
-        self._recipe, self._dataset = recipe, dataset
+    def __init__(self, batch_spec: BatchSpec, dataset: Dataset) -> None:
+        self._batch_spec, self._dataset = batch_spec, dataset
         self._extents: Extents | None = None
         self._clips: ClipExtents | None = None
-        self._keeps_order = not recipe.shuffle
-        self._bundle = 1 if recipe.cut is None else recipe.cut.clip.per_video or 1
+        self._keeps_order = not batch_spec.shuffle
+        self._bundle = 1 if batch_spec.cut is None else batch_spec.cut.clip.per_video or 1
         """The number of positions that one position of a window stands for."""
         self._cadence = ProbePolicy()
         self._window: tuple[EpochPlan, int] | None = None
@@ -106,7 +106,7 @@ class ReadAhead:
         self._fits: bool | None = None
         self._is_scattered = False
 
-    def before(self, plan: EpochPlan, step: int, stretch: IndexChunk, part: slice) -> None:
+    def before(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
         """Request the data of a step of a plan, if some of it is missing.
 
         Never raises: reading a bad file will report it.
@@ -128,20 +128,20 @@ class ReadAhead:
             cadence.stop()  # the kernel guesses right what comes next
             return
         with contextlib.suppress(OSError, ShardioError):
-            self._look(plan, stretch, part, n_probed)
+            self._look(plan, index_chunk, part, n_probed)
 
-    def _look(self, plan: EpochPlan, stretch: IndexChunk, part: slice, n_probed: int) -> None:
+    def _look(self, plan: EpochPlan, index_chunk: IndexChunk, part: slice, n_probed: int) -> None:
         if self._extents is None:
-            recipe = self._recipe
-            self._extents = Extents(self._dataset, recipe.fields, recipe.verify)
-            if recipe.cut is not None and not recipe.cut.clip.goes_by_times:
-                self._clips = ClipExtents(self._dataset, recipe.cut, self._extents.files)
+            batch_spec = self._batch_spec
+            self._extents = Extents(self._dataset, batch_spec.fields, batch_spec.verify)
+            if batch_spec.cut is not None and not batch_spec.cut.clip.goes_by_times:
+                self._clips = ClipExtents(self._dataset, batch_spec.cut, self._extents.files)
         extents, cadence = self._extents, self._cadence
-        rows, shards = stretch.rows[part], stretch.shards[part]
-        if self._recipe.packing is not None:
-            rows = self._dataset.rows.covered_rows(stretch.origins[part, 0])
+        rows, shards = index_chunk.rows[part], index_chunk.shards[part]
+        if self._batch_spec.packing is not None:
+            rows = self._dataset.rows.covered_rows(index_chunk.origins[part, 0])
             shards = self._dataset.locate(rows)
-        starts = stretch.cuts.starts[part] if self._clips is not None else rows
+        starts = index_chunk.cuts.starts[part] if self._clips is not None else rows
         if n_probed:
             some = np.linspace(0, len(rows) - 1, n_probed).astype(np.int64)
             self._probe(extents, rows[some], shards[some], starts[some])
@@ -167,9 +167,9 @@ class ReadAhead:
         if self._is_scattered:
             return
         self._is_scattered = True
-        dataset, fields = self._dataset, self._recipe.fields
+        dataset, fields = self._dataset, self._batch_spec.fields
         for name in fields:
-            if self._recipe.transform is None and name in dataset.schema.columns:
+            if self._batch_spec.transform is None and name in dataset.schema.columns:
                 dataset.gather(name).disable_readahead()
         dataset.files.disable_readahead()
 

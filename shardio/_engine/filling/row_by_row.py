@@ -171,16 +171,16 @@ class _Rows:
         first: Exception | None = None
         error: Exception | None
         for candidate in self._candidates(position):
-            stretch = self._filler.sample_at(self._plan, candidate)
-            origin[:] = stretch.origins[0]
+            index_chunk = self._filler.sample_at(self._plan, candidate)
+            origin[:] = index_chunk.origins[0]
             why = self._left_out.get(i, {}).get(int(origin[0]))
-            error = WorkerDied(why) if why is not None else self._try(stretch, candidate, state)
+            error = WorkerDied(why) if why is not None else self._try(index_chunk, candidate, state)
             if error is None:
                 return found
             if found is None or first is None:
                 index, row, _ = origin.tolist()
                 text = shortened(str(error))
-                shard = int(stretch.shards[0])
+                shard = int(index_chunk.shards[0])
                 found = Skipped(i, index, shard, row, type(error).__name__, text)
                 first = error
         if first is None:
@@ -209,12 +209,14 @@ class _Rows:
                 yield found
 
     def _try(
-        self, stretch: IndexChunk, position: int, state: npt.NDArray[np.int32]
+        self, index_chunk: IndexChunk, position: int, state: npt.NDArray[np.int32]
     ) -> Exception | None:
         """Fill the scratch with a sample, which is claimed; returns the error that is its own."""
         scratch, part, epoch = self._scratch, slice(0, 1), self._plan.epoch
         try:
-            self._filler.fill_rows(scratch.layout, scratch, stretch, part, state, epoch, position)
+            self._filler.fill_rows(
+                scratch.layout, scratch, index_chunk, part, state, epoch, position
+            )
         except Exception as error:
             if not may_skip(error):
                 raise

@@ -31,7 +31,7 @@ _SAMPLE_BYTES: Final = 4
 
 def block_bytes(
     layout: BlockLayout,
-    recipe: BatchSpec,
+    batch_spec: BatchSpec,
     dataset: Dataset,
     memory_bytes: int,
     heap_bytes: int = 0,
@@ -39,18 +39,18 @@ def block_bytes(
     """Return the size of a new block; varying sizes are estimated from the first shard.
 
     Args:
-        layout, recipe, dataset: of the batches.
+        layout, batch_spec, dataset: of the batches.
         memory_bytes: the budget of all blocks.
         heap_bytes: the size of a batch in its heap, estimated from the first sample or batch.
 
     Raises:
         InsufficientMemory: the budget is smaller than one block.
     """
-    heap = _expected_heap(layout, recipe, dataset)
+    heap = _expected_heap(layout, batch_spec, dataset)
     n_bytes = layout.heap + max(heap, _whole_pages(heap_bytes + _stated_bytes(layout)))
     if n_bytes > memory_bytes:
         raise InsufficientMemory(
-            f"a batch of {recipe.block_rows} samples needs a block of {n_bytes} bytes; "
+            f"a batch of {batch_spec.block_rows} samples needs a block of {n_bytes} bytes; "
             f"memory_bytes allows {memory_bytes}: raise it, or lower batch_size"
         )
     return n_bytes
@@ -87,16 +87,16 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     return n_workers + _PREFETCH + 1 + n_extra
 
 
-def _expected_heap(layout: BlockLayout, recipe: BatchSpec, dataset: Dataset) -> int:
-    names = [slot.name for slot in layout.varying if slot.name in recipe.fields]
+def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, dataset: Dataset) -> int:
+    names = [slot.name for slot in layout.varying if slot.name in batch_spec.fields]
     names += [slot.join.name for slot in layout.joins]
-    n = min(_SAMPLED, recipe.n_samples)
-    if not names or not n or recipe.runs_user_code:
+    n = min(_SAMPLED, batch_spec.n_samples)
+    if not names or not n or batch_spec.runs_user_code:
         return mmap.PAGESIZE if layout.has_heap else 0
     n_rows = dataset.shards[0].n_samples
     rows = np.linspace(0, max(0, n_rows - 1), min(n, n_rows), dtype=np.int64)
     per_row = 0.0
-    heard = {field.name: field for field in recipe.heard}
+    heard = {field.name: field for field in batch_spec.heard}
     for name in names if len(rows) else []:
         if name in heard:
             per_row += _heard_bytes(dataset, heard[name], rows)
@@ -107,7 +107,7 @@ def _expected_heap(layout: BlockLayout, recipe: BatchSpec, dataset: Dataset) -> 
             per_row += _padded_bytes(join, records.shapes(name, rows))
         else:
             per_row += _MARGIN * records.entries(name, rows)["n_bytes"].mean()
-    return _whole_pages(int(per_row * recipe.block_rows)) + mmap.PAGESIZE
+    return _whole_pages(int(per_row * batch_spec.block_rows)) + mmap.PAGESIZE
 
 
 def _heard_bytes(dataset: Dataset, field: AudioField, rows: Rows) -> float:

@@ -139,7 +139,7 @@ class TokenReader:
         # Late: a worker's dataset is told what it shows after it was opened.
         packed = self._dataset.rows.packed
         if packed is None:
-            raise AssertionError("a recipe that packs is for a dataset that shows windows")
+            raise AssertionError("a batch spec that packs is for a dataset that shows windows")
         return packed
 
     def _look_ahead(

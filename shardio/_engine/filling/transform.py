@@ -73,7 +73,7 @@ class TransformRunner:
 
     def __init__(
         self,
-        recipe: BatchSpec,
+        batch_spec: BatchSpec,
         dataset: Dataset,
         pictures: ImageReader,
         clips: ClipReader | None = None,
@@ -82,30 +82,30 @@ class TransformRunner:
         passes: tuple[type[BaseException], ...] = (),
         call: Call = call_keyed,
     ) -> None:
-        self._recipe, self._dataset, self._passes = recipe, dataset, passes
-        self._pictures = pictures if recipe.pictures else None
-        self._call, self._takes_rng = call, recipe.takes_rng
-        self._transform: Any = recipe.transform
-        self._generators = SampleGenerators(recipe.seed)
+        self._batch_spec, self._dataset, self._passes = batch_spec, dataset, passes
+        self._pictures = pictures if batch_spec.pictures else None
+        self._call, self._takes_rng = call, batch_spec.takes_rng
+        self._transform: Any = batch_spec.transform
+        self._generators = SampleGenerators(batch_spec.seed)
         self._clips, self._sounds, self._packed = clips, sounds, packed
         decoded = {
             *(() if clips is None else (clips.name,)),
             *(() if sounds is None else sounds.names),
             *(() if packed is None else (packed.name,)),
         }
-        self._stored = [name for name in recipe.fields if name not in decoded]
-        made: dict[str, tuple[str, ...]] = {f.name: (f.name, f.span) for f in recipe.heard}
+        self._stored = [name for name in batch_spec.fields if name not in decoded]
+        made: dict[str, tuple[str, ...]] = {f.name: (f.name, f.span) for f in batch_spec.heard}
         if clips is not None:
             made[clips.name] = clips.names
         if packed is not None:
             made[packed.name] = packed.names
-        self._names = [each for name in recipe.fields for each in made.get(name, (name,))]
+        self._names = [each for name in batch_spec.fields for each in made.get(name, (name,))]
 
     def fill(
         self,
         layout: BlockLayout,
         memory: BlockMap,
-        stretch: IndexChunk,
+        index_chunk: IndexChunk,
         part: slice,
         states: npt.NDArray[np.int32],
         epoch: int,
@@ -115,7 +115,7 @@ class TransformRunner:
 
         Args:
             layout, memory: of the block.
-            stretch, part: where the samples lie.
+            index_chunk, part: where the samples lie.
             states: of their rows in the origin table.
             epoch, start: the position of the first, which keys its generators.
 
@@ -131,7 +131,7 @@ class TransformRunner:
         samples, first = layout.samples, self._first
         for i, k in enumerate(range(part.start, part.stop)):
             states[i] = _CLAIMED
-            sample = self.sample(stretch, k, epoch=epoch, position=start + i)
+            sample = self.sample(index_chunk, k, epoch=epoch, position=start + i)
             try:
                 check_sample(sample, samples, first)
                 for name, is_present in presence:
@@ -142,7 +142,7 @@ class TransformRunner:
                 for varying in layout.varying:
                     used = put_value(layout, memory, varying, i, sample[varying.name], used)
             except SchemaError as error:
-                row, shard = int(stretch.rows[k]), int(stretch.shards[k])
+                row, shard = int(index_chunk.rows[k]), int(index_chunk.shards[k])
                 raise self.placed(str(error), row, shard, start + i) from None
             states[i] = _FILLED
         return used
@@ -154,21 +154,21 @@ class TransformRunner:
         place = named(self._dataset, int(rows[0]), int(self._dataset.locate(rows)[0]))
         return f"the first sample ({place})"
 
-    def sample(self, stretch: IndexChunk, k: int, *, epoch: int, position: int) -> Any:
+    def sample(self, index_chunk: IndexChunk, k: int, *, epoch: int, position: int) -> Any:
         """Return the transform of sample k of a chunk, with every generator keyed for it."""
         dataset, generators = self._dataset, self._generators
-        row, shard = int(stretch.rows[k]), int(stretch.shards[k])
+        row, shard = int(index_chunk.rows[k]), int(index_chunk.shards[k])
         # Whether files were cut short is looked at for a batch, where it must not kill (`Filler`).
         local = row - int(dataset.starts[shard])
         sample = dataset.sample(shard, local, self._stored, check_truncated=False)
         if self._clips is not None:
-            start, place = int(stretch.cuts.starts[k]), stretch.cuts.place(k)
+            start, place = int(index_chunk.cuts.starts[k]), index_chunk.cuts.place(k)
             sample[self._clips.name] = self._clips.of_sample(shard, local, start, place)
             sample |= self._clips.times_of_sample(shard, local, start)
         if self._packed is not None:
-            sample |= self._packed.of_sample(int(stretch.origins[k, 0]), stretch.tokens)
+            sample |= self._packed.of_sample(int(index_chunk.origins[k, 0]), index_chunk.tokens)
         if self._sounds is not None:
-            (start,) = self._sounds.starts(stretch, slice(k, k + 1))
+            (start,) = self._sounds.starts(index_chunk, slice(k, k + 1))
             sample |= self._sounds.fields_of(shard, local, start)
         if len(sample) > len(self._stored):
             sample = {name: sample[name] for name in self._names}  # in their order
@@ -197,7 +197,9 @@ class TransformRunner:
         self, what: str, row: int, shard: int, position: int, text: str = ""
     ) -> TransformError:
         """Return the error of a sample, naming it."""
-        place = f"{named(self._dataset, row, shard)} of {self._recipe.path} (position {position})"
+        place = (
+            f"{named(self._dataset, row, shard)} of {self._batch_spec.path} (position {position})"
+        )
         return TransformError(f"{what}\n  at {place}" + (f"\n\n{text}" if text else ""))
 
 

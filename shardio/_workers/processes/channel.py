@@ -52,7 +52,7 @@ RECEIVE = (MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CL
 class Channel:
     """A worker's end of its channel; owned by the worker, closed when its process ends.
 
-    `index` is the worker's place in its crew, `fds` are the descriptors that the crew was given.
+    `index` is the worker's number in its pool, `fds` are the descriptors given to the pool.
     """
 
     __slots__ = ("_recvmsg", "_send", "_socket", "fds", "index")
@@ -71,7 +71,7 @@ class Channel:
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send one message of 1 to MAX_MESSAGE_BYTES bytes to main, waiting while main is behind.
 
-        `fds` stay the caller's. Raises BrokenPipeError when main has closed the crew.
+        `fds` stay the caller's. Raises BrokenPipeError when main has closed the pool.
         """
         if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
             check_message(message, fds)
@@ -80,7 +80,7 @@ class Channel:
             self._send(message)
 
     def recv(self) -> bytes | None:
-        """Wait for main's next message; None when main has closed the crew.
+        """Wait for main's next message; None when main has closed the pool.
 
         Raises InvalidArgument when descriptors came with it: receive those with `recv_fds`.
         """

@@ -191,13 +191,13 @@ class PoolEventLoop:
                     (worker.pidfd,) = unpack_fds(ancillary, flags)
                     worker.pid = pid
                 elif kind == EXITED and how == os.CLD_EXITED:
-                    self._bury(worker, WorkerExit(place, pid, None, status))
+                    self._on_worker_exit(worker, WorkerExit(place, pid, None, status))
                 elif kind == EXITED:
-                    self._bury(worker, WorkerExit(place, pid, status, None))
+                    self._on_worker_exit(worker, WorkerExit(place, pid, status, None))
                 else:
                     why = os.strerror(status)
                     worker.failure = f"the operating system refused to start a process: {why}"
-                    self._bury(worker, WorkerExit(place, None, None, None))
+                    self._on_worker_exit(worker, WorkerExit(place, None, None, None))
             held.letters.popleft()
 
     def _lose_zygote(self) -> None:
@@ -219,13 +219,15 @@ class PoolEventLoop:
         for worker in held.workers:
             if worker.ended is None:
                 _await_end(worker)
-                self._bury(worker, WorkerExit(worker.index, worker.pid, int(signal.SIGKILL), None))
+                self._on_worker_exit(
+                    worker, WorkerExit(worker.index, worker.pid, int(signal.SIGKILL), None)
+                )
         self._ignore(held.session)
         self._ignore(zygote.pidfd)
         held.zygote = None
         release(zygote)
 
-    def _bury(self, worker: WorkerHandle, died: WorkerExit) -> None:
+    def _on_worker_exit(self, worker: WorkerHandle, died: WorkerExit) -> None:
         """Receive everything an exited worker has sent, then record its exit."""
         if worker.ended is not None:
             return

@@ -62,7 +62,7 @@ class WorkerExit(NamedTuple):
 
 
 class WorkerHandle:
-    """Main's side of one place in the crew; a restart puts a new one there."""
+    """Main's side of one place in the pool; a restart puts a new one there."""
 
     __slots__ = (
         "arrivals",
@@ -104,7 +104,7 @@ class WorkerHandle:
 
 
 class PoolState:
-    """Sockets, descriptors, processes and undelivered events of one crew."""
+    """Sockets, descriptors, processes and undelivered events of one pool."""
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()

@@ -119,4 +119,4 @@ def _report(channel: Channel, error: BaseException) -> None:
     try:
         channel.report_failure(text)
     except (BrokenPipeError, ConnectionResetError):
-        return  # main has closed the crew, which is most often why `error` was raised
+        return  # main has closed the pool, which is most often why `error` was raised

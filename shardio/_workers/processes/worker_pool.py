@@ -58,9 +58,9 @@ class WorkerPool(Closing):
         start: Start = "zygote",
     ) -> None:
         if n_workers < 1:
-            raise InvalidArgument(f"n_workers is {n_workers}; a crew has at least 1 worker")
+            raise InvalidArgument(f"n_workers is {n_workers}; a pool has at least 1 worker")
         if len(fds) > MAX_FDS - 2:
-            raise InvalidArgument(f"{len(fds)} fds; a crew can be given at most {MAX_FDS - 2}")
+            raise InvalidArgument(f"{len(fds)} fds; a pool can be given at most {MAX_FDS - 2}")
         self._preload, self._target, self._how = tuple(preload), target, start
         self._held = PoolState()
         self._watch = PoolEventLoop(self._held)
@@ -131,7 +131,7 @@ class WorkerPool(Closing):
 
     def signal(self, index: int, number: int) -> bool:
         """Send a signal to worker `index`; False if there is no process yet, or no more."""
-        with self._held.lock:  # another thread may close the crew, and with it the pidfd
+        with self._held.lock:  # another thread may close the pool, and with it the pidfd
             worker = self._held.workers[index]
             if worker.pidfd is None or worker.ended is not None:
                 return False

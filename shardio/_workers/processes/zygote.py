@@ -57,7 +57,7 @@ __all__ = [
     "serve_forked",
 ]
 
-REQUEST = struct.Struct("<IB")  # place of the worker in its crew, what to do (see `start.py`)
+REQUEST = struct.Struct("<IB")  # number of the worker in its pool, what to do (see `worker_main.py`)
 REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
 WARD = b"folder "
@@ -129,7 +129,7 @@ class _Zygote:
     ) -> None:
         self.pid = os.getpid()
         self.modules = modules  # what has been imported
-        self.target = target  # the function of every crew that this zygote is for, once it has it
+        self.target = target  # the function of every pool that this zygote is for, once it has it
         self.has_loaded = target is not None
         self.control = control
         self.main_pidfd = main_pidfd

@@ -1,6 +1,6 @@
 """Main's side of the zygote: one for all crews of a process, started and ended by use.
 
-A crew may also have one of its own. `acquire` and `release` count the users. Both may be called
+A pool may also have its own zygote. `acquire` and `release` count the users. Both may be called
 from any thread, `release` also from a finalizer that runs in the middle of either of them.
 """
 
@@ -23,7 +23,7 @@ from shardio.errors import UnsupportedEnvironment
 
 __all__ = ["PRELOAD", "Zygote", "acquire", "release"]
 
-# What every crew's workers use and takes long to import; the rest each crew names.
+# Slow imports that the workers of every pool use; each pool adds its own.
 PRELOAD = (
     "numpy",
     "xxhash",
@@ -41,10 +41,12 @@ _CONTROL_FD, _MAIN_PIDFD = 3, 4
 class Zygote:
     """Main's handle on a zygote process: owned by `acquire` and `release`, ended by the last user.
 
-    `pidfd` is readable once the process has ended. Making one does not wait for its
-    imports (0.6 ms). With a `target`, the function of the crew that it is for, it is a fork of this
-    process, made once that has imported `preload`. Raises UnsupportedEnvironment when the
-    interpreter cannot be executed.
+    `pidfd` is readable once the process has ended. Creation does not wait for the imports of the
+    process (0.6 ms). With a `target`, the function of a pool, the zygote is a fork of this process,
+    made once this process has imported `preload`.
+
+    Raises:
+        UnsupportedEnvironment: the interpreter cannot be executed.
     """
 
     def __init__(self, target: Target | None = None, preload: tuple[str, ...] = ()) -> None:
@@ -81,7 +83,7 @@ class Zygote:
         self._control = ours
 
     def open_session(self, preload: tuple[str, ...]) -> socket.socket:
-        """Make a session for one crew; the caller owns main's end.
+        """Make a session for one pool; the caller owns main's end.
 
         `preload` names modules to import before workers are forked. A zygote that has ended leaves
         a session whose other end is closed.

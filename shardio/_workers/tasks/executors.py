@@ -28,11 +28,11 @@ def hire(
 ) -> dict[Stage, StageExecutor]:
     """Make what works at the stages of a line: one event loop for all that is async, else threads.
 
-    Stages whose steps name one crew share its threads; a step with an executor has its own hands.
+    Stages whose steps name one thread group share its threads; a step with an executor uses that.
     """
     found: dict[Stage, StageExecutor] = {}
     asynchronous: list[Stage] = []
-    crews: dict[str, list[Stage]] = {}
+    groups: dict[str, list[Stage]] = {}
     for stage, step in stages.items():
         executor = None if step is None else step.executor
         if executor == "process":
@@ -42,10 +42,10 @@ def hire(
         elif stage.call.is_async:
             asynchronous.append(stage)
         else:
-            crews.setdefault(SOURCE if step is None else step.crew, []).append(stage)
+            groups.setdefault(SOURCE if step is None else step.thread_group, []).append(stage)
     if asynchronous:
         found |= dict.fromkeys(asynchronous, AsyncExecutor(line, asynchronous))
-    for members in crews.values():
+    for members in groups.values():
         n_threads = max(stage.concurrency for stage in members)
         found |= dict.fromkeys(members, ThreadExecutor(line, members, n_threads))
     return found
@@ -325,7 +325,7 @@ class ProcessExecutor(StageExecutor):
                 in_order=False,  # the stage keeps what order there is
                 is_called=stage.name,
             ) as flow:
-                flow.lenience = _ReportingBudget(self._fail)
+                flow.error_budget = _ReportingBudget(self._fail)
                 with self._line.lock:
                     self._flow = flow
                 try:

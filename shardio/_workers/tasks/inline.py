@@ -48,7 +48,7 @@ class InlinePool(Closing):
         is_called: str = "the function",
     ) -> None:
         self._function, self._is_called = function, is_called
-        self.lenience = ErrorBudget(max_skips)
+        self.error_budget = ErrorBudget(max_skips)
         """The items that were left out, and how many more may be."""
         self._waiting: list[tuple[Any, Any]] = []
         self.n_put = self._n_taken = self._calling_ns = 0
@@ -70,7 +70,7 @@ class InlinePool(Closing):
         return ItemStats(
             n_put=self.n_put,
             n_taken=self._n_taken,
-            n_skipped=len(self.lenience.skipped),
+            n_skipped=len(self.error_budget.skipped),
             calling_s=self._calling_ns / 1e9,
         )
 
@@ -105,9 +105,9 @@ class InlinePool(Closing):
         except BaseException as raised:  # noqa: BLE001  # sys.exit and all, as in a worker
             error = as_failure(raised, self._is_called)
             add_note(error, f"in this process, item {number} ({shortened(item)})")
-            if not self.lenience.forgives(error):
+            if not self.error_budget.forgives(error):
                 raise error  # noqa: B904  # its cause, if it has one, is what was raised
-            self.lenience.skip(number, item, error)
+            self.error_budget.skip(number, item, error)
             return None
         finally:
             error = None  # its traceback leads here

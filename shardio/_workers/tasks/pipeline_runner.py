@@ -143,7 +143,7 @@ class PipelineRunner(Closing):
         self._turn = threading.RLock()
         self.is_closed = self._is_through = False
         self._pid = this_process.pid
-        self._lenience = ErrorBudget(most_skips)
+        self._error_budget = ErrorBudget(most_skips)
         self._start = start or PipelineStart()
         self._source = Stage(SOURCE, _iteration(source), 1, yields_many=True)
         self._stages = [self._source, *(_stage(step) for step in steps)]
@@ -333,10 +333,10 @@ class PipelineRunner(Closing):
 
     def _refusal(self, job: StageJob, failure: Exception) -> Exception | None:
         """Return the error to raise for a failed call; None if its item is dropped."""
-        if job.stage is self._source or not self._lenience.forgives(failure):
+        if job.stage is self._source or not self._error_budget.forgives(failure):
             return failure
         try:
-            self._lenience.skip(job.origin.last, job.item, failure)
+            self._error_budget.skip(job.origin.last, job.item, failure)
         except TooManySkipped as refusal:
             return refusal
         return None
@@ -360,9 +360,9 @@ class PipelineRunner(Closing):
             while stage.out and after.has_room:
                 after.put(stage.out.popleft())
                 has_moved = True
-            has_ended = not stage.has_told_end and stage.is_over
+            has_ended = not stage.has_reported_end and stage.is_over
             if has_ended:
-                stage.has_told_end = True
+                stage.has_reported_end = True
                 after.end(stage.last_words)
             if not (has_moved or has_ended):
                 continue
@@ -389,7 +389,7 @@ class PipelineRunner(Closing):
         return PipelineStats(
             stages=tuple(stage.stats(elapsed_ns) for stage in self._active()),
             n_results=results.n_taken,
-            skipped=tuple(self._lenience.skipped),
+            skipped=tuple(self._error_budget.skipped),
             waiting_s=self._waited_ns * _S_PER_NS,
             elapsed_s=elapsed_ns * _S_PER_NS,
             buffer_depth=waiting_ns / elapsed_ns if elapsed_ns else 0.0,

@@ -93,13 +93,16 @@ def checked_where(executor: Any) -> Where:
 
 
 class PipeStep(NamedTuple):
-    """A function for every item; steps with the same `crew` have `concurrency` threads together."""
+    """A function for every item.
+
+    Steps with the same `thread_group` have `concurrency` threads together.
+    """
 
     call: UserCall
     name: str
     concurrency: int
     in_order: bool
-    crew: str
+    thread_group: str
     executor: Where = None
 
     @property

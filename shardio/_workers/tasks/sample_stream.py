@@ -57,11 +57,11 @@ class ReceiveBuffer:
 
     Args:
         n_workers: whose they are.
-        lenience: which samples that fail are left out.
+        error_budget: which samples that fail are left out.
     """
 
-    def __init__(self, n_workers: int, lenience: ErrorBudget) -> None:
-        self._lenience = lenience
+    def __init__(self, n_workers: int, error_budget: ErrorBudget) -> None:
+        self._error_budget = error_budget
         self.n_arrived = [0] * n_workers
         """Samples handed over or skipped."""
         self.n_owed = [0] * n_workers
@@ -132,13 +132,13 @@ class ReceiveBuffer:
         Raises:
             TooManySkipped: one more is skipped than may.
         """
-        if not self._lenience.forgives(error):
+        if not self._error_budget.forgives(error):
             raise error
         number = self.n_arrived[worker]
         self.n_arrived[worker] += 1
         self._n_skipped[worker] += 1
         self._last_was_skipped[worker] = True
-        self._lenience.skip(number, WorkerInfo(worker, len(self.n_arrived)), error)
+        self._error_budget.skip(number, WorkerInfo(worker, len(self.n_arrived)), error)
 
     def ended_with_a_skip(self, worker: int) -> bool:
         """Return True if a worker's last sample failed here, which may have ended the worker."""
@@ -176,7 +176,7 @@ class SampleStream(Closing):
         most_bytes: the bytes under way from all workers together.
         timeout_s: how long to wait for a sample; None for ever.
         start: the start method of workers.
-        lenience: decides which failed samples are skipped.
+        error_budget: decides which failed samples are skipped.
         say: receives a line about each event.
     """
 
@@ -189,16 +189,16 @@ class SampleStream(Closing):
         most_bytes: int,
         timeout_s: float | None,
         start: Start,
-        lenience: ErrorBudget,
+        error_budget: ErrorBudget,
         say: Callable[[str], object],
     ) -> None:
         self._is_of, self._pid = type(dataset).__name__, this_process.pid
         self._timeout_s, self._prefix, self._say = timeout_s, prefix, say
         self._stacks = list(stack_files(n_workers))
         try:
-            most, most_skips = most_bytes // n_workers, lenience.most
+            most, most_skips = most_bytes // n_workers, error_budget.most
             target = functools.partial(send_all, dataset, n_workers, most, most_skips)
-            self._crew = WorkerPool(
+            self._pool = WorkerPool(
                 n_workers, target, fds=self._stacks, preload=_PRELOAD, start=start
             )
         except BaseException:
@@ -207,7 +207,7 @@ class SampleStream(Closing):
         self._boxes: list[Receiver] = []
         self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
         self._supply = BlockLender(n_workers, most_bytes)
-        held = self._crew, self._boxes, self._supply, self._stacks
+        held = self._pool, self._boxes, self._supply, self._stacks
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
         self._waiting = set(range(n_workers))
         """Whose READY, and then whose HELLO, has not come."""
@@ -215,7 +215,7 @@ class SampleStream(Closing):
         """The workers that have not come to the end."""
         self._deaf = set[int]()
         """The workers that exited after their end had been sent."""
-        self._arrivals = ReceiveBuffer(n_workers, lenience)
+        self._arrivals = ReceiveBuffer(n_workers, error_budget)
         self._last_words: dict[int, str] = {}
         self._saved: deque[list[Any]] = deque()
         """The messages that had arrived when an exit was noticed."""
@@ -299,7 +299,7 @@ class SampleStream(Closing):
             self._waiting.discard(worker)
             if not self._waiting:
                 self._boxes[0].hide()
-                self._crew.entrust("")
+                self._pool.entrust("")
         elif kind == MessageKind.SKIPPED:
             self._arrivals.skip(worker, unpack_error(bytes(rest_of(message))))
         elif kind == MessageKind.FAILED:
@@ -350,7 +350,7 @@ class SampleStream(Closing):
 
     def _tell(self, word: Command, worker: int, number: int = 0, fds: Sequence[int] = ()) -> None:
         if self._loss is None and worker not in self._deaf:
-            self._crew.send(worker, WORD.pack(word, number), fds)
+            self._pool.send(worker, WORD.pack(word, number), fds)
 
     def _wait(self, end_s: float | None) -> None:
         """Wait until there may be something new."""
@@ -359,7 +359,7 @@ class SampleStream(Closing):
         poll = select.poll()
         with self._lock:
             try:
-                poll.register(self._crew, select.POLLIN)
+                poll.register(self._pool, select.POLLIN)
                 for box in self._boxes:
                     poll.register(box, select.POLLIN)
             except ValueError:  # another thread has closed it
@@ -375,7 +375,7 @@ class SampleStream(Closing):
 
     def _look(self) -> None:
         """Handle events of the worker pool."""
-        for event in self._crew.wait(0):
+        for event in self._pool.wait(0):
             if isinstance(event, Failed):
                 self._last_words[event.worker] = event.text
             elif isinstance(event, WorkerExit):
@@ -394,13 +394,13 @@ class SampleStream(Closing):
 
     def _invite(self) -> None:
         """Now that all workers are there, tell them where to send to."""
-        box = Receiver(self._prefix, len(self._crew))
+        box = Receiver(self._prefix, len(self._pool))
         self._boxes.append(box)
-        self._crew.entrust(os.path.dirname(box.path))
+        self._pool.entrust(os.path.dirname(box.path))
         self._say(box.address)
-        self._waiting = set(range(len(self._crew)))
-        for worker in range(len(self._crew)):
-            self._crew.send(worker, os.fsencode(box.address))
+        self._waiting = set(range(len(self._pool)))
+        for worker in range(len(self._pool)):
+            self._pool.send(worker, os.fsencode(box.address))
 
     def _mourn(self, died: WorkerExit) -> None:
         """Receive all that has arrived before counting a worker as lost: its end may be there."""
@@ -421,22 +421,22 @@ class SampleStream(Closing):
         n_samples = self._arrivals.n_known(died.worker) + sum(head[3] for head in heads)
         said = f":\n\n{text}" if (text := self._last_words.get(died.worker)) else ""
         self._loss = WorkerDied(f"{died.manner}, after {n_samples} samples of it{said}")
-        self._crew.close()  # the others have nothing more to do
+        self._pool.close()  # the others have nothing more to do
 
     def _overdue(self) -> Exception:
-        stacks = self._crew.stacks(self._stacks)
+        stacks = self._pool.stacks(self._stacks)
         return timeout_error(
             "a sample",
             self._is_of,
             self._timeout_s,
-            list(zip(self._crew.names(), stacks, strict=True)),
+            list(zip(self._pool.names(), stacks, strict=True)),
             lambda worker: [f"{self._arrivals.n_arrived[worker]} samples of which have come"],
         )
 
 
 def _let_go(
     owner_pid: int,
-    crew: WorkerPool,
+    pool: WorkerPool,
     boxes: list[Receiver],
     supply: BlockLender,
     stacks: list[int],
@@ -445,7 +445,7 @@ def _let_go(
     """End everything that an iteration holds, workers first; in a fork of its owner nothing."""
     if os.getpid() != owner_pid:
         return
-    crew.close()  # also wakes whoever waits
+    pool.close()  # also wakes whoever waits
     with lock:
         for box in boxes:
             box.close()

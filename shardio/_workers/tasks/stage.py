@@ -96,7 +96,7 @@ class Stage:
     running: dict[int, StageJob] = field(default_factory=dict)
     error: Exception | None = None
     """The error the stage has failed with; nothing comes behind the results in `out`."""
-    has_told_end: bool = False
+    has_reported_end: bool = False
     is_halted: bool = False
     """True if no job is to begin any more, since a later stage has failed."""
     n_hands: int = 1
@@ -312,7 +312,7 @@ class ListBatcher:
         self.out: deque[Entry] = deque()
         self.error: Exception | None = None
         self.last_words: Exception | None = None
-        self.has_told_end = self.is_halted = False
+        self.has_reported_end = self.is_halted = False
         self._n, self._drop_last = n, drop_last
         self._gathered: list[Entry] = []
         self._is_ended = False

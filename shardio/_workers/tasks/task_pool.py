@@ -176,7 +176,7 @@ class TaskPool(Closing):
         self._is_called, self._in_order, self._n_workers = is_called, in_order, n_workers
         self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
         budget = default_budget() if memory_bytes is None else memory_bytes
-        self.lenience = ErrorBudget(max_skips)
+        self.error_budget = ErrorBudget(max_skips)
         """The items that were left out; the owner may add items that failed elsewhere."""
         self._schedule = Schedule(0, ENDLESS, n_workers)
         self._calls: dict[int, PendingCall] = {}
@@ -192,17 +192,17 @@ class TaskPool(Closing):
         try:
             with files_explained():
                 given, how = [self._whereabouts.open(n_workers)], start_method
-                self._crew = WorkerPool(n_workers, target, fds=given, preload=_PRELOAD, start=how)
+                self._pool = WorkerPool(n_workers, target, fds=given, preload=_PRELOAD, start=how)
         except BaseException:
             _let_go(None, self._blocks, self._whereabouts)
             raise
-        self._end = Finalizer(self, _let_go, self._crew, self._blocks, self._whereabouts)
-        self._crew.hang_bell()
+        self._end = Finalizer(self, _let_go, self._pool, self._blocks, self._whereabouts)
+        self._pool.hang_bell()
         for worker in range(n_workers):
             self._greet(worker)
 
     def _greet(self, worker: int) -> None:
-        self._crew.send(worker, pack_call(CallRequest.HELLO), [self._whereabouts.stacks[worker]])
+        self._pool.send(worker, pack_call(CallRequest.HELLO), [self._whereabouts.stacks[worker]])
 
     @property
     def has_room(self) -> bool:
@@ -221,7 +221,7 @@ class TaskPool(Closing):
         return ItemStats(
             n_put=self.n_put,
             n_taken=self._schedule.next_step - self._n_skipped,
-            n_skipped=len(self.lenience.skipped),
+            n_skipped=len(self.error_budget.skipped),
             n_restarts=self._n_restarts,
             n_copies=self._blocks.n_copies,
             n_bytes=self._n_bytes,
@@ -273,7 +273,7 @@ class TaskPool(Closing):
                 is_last = self._schedule.is_given_out
                 return step, call.value(self._blocks, self._is_called, is_last=is_last)
             self._n_skipped += 1
-            self.lenience.skip(step, call.item, call.error)
+            self.error_budget.skip(step, call.item, call.error)
         return None
 
     def has_more(self, step: int) -> bool:
@@ -305,19 +305,19 @@ class TaskPool(Closing):
             ClosedError: the flow is closed.
         """
         self._give_out()
-        for event in self._crew.wait(timeout_s):
+        for event in self._pool.wait(timeout_s):
             if isinstance(event, Message):
                 self._idle_deaths = 0
                 self._take_answer(event.worker, unpack_message(event.data, event.fds))
             elif isinstance(event, Failed):
                 self._last_words[event.worker] = event.text
             else:
-                self._bury(event)
+                self._on_worker_exit(event)
         self._give_out()
 
     def nudge(self) -> None:
         """Make `wait` return, this time or the next; for any thread."""
-        self._crew.nudge()
+        self._pool.nudge()
 
     def overdue(self, timeout_s: float) -> BatchTimeout:
         """Return the error for a late value, with the activity of every worker."""
@@ -327,8 +327,8 @@ class TaskPool(Closing):
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
         """Describe the activity of every worker; `named` describes an item by its number."""
-        stacks = self._crew.stacks(self._whereabouts.stacks)
-        workers = list(zip(self._crew.names(), stacks, strict=True))
+        stacks = self._pool.stacks(self._whereabouts.stacks)
+        workers = list(zip(self._pool.names(), stacks, strict=True))
         return describe_workers(workers, lambda w: [named(i) for i in self._begun_by(w)])
 
     def _begun_by(self, worker: int) -> list[int]:
@@ -355,15 +355,15 @@ class TaskPool(Closing):
 
     def _send(self, worker: int, step: int, call: PendingCall, block: Block) -> None:
         if worker not in block.known_to:
-            self._crew.send(worker, pack_call(CallRequest.BLOCK, block.number), [block.fd])
+            self._pool.send(worker, pack_call(CallRequest.BLOCK, block.number), [block.fd])
             block.known_to.add(worker)
         if call.is_begun:
-            self._crew.send(worker, pack_call(CallRequest.GO_ON, block.number, step))
+            self._pool.send(worker, pack_call(CallRequest.GO_ON, block.number, step))
             return
         call.is_begun = True
         head = pack_call(CallRequest.CALL, block.number, step, call.n_given)
         with pack_message(head + call.request) as parcel:
-            self._crew.send(worker, *parcel)
+            self._pool.send(worker, *parcel)
 
     def _take_answer(self, worker: int, answer: bytes) -> None:
         outcome, n_results, _, step, n_bytes, taken_ns = ANSWER.unpack_from(answer)
@@ -393,13 +393,13 @@ class TaskPool(Closing):
     def _fail(self, worker: int, step: int, error: BaseException) -> None:
         call = self._calls[step]
         call.give_back(self._blocks)
-        if self.lenience.forgives(error):
+        if self.error_budget.forgives(error):
             call.error = error
             self._schedule.done(worker, step)
         else:
             self._schedule.failed(worker, step, error)
 
-    def _bury(self, died: WorkerExit) -> None:
+    def _on_worker_exit(self, died: WorkerExit) -> None:
         """Replace an exited worker; others do its unanswered items, or these are given up."""
         worker, step = died.worker, self._whereabouts.take_step(died.worker)
         how = died.manner
@@ -423,7 +423,7 @@ class TaskPool(Closing):
         self._blocks.forget(worker)
         self._n_restarts += 1
         with files_explained():
-            self._crew.restart(worker)
+            self._pool.restart(worker)
         self._greet(worker)
 
     def _died(self, step: int, how: str) -> WorkerDied:
@@ -437,8 +437,8 @@ class TaskPool(Closing):
         self._end()
 
 
-def _let_go(crew: WorkerPool | None, blocks: ValueBlocks, whereabouts: StepFiles) -> None:
-    if crew is not None:
-        crew.close()
+def _let_go(pool: WorkerPool | None, blocks: ValueBlocks, whereabouts: StepFiles) -> None:
+    if pool is not None:
+        pool.close()
     blocks.close()
     whereabouts.close()

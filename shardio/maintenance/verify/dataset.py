@@ -32,7 +32,7 @@ from shardio.errors import (
 )
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, unpack_header, unpack_table
 from shardio.format.schema import Schema
-from shardio.maintenance.rewriting import refuse_overtaken
+from shardio.maintenance.rewriting import raise_conflict
 from shardio.maintenance.verify.findings import Finding, Findings
 from shardio.maintenance.verify.runner import AuditProgress, examine_all
 from shardio.maintenance.verify.shard import Examined, examine
@@ -248,7 +248,7 @@ def audit_dataset(
         findings += _disagreements(root, published, examined)
         findings += _departure(root)
         if findings or any(found.findings for found in examined.values()):
-            refuse_overtaken(root, published.number)
+            raise_conflict(root, published.number)
     return AuditReport(
         path=os.fspath(folder),
         generation=published.number if published else None,
@@ -403,7 +403,7 @@ def ends_of(sizes: Iterable[int]) -> list[int]:
     return list(accumulate(sizes, initial=0))
 
 
-def tell_step(progress: Progress | None, step: str, n_done: int, ends: Sequence[int]) -> None:
+def report_step(progress: Progress | None, step: str, n_done: int, ends: Sequence[int]) -> None:
     """Report that n_done of the shards are done, whose `ends` come from `ends_of`."""
     if progress is not None:
         progress(MaintenanceProgress(step, n_done, len(ends) - 1, ends[n_done], ends[-1]))
@@ -418,7 +418,7 @@ def require_sound(
         DatasetNotFound: there is none.
         DatasetCorrupt: it has a finding; the first is named.
     """
-    report = audit_dataset(folder, workers=workers, progress=_told(progress))
+    report = audit_dataset(folder, workers=workers, progress=_audit_progress(progress))
     _refuse(folder, [f for f in report.findings if f.code not in _NO_DAMAGE])
 
 
@@ -433,11 +433,11 @@ def require_sound_shards(
     Raises:
         DatasetCorrupt: something is wrong with one; the first finding is named.
     """
-    examined = examine_all(Path(folder), names, workers, _told(progress))
+    examined = examine_all(Path(folder), names, workers, _audit_progress(progress))
     _refuse(folder, [f for found in examined.values() for f in found.findings])
 
 
-def _told(progress: Progress | None) -> Callable[[AuditProgress], None] | None:
+def _audit_progress(progress: Progress | None) -> Callable[[AuditProgress], None] | None:
     if progress is None:
         return None
     return lambda state: progress(MaintenanceProgress("verifying", *astuple(state)))

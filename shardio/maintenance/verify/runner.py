@@ -107,8 +107,8 @@ def examine_all(
         for name in names:
             tally.enter(name, examine_anyhow(root / name, access))
     else:
-        with WorkerPool(n_workers, partial(serve, access), preload=(serve.__module__,)) as crew:
-            _Foreman(crew, root, tally).run(takes_part=takes_part)
+        with WorkerPool(n_workers, partial(serve, access), preload=(serve.__module__,)) as pool:
+            _ShardScheduler(pool, root, tally).run(takes_part=takes_part)
     return {name: tally.examined[name] for name in names}
 
 
@@ -172,17 +172,17 @@ def _size_of(path: Path) -> int:
         return 0  # missing or unreadable: the audit of the shard says so
 
 
-class _Foreman:
+class _ShardScheduler:
     """A scheduler that queues shards for every worker of a pool, some ahead of the current one.
 
     No worker waits for main, which may be in the middle of a shard of its own; but the last shards
     each go to the first idle worker.
     """
 
-    def __init__(self, crew: WorkerPool, root: Path, tally: _Tally) -> None:
-        self._crew, self._root, self._tally = crew, root, tally
+    def __init__(self, pool: WorkerPool, root: Path, tally: _Tally) -> None:
+        self._pool, self._root, self._tally = pool, root, tally
         self._waiting = list(reversed(tally.names))
-        self._tasks: dict[int, deque[str]] = {worker: deque() for worker in range(len(crew))}
+        self._tasks: dict[int, deque[str]] = {worker: deque() for worker in range(len(pool))}
         """The queued shards of each worker, the current one first."""
         self._pieces = MessageAssembler()
 
@@ -193,12 +193,12 @@ class _Foreman:
         while takes_part and self._waiting:  # workers take a quarter of a second to be there
             name = self._waiting.pop()
             self._tally.enter(name, examine_anyhow(self._root / name, "pread"))
-            for event in self._crew.wait(0):
+            for event in self._pool.wait(0):
                 self._take(event)
         for worker in self._tasks:
             self._assign(worker)
         while any(self._tasks.values()):
-            for event in self._crew.wait():
+            for event in self._pool.wait():
                 self._take(event)
 
     def _assign(self, worker: int) -> None:
@@ -207,7 +207,7 @@ class _Foreman:
         while self._waiting and len(tasks) < 1 + self._n_ahead():
             name = self._waiting.pop()
             tasks.append(name)
-            self._crew.send(worker, os.fsencode(self._root / name))
+            self._pool.send(worker, os.fsencode(self._root / name))
 
     def _n_ahead(self) -> int:
         """Return how many shards a worker may have queued: fewer towards the end."""
@@ -223,9 +223,9 @@ class _Foreman:
             name = next(iter(self._tasks[event.worker]), "no shard")
             raise WorkerDied(f"the audit of {name} failed in a worker:\n{event.text}")
         else:
-            self._bury(event)
+            self._on_worker_exit(event)
 
-    def _bury(self, died: WorkerExit) -> None:
+    def _on_worker_exit(self, died: WorkerExit) -> None:
         """Note the shard that a worker died of, and go on with a new one."""
         tasks = self._tasks[died.worker]
         name = tasks.popleft() if tasks else None
@@ -241,5 +241,5 @@ class _Foreman:
         message = "the disk cannot read some of its bytes, or the file was cut short meanwhile"
         findings.add("unreadable", message)
         self._tally.enter(name, Examined(findings.close(), 0))
-        self._crew.restart(died.worker)
+        self._pool.restart(died.worker)
         self._assign(died.worker)

@@ -31,7 +31,7 @@ _OURS: Final = (
 """Options of a loader that are decided here."""
 
 
-class FarSamples(Closing):
+class RemoteSamples(Closing):
     """The samples of several servers, with a loader, which it owns, for each.
 
     An iteration is an epoch.
@@ -207,7 +207,7 @@ class FarSamples(Closing):
 class _Shared:
     """An iterator for several threads; `owner` has their lock, and knows a fork."""
 
-    def __init__(self, samples: Iterator[Any], owner: FarSamples) -> None:
+    def __init__(self, samples: Iterator[Any], owner: RemoteSamples) -> None:
         self._samples, self._owner = samples, owner
 
     def __iter__(self) -> Self:
