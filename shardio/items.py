@@ -68,9 +68,9 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         items: Iterable[Any],
         timeout_s: float | None,
     ) -> None:
-        self._begin_flow, self._loader, self._timeout_s = begin, loader, timeout_s
+        self._start_task_pool, self._loader, self._timeout_s = begin, loader, timeout_s
         self._source = iterator(items)
-        self._flow: TaskPool | InlinePool | None = None
+        self._task_pool: TaskPool | InlinePool | None = None
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
         self._is_over = self._is_closed = self._is_within = False
@@ -87,10 +87,10 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             raise ClosedError(
                 "this pass is over, or was closed; call load_with_workers again for another"
             )
-        if self._flow is None or self._body is None:
-            flow = self._flow = self._begin_flow()
-            self._end = Finalizer(self, _end, flow, self._loader, os.getpid())
-            self._body = values(flow, self._loader, self._source, self._timeout_s)
+        if self._task_pool is None or self._body is None:
+            task_pool = self._task_pool = self._start_task_pool()
+            self._end = Finalizer(self, _end, task_pool, self._loader, os.getpid())
+            self._body = values(task_pool, self._loader, self._source, self._timeout_s)
         return self._body
 
     def send(self, value: None) -> Any:
@@ -124,9 +124,9 @@ class ItemIteration(Closing, Generator[Any, None, None]):
     def _leave(self) -> None:
         """End the pass; a `with` around it shuts the loader down."""
         self._is_over = True
-        if self._is_within and self._flow is not None:
+        if self._is_within and self._task_pool is not None:
             self._body = None
-            self._flow.close()
+            self._task_pool.close()
         else:
             self.close()
 
@@ -139,39 +139,42 @@ class ItemIteration(Closing, Generator[Any, None, None]):
 
     def stats(self) -> ItemStats:
         """Return the figures so far; also after `close`."""
-        return ItemStats() if self._flow is None else self._flow.stats
+        return ItemStats() if self._task_pool is None else self._task_pool.stats
 
     @property
     def skipped(self) -> tuple[SkippedItem, ...]:
         """The items that were left out so far, with on_error="skip"."""
-        return () if self._flow is None else tuple(self._flow.error_budget.skipped)
+        return () if self._task_pool is None else tuple(self._task_pool.error_budget.skipped)
 
 
 def values(
-    flow: TaskPool | InlinePool, loader: Loader, source: Iterator[Any], timeout_s: float | None
+    task_pool: TaskPool | InlinePool, loader: Loader, source: Iterator[Any], timeout_s: float | None
 ) -> Generator[Any, None, None]:
     """Yield the loaded value of each item of a source."""
-    feed = _Feed(flow, loader, source)
+    feed = _Feed(task_pool, loader, source)
     ready: list[tuple[int, Any]] = []
-    while _await_next(flow, feed, ready, timeout_s):
+    while _await_next(task_pool, feed, ready, timeout_s):
         # Under no name here: the loop alone decides how long it is held.
         yield _finished(loader, feed.given, *ready.pop())
     feed.raise_failure()
 
 
 def _await_next(
-    flow: TaskPool | InlinePool, feed: _Feed, ready: list[tuple[int, Any]], timeout_s: float | None
+    task_pool: TaskPool | InlinePool,
+    feed: _Feed,
+    ready: list[tuple[int, Any]],
+    timeout_s: float | None,
 ) -> bool:
     """Wait until an item is loaded; return False if there are no more."""
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     feed.fill()
-    while (found := flow.take()) is None:
-        if flow.is_over:
+    while (found := task_pool.take()) is None:
+        if task_pool.is_over:
             return False
         left_s = None if end_s is None else end_s - time.monotonic()
         if timeout_s is not None and left_s is not None and left_s <= 0:
-            raise flow.overdue(timeout_s)
-        flow.wait(left_s)
+            raise task_pool.overdue(timeout_s)
+        task_pool.wait(left_s)
         feed.fill()
     ready.append(found)
     return True
@@ -183,27 +186,29 @@ class _Feed:
     Keeps a failure of the source until its turn.
     """
 
-    def __init__(self, flow: TaskPool | InlinePool, loader: Loader, source: Iterator[Any]) -> None:
-        self._flow, self._loader, self._source = flow, loader, source
+    def __init__(
+        self, task_pool: TaskPool | InlinePool, loader: Loader, source: Iterator[Any]
+    ) -> None:
+        self._task_pool, self._loader, self._source = task_pool, loader, source
         self.given: dict[int, Any] = {}
         """The items that were put, by their numbers."""
         self._failures: list[Exception] = []
 
     def fill(self) -> None:
         """Put as many items as the pool has room for."""
-        while self._flow.has_room:
+        while self._task_pool.has_room:
             try:
                 self._put_next()
             except Exception as error:  # noqa: BLE001  # raised when its turn has come
                 self._failures.append(error)
-                self._flow.end()
+                self._task_pool.end()
 
     def _put_next(self) -> None:
-        number = self._flow.n_put
+        number = self._task_pool.n_put
         try:
             item = next(self._source)
         except StopIteration:
-            self._flow.end()
+            self._task_pool.end()
             return
         except Exception as error:
             add_note(error, f"in the source, item {number}")
@@ -211,7 +216,7 @@ class _Feed:
         request = _called(self._loader, "make_request", item, number, item)
         self.given[number] = item
         try:
-            self._flow.put(request, item)
+            self._task_pool.put(request, item)
         except Exception as error:
             add_note(error, f"in the request of item {number} ({shortened(item)})")
             raise
@@ -257,12 +262,12 @@ def iterator(items: Any) -> Iterator[Any]:
         raise InvalidArgument(f"items must be iterable; found {shortened(items)}") from error
 
 
-def _end(flow: TaskPool | InlinePool, loader: Any, owner_pid: int) -> None:
+def _end(task_pool: TaskPool | InlinePool, loader: Any, owner_pid: int) -> None:
     """End the workers, then shut the loader down; not in a fork, which owns neither."""
     if os.getpid() != owner_pid:
         return
     try:
-        flow.close()
+        task_pool.close()
     finally:
         if (shutdown := getattr(loader, "shutdown", None)) is not None:
             shutdown()
@@ -311,8 +316,8 @@ def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
         what the loader or the source raises, with a note of where.
     """
     _check_loader(loader)
-    flow = InlinePool(loader.load, is_called=named(loader, "load"))
-    return values(flow, loader, iterator(items), None)
+    task_pool = InlinePool(loader.load, is_called=named(loader, "load"))
+    return values(task_pool, loader, iterator(items), None)
 
 
 def load_with_workers(

@@ -214,20 +214,20 @@ class ShardLoader(Closing):
             sound=sound,
             pack=pack,
         )
-        choice = SamplingOptions(shuffle, seed, sampler, weights, replacement, n_draws)
-        self._options = check_options(opened, choice, asked)
+        sampling = SamplingOptions(shuffle, seed, sampler, weights, replacement, n_draws)
+        self._options = check_options(opened, sampling, asked)
         clips = cut_of(self._options, opened, is_asked=clip is not None)
         self._epochs = Epochs(opened, self._options)
         batch_spec = batch_spec_of(
             self._options, opened, self._epochs.epoch_sampler.n_at_most, clips
         )
         self._engine = self._engine_for(batch_spec)
-        self._bringing = RemotePrefetch(opened, batch_spec, self._options.choice)
-        self._finalizer = Finalizer(self, self._bringing.end_with, self._engine.close)
+        self._prefetch = RemotePrefetch(opened, batch_spec, self._options.sampling)
+        self._finalizer = Finalizer(self, self._prefetch.end_with, self._engine.close)
         try:
             self._engine.open(opened)
             if self._options.preload:
-                self._bringing.bring_all()
+                self._prefetch.download_all()
                 bring_in(opened, self._options.media.fields)
             self._handover = self._handover_of(opened)
         except BaseException:
@@ -278,7 +278,7 @@ class ShardLoader(Closing):
 
     def _iterate(self) -> LoaderIterator:
         iteration = self._epochs.begin(self._engine)
-        self._bringing.follow(iteration)
+        self._prefetch.follow(iteration)
         kind = RecordedIterator if self._options.record else LoaderIterator
         return kind(self, self._engine, self._handover, iteration)
 

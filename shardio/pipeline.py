@@ -24,7 +24,7 @@ from shardio._loading.pipelines import (
     one_for_one,
     piped,
 )
-from shardio._workers.tasks.executors import hire
+from shardio._workers.tasks.executors import create_executors
 from shardio._workers.tasks.pipeline_runner import PipelineRunner
 from shardio._workers.tasks.pipeline_spec import BatchStep, PipeStep, UserCall, Where
 from shardio._workers.tasks.stage import SourceItem
@@ -137,7 +137,7 @@ class Pipeline(PipelineIterations):
             PipelineRunner,
             self._supply.source,
             self._steps,
-            hire=hire,
+            create_executors=create_executors,
             n_buffered=self._n_buffered,
             most_skips=self._most_skips,
         )
@@ -232,7 +232,7 @@ class DataLoader(PipelineIterations):
             PipelineRunner,
             source,
             self._steps,
-            hire=hire,
+            create_executors=create_executors,
             n_buffered=self._n_buffered,
             most_skips=self._most_skips,
             start=start,

@@ -169,19 +169,19 @@ class EpochSampler:
 
     Args:
         dataset: only its size is read, now.
-        choice: the options.
+        sampling: the options.
 
     Raises:
         InvalidArgument: a sampler or weights that do not fit the dataset.
     """
 
-    def __init__(self, dataset: Dataset, choice: SamplingOptions) -> None:
+    def __init__(self, dataset: Dataset, sampling: SamplingOptions) -> None:
         self._n_samples = len(dataset)
         rows = dataset.rows
         clip_grouping = rows.clip_grouping
         self._bundle = 1 if clip_grouping is None else clip_grouping.k
         """The number of clips that stay together in a shuffle."""
-        self._choice = choice
+        self._sampling = sampling
         self._latest: _Table | None = None
         self._weights: npt.NDArray[np.float64] | None = None
         """For draws without replacement."""
@@ -199,23 +199,23 @@ class EpochSampler:
         self._tokens = packed.n_tokens if packed is not None and packed.is_padded else None
         self.window: Window | ShardWindow | None = None
         """Of epochs that begin now."""
-        if choice.is_in_blocks:
+        if sampling.is_in_blocks:
             n_bytes, n_samples = total_bytes(dataset.shards), int(dataset.starts[-1])
             if rows.clips is not None or packed is not None:
                 # As if all rows had as many as those that are shown.
                 n_samples = n_samples * len(dataset) // max(1, rows.n_rows)
                 n_samples = max(1, n_samples // self._bundle)  # of which runs are made then
             self.window = Window.of(n_bytes, n_samples)
-        if choice.is_in_shards:
+        if sampling.is_in_shards:
             _check_has_shards(dataset)
             self.window = ShardWindow.of(rows.shard_ends, len(dataset))
-        if choice.sampler is not None and not callable(choice.sampler):
+        if sampling.sampler is not None and not callable(sampling.sampler):
             self._check_sampler()
-        if choice.weights is not None:
-            weights = _checked(choice.weights, self._n_samples)
+        if sampling.weights is not None:
+            weights = _checked(sampling.weights, self._n_samples)
             self._weights_hash = _hash_of(weights)
-            self._n_draws = _count_draws(choice, weights)
-            if choice.replacement:
+            self._n_draws = _count_draws(sampling, weights)
+            if sampling.replacement:
                 self._sums = SharedArray.of(
                     cumulative_weights(weights), "the running sums of weights"
                 )
@@ -225,26 +225,26 @@ class EpochSampler:
     @property
     def n_at_most(self) -> int | None:
         """The maximum number of positions of an epoch; None if unknown."""
-        is_known = self._choice.sampler is None or self._is_fixed
+        is_known = self._sampling.sampler is None or self._is_fixed
         return self.n_positions(0) if is_known else None
 
     @property
     def is_foreseen(self) -> bool:
         """True if the plan of a later epoch is free: no function is called, nothing is drawn."""
-        return self._is_fixed if self._choice.sampler is not None else self._weights is None
+        return self._is_fixed if self._sampling.sampler is not None else self._weights is None
 
     @property
     def repeats(self) -> bool:
         """True if an epoch may have more positions than there are samples."""
-        return self._choice.sampler is not None or self._choice.weights is not None
+        return self._sampling.sampler is not None or self._sampling.weights is not None
 
     def n_positions(self, epoch: int) -> int:
         """Return the number of positions of an epoch that begins now."""
         if self.mixture_sizes is not None:
             return self.mixture_sizes.n_positions
-        if self._choice.sampler is not None:
+        if self._sampling.sampler is not None:
             return len(self._table(epoch).numbers.array)
-        return self._n_samples if self._choice.weights is None else self._n_draws
+        return self._n_samples if self._sampling.weights is None else self._n_draws
 
     def beginning(self, epoch: int) -> LoaderState:
         """Return the first position of an epoch that begins now."""
@@ -272,8 +272,8 @@ class EpochSampler:
 
         Options without effect are None; `rows` is set if the epoch can have no other size.
         """
-        shuffle = "full" if self._choice.is_full else self._choice.shuffle
-        found: dict[str, Any] = {"seed": self._choice.seed, "shuffle": shuffle}
+        shuffle = "full" if self._sampling.is_full else self._sampling.shuffle
+        found: dict[str, Any] = {"seed": self._sampling.seed, "shuffle": shuffle}
         found |= {"sampler": None, "weights": None, "replacement": None, "mixing": None}
         found["per_video"] = self._bundle if shuffle is not False and self._bundle > 1 else None
         if self.mixture_sizes is not None:
@@ -283,10 +283,10 @@ class EpochSampler:
             )
             weights = [share / sum(shares) for share in shares]
             found["mixing"] = {"weights": weights, "exhausted": exhausted}
-        if self._choice.sampler is not None:
+        if self._sampling.sampler is not None:
             found["sampler"] = self._table(epoch).hash
-        if self._choice.weights is not None:
-            found |= {"weights": self._weights_hash, "replacement": self._choice.replacement}
+        if self._sampling.weights is not None:
+            found |= {"weights": self._weights_hash, "replacement": self._sampling.replacement}
         if self.repeats:
             found["rows"] = self.n_positions(epoch)
         return found
@@ -297,19 +297,19 @@ class EpochSampler:
             if self._weights is None:
                 numbers = self._sampled(epoch)
             else:
-                seed, n = self._choice.seed, self._n_draws
+                seed, n = self._sampling.seed, self._n_draws
                 numbers = draw_without_replacement(self._weights, n, seed=seed, epoch=epoch)
             shared = SharedArray.of(numbers, "the order of an epoch")
             self._latest = _Table(epoch, shared, _hash_of(numbers))
         return self._latest
 
     def _sampled(self, epoch: int) -> npt.NDArray[np.int64]:
-        found: Any = self._choice.sampler
+        found: Any = self._sampling.sampler
         where = "sampler"
         if callable(found):
             found, where = found(epoch), f"sampler({epoch})"
         elif not self._is_fixed:
-            found = _iterated(found, seed=self._choice.seed, epoch=epoch)
+            found = _iterated(found, seed=self._sampling.seed, epoch=epoch)
         if not isinstance(found, np.ndarray | Sequence) and isinstance(found, Iterable):
             found = list(found)
         return check_positions(found, self._n_samples, where)
@@ -323,7 +323,7 @@ class EpochSampler:
         numbers = self._table(0).numbers.array
         if not self._is_fixed and not np.array_equal(numbers, self._sampled(0)):
             raise InvalidArgument(
-                f"sampler {self._choice.sampler!r}, iterated twice for epoch 0 with the global "
+                f"sampler {self._sampling.sampler!r}, iterated twice for epoch 0 with the global "
                 "generators seeded alike, gives different positions, so that no epoch could be "
                 "resumed: leave out a generator of its own, or pass a function of the epoch's "
                 "number that returns positions, sampler=f(epoch)"
@@ -332,7 +332,7 @@ class EpochSampler:
     @property
     def _is_fixed(self) -> bool:
         """True if every epoch has the same samples in the same order."""
-        return self._choice.has_fixed_sampler
+        return self._sampling.has_fixed_sampler
 
 
 def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
@@ -389,18 +389,18 @@ def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:
     return found
 
 
-def _count_draws(choice: SamplingOptions, weights: npt.NDArray[np.float64]) -> int:
-    if choice.replacement:
-        return len(weights) if choice.n_draws is None else choice.n_draws
+def _count_draws(sampling: SamplingOptions, weights: npt.NDArray[np.float64]) -> int:
+    if sampling.replacement:
+        return len(weights) if sampling.n_draws is None else sampling.n_draws
     most = int(np.count_nonzero(weights))
-    if choice.n_draws is None:
+    if sampling.n_draws is None:
         return most
-    if choice.n_draws > most:
+    if sampling.n_draws > most:
         raise InvalidArgument(
             f"n_draws must be at most {most} without replacement: so many weights are above 0; "
-            f"found {choice.n_draws}"
+            f"found {sampling.n_draws}"
         )
-    return choice.n_draws
+    return sampling.n_draws
 
 
 def _hash_of(numbers: npt.NDArray[Any]) -> str:

@@ -38,7 +38,7 @@ class Epochs:
     """
 
     def __init__(self, dataset: Dataset, options: Options) -> None:
-        self.epoch_sampler = EpochSampler(dataset, options.choice)
+        self.epoch_sampler = EpochSampler(dataset, options.sampling)
         """The samples of each epoch and their order."""
         self.latest: EpochIteration | None = None
         """The latest that was begun since there is a loader, or since a state was loaded."""
@@ -257,7 +257,7 @@ class LoaderIterator:
                 return batch
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C: a batch may have been lost on its way
-                self._engine.distrust()
+                self._engine.mark_torn()
             self._end()
             raise
         self.iteration.is_exhausted = True

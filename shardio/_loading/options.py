@@ -225,7 +225,7 @@ class Options:
     """The options of a ShardLoader, checked and with defaults filled in; see there."""
 
     batch_size: int
-    choice: SamplingOptions
+    sampling: SamplingOptions
     num_workers: int
     transform: Callable[..., Any] | None
     takes_rng: bool
@@ -281,7 +281,7 @@ class LoaderArguments(TypedDict):
     pack: Pack | None
 
 
-def check_options(dataset: Dataset, choice: SamplingOptions, asked: LoaderArguments) -> Options:
+def check_options(dataset: Dataset, sampling: SamplingOptions, asked: LoaderArguments) -> Options:
     """Check every option for its values, and fields against the dataset's schema.
 
     Raises:
@@ -296,7 +296,7 @@ def check_options(dataset: Dataset, choice: SamplingOptions, asked: LoaderArgume
         # Else what it makes decides, or of which size clips are.
         collation.expand(_delivered(dataset.schema, media))
     rank, world_size = place_among_ranks(asked["rank"], asked["world_size"])
-    check_not_distributed(choice.sampler, rank, world_size)
+    check_not_distributed(sampling.sampler, rank, world_size)
     n_workers, n_ahead, n_bytes = asked["num_workers"], asked["prefetch"], asked["memory_bytes"]
     if n_workers is None:
         n_workers = min(usable_cpus(), _MOST_WORKERS)
@@ -305,7 +305,7 @@ def check_options(dataset: Dataset, choice: SamplingOptions, asked: LoaderArgume
         tail = "short" if world_size == 1 else "pad"
     return Options(
         batch_size=count("batch_size", asked["batch_size"], 1),
-        choice=choice,
+        sampling=sampling,
         num_workers=count("num_workers", n_workers, 0, _MOST_WORKERS),
         transform=transform,
         takes_rng=transform is not None and takes_rng("transform", "sample", transform),
@@ -396,8 +396,8 @@ def batch_spec_of(
         fields=media.fields,
         block_rows=min(options.batch_size, most),
         n_samples=len(dataset),
-        shuffle=options.choice.is_full,
-        seed=options.choice.seed,
+        shuffle=options.sampling.is_full,
+        seed=options.sampling.seed,
         verify=options.verify,
         access=remote_storages[0].worker_access
         if (remote_storages := dataset.remote_storages)

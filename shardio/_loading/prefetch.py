@@ -176,13 +176,13 @@ class RemotePrefetch:
     Args:
         dataset: opened by main.
         batch_spec: determines the content of batches.
-        choice: the order of its epochs.
+        sampling: the order of its epochs.
 
     Raises:
         InvalidArgument: epochs need more at once than the cache may hold.
     """
 
-    def __init__(self, dataset: Dataset, batch_spec: BatchSpec, choice: SamplingOptions) -> None:
+    def __init__(self, dataset: Dataset, batch_spec: BatchSpec, sampling: SamplingOptions) -> None:
         self._dataset, self._batch_spec = dataset, batch_spec
         self._ahead: Prefetcher | None = None
         self._at_once = 0
@@ -191,9 +191,9 @@ class RemotePrefetch:
         """The paths of files that have come, and stay, if all fit into the cache."""
         self._is_done = not dataset.remote_storages
         if not self._is_done:
-            self._check_room(choice)
+            self._check_room(sampling)
 
-    def _check_room(self, choice: SamplingOptions) -> None:
+    def _check_room(self, sampling: SamplingOptions) -> None:
         """Make sure that an order that goes through all shards at once has them all here."""
         if self._all_fit():
             return
@@ -201,7 +201,7 @@ class RemotePrefetch:
         n_bytes = sum(self._sizes().tolist())
         room = f"{self._dataset.path}: has {n_bytes} bytes, of which {most} fit into its cache"
         hint = "raise cache_bytes, or take shuffle='shards'"
-        if choice.is_in_shards:
+        if sampling.is_in_shards:
             self._at_once = self._bytes_of_windows()
             if self._at_once > most:
                 warnings.warn(
@@ -210,12 +210,12 @@ class RemotePrefetch:
                     "again: raise cache_bytes to twice that, or make smaller shards",
                     stacklevel=caller_stacklevel(),
                 )
-        if choice.is_full:
+        if sampling.is_full:
             raise InvalidArgument(
-                f"{room}: with shuffle={choice.shuffle!r} every batch needs samples from all of "
+                f"{room}: with shuffle={sampling.shuffle!r} every batch needs samples from all of "
                 f"it, which would be downloaded again and again: {hint}"
             )
-        if choice.is_in_blocks:
+        if sampling.is_in_blocks:
             warnings.warn(
                 f"{room}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
                 f"which are downloaded whole: {hint}",
@@ -238,7 +238,7 @@ class RemotePrefetch:
         most_ahead = min(most // 2, max(0, most - self._at_once))
         self._ahead = Prefetcher(wanted, reached, most_ahead, self._here)
 
-    def bring_all(self) -> None:
+    def download_all(self) -> None:
         """Download all files now.
 
         Raises:
@@ -301,12 +301,12 @@ class RemotePrefetch:
 def _wanted(dataset: Dataset, batch_spec: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
     """Yield the files of a pass, each where it is first needed, and again after a long gap."""
     partition = plan.partition
-    itinerary = IndexPlanner(dataset, shuffle=batch_spec.shuffle, seed=batch_spec.seed)
+    index_planner = IndexPlanner(dataset, shuffle=batch_spec.shuffle, seed=batch_spec.seed)
     n_steps = max(1, _SAMPLES_AT_ONCE // partition.batch_size)
     last_seen = np.full(len(dataset.shards), -2)
     for number, first in enumerate(range(partition.first_step, partition.last_step, n_steps)):
         last = min(first + n_steps, partition.last_step)
-        index_chunk = itinerary.at(plan, partition.positions(first, last))
+        index_chunk = index_planner.at(plan, partition.positions(first, last))
         rows = (
             index_chunk.rows
             if dataset.rows.packed is None

@@ -294,7 +294,7 @@ class Cluster(Closing):
             if not self._running:
                 return
             if (done := self._next_done()) is None:
-                self._do_twice(do, name_of)
+                self._repeat_all(do, name_of)
                 continue
             number, value = job = self._running.pop(done)
             copies = [each for each, (n, _) in self._running.items() if n == number]
@@ -304,7 +304,7 @@ class Cluster(Closing):
                 if isinstance(error, self._lost):
                     self._note_loss(number, name_of, error)
                 elif not copies:
-                    self._mourn(error, number, name_of)
+                    self._record_failure(error, number, name_of)
                 if not copies:
                     self._running[do(value)] = job
                 continue
@@ -324,9 +324,9 @@ class Cluster(Closing):
                 return None
             if done:
                 return done[0]
-            self._tell_of_waiting()
+            self._warn_of_waiting()
 
-    def _tell_of_waiting(self) -> None:
+    def _warn_of_waiting(self) -> None:
         """Warn, once in a row, where nothing is done because no machine could do it."""
         is_waiting = not any(map(self._can_work, self._ray.nodes()))
         if is_waiting and not self._is_told:
@@ -349,7 +349,7 @@ class Cluster(Closing):
         self._looked_s = time.monotonic()
         return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
 
-    def _do_twice(self, do: Callable[[Any], Any], name_of: Callable[[int], str]) -> None:
+    def _repeat_all(self, do: Callable[[Any], Any], name_of: Callable[[int], str]) -> None:
         """Begin all jobs once more, any of which may be lost; of each, the first result counts."""
         self._dead |= self._dead_nodes()
         n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
@@ -379,7 +379,7 @@ class Cluster(Closing):
             return self._n_at_once
         return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def _mourn(self, error: Exception, number: int, name_of: Callable[[int], str]) -> None:
+    def _record_failure(self, error: Exception, number: int, name_of: Callable[[int], str]) -> None:
         """Record a job without a result; raise unless it may be repeated."""
         found = self._ray.exceptions
         if isinstance(error, found.WorkerCrashedError | found.OutOfMemoryError):

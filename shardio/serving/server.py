@@ -252,7 +252,7 @@ class Server(Closing):
             if head["kind"] != "close":
                 self._send(identity, [pack("stranger")])
         elif head["kind"] == "close":
-            self._part_with(token)
+            self._release_worker(token)
         else:
             self._clients[token].session.tell(head)
 
@@ -268,7 +268,7 @@ class Server(Closing):
                     f"{head['version']}: install the same shardio on both"
                 )
             if self._by_identity.get(identity, token) != token:  # a connection has one session
-                self._part_with(self._by_identity[identity])
+                self._release_worker(self._by_identity[identity])
             client = self._clients.get(token)
             if client is not None and client.session.is_running:
                 self._by_identity.pop(client.identity, None)
@@ -276,7 +276,7 @@ class Server(Closing):
                 client.session.tell(head)
             else:
                 if client is not None:
-                    self._part_with(token)
+                    self._release_worker(token)
                 self._check_room()
                 session = Session(head, self._make_loader, self._served, self._post)
                 self._clients[token] = _Client(identity, session)
@@ -327,14 +327,14 @@ class Server(Closing):
         self._send_out()  # what they have said last
         for token, client in list(self._clients.items()):
             if token in over:
-                self._part_with(token)
+                self._release_worker(token)
             elif client.gone_s is None:
                 self._send_to(client, [pack("beat")])
             elif now_s - client.gone_s > _GRACE_S:
-                self._part_with(token)
+                self._release_worker(token)
         self._ending = [session for session in self._ending if session.is_running]
 
-    def _part_with(self, token: str) -> None:
+    def _release_worker(self, token: str) -> None:
         client = self._clients.pop(token)
         self._by_identity.pop(client.identity, None)
         client.session.leave()
@@ -350,7 +350,7 @@ class Server(Closing):
 
     def _end(self) -> None:
         for token in list(self._clients):
-            self._part_with(token)
+            self._release_worker(token)
         end_s = time.monotonic() + _GOODBYE_S
         for session in self._ending:
             session.join(max(0.0, end_s - time.monotonic()))

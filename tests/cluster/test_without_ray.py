@@ -280,7 +280,7 @@ def test_machines_that_were_there_meanwhile_are_waited_for_anew(
     opened = Cluster(Engine("ray"), sees=tmp_path)
     with pytest.warns(RuntimeWarning, match="waiting for a machine") as told:
         for ray.n_alive in (1, 0, 0, 1, 0):
-            opened._tell_of_waiting()
+            opened._warn_of_waiting()
     assert len(told) == 2
 
 

@@ -479,7 +479,7 @@ def test_workers_that_are_killed_cost_no_sample_of_a_mixture(large: str, small: 
         with loader(made) as loading:
             expected = [[bits(batch) for batch in loading] for _ in range(3)]
         with loader(made, num_workers=2) as loading:
-            pool: Any = loading._engine._staff._pool  # type: ignore[union-attr]
+            pool: Any = loading._engine._backend._pool  # type: ignore[union-attr]
             for epoch in expected:
                 batches = iter(loading)
                 found = [bits(next(batches))]

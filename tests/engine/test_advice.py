@@ -72,12 +72,12 @@ class Run:
     def __init__(self, dataset: ShardDataset, *, shuffle: bool = True) -> None:
         batch_spec = batch_spec_for(dataset, shuffle=shuffle, block_rows=BATCH, verify="off")
         self.advice = ReadAhead(batch_spec, dataset)
-        self._itinerary = IndexPlanner(dataset, shuffle=shuffle, seed=0)
+        self._index_planner = IndexPlanner(dataset, shuffle=shuffle, seed=0)
         self._first = dataset.reader(0).column_section("x").offset
 
     def step(self, plan: EpochPlan, step: int) -> set[int]:
         """Look ahead of one; returns where its rows lie in their file."""
-        index_chunk, part = self._itinerary.index_chunk(plan, step)
+        index_chunk, part = self._index_planner.index_chunk(plan, step)
         self.advice.before(plan, step, index_chunk, part)
         return {self._first + row * ROW for row in index_chunk.rows[part].tolist()}
 

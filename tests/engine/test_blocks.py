@@ -134,11 +134,11 @@ def test_the_other_side_sees_growth_when_it_looks(block: Block) -> None:
     worker.grow(MIB)
     worker.bytes[-1] = 9
     assert len(block.bytes) == 64 * KIB
-    block.see_growth(MIB)
+    block.note_growth(MIB)
     assert (len(block.bytes), block.bytes[-1]) == (MIB, 9)
     another = BlockMap(block.fd)
     worker.grow(2 * MIB)
-    another.see_growth()
+    another.note_growth()
     assert len(another.bytes) == 2 * MIB
 
 
@@ -150,8 +150,8 @@ def test_a_block_that_the_other_side_has_grown_is_large_enough(block: Block) -> 
 
 def test_looking_for_growth_where_there_is_none_keeps_the_map(block: Block) -> None:
     before = block.map
-    block.see_growth()
-    block.see_growth(64 * KIB)
+    block.note_growth()
+    block.note_growth(64 * KIB)
     assert block.map is before
 
 
@@ -237,7 +237,7 @@ def test_no_block_is_made_beyond_the_budget(pool: BlockPool) -> None:
 def test_a_block_that_grew_counts_with_its_size(pool: BlockPool) -> None:
     assert pool.make() == 0
     pool[0].grow(3 * 64 * KIB + 1)
-    pool.see_growth(0, 3 * 64 * KIB + 1)
+    pool.note_growth(0, 3 * 64 * KIB + 1)
     assert pool.make() is None
 
 
@@ -247,7 +247,7 @@ def test_blocks_are_trimmed_beyond_the_budget_and_only_there() -> None:
         pool.make()
         for number in range(2):
             pool[number].grow(256 * KIB)
-            pool.see_growth(number, 256 * KIB)
+            pool.note_growth(number, 256 * KIB)
         assert pool.n_bytes == 512 * KIB
         pool.trim(0, 128 * KIB)
         assert pool.n_bytes == 384 * KIB

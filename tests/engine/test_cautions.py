@@ -54,8 +54,8 @@ class Mortal(InlineWorker):
         """Return True if samples of these numbers are to crash the worker."""
         return False
 
-    def introduce(self, *given: Any) -> None:
-        super().introduce(*given)
+    def send_hello(self, *given: Any) -> None:
+        super().send_hello(*given)
         assert self._filler is not None
         fill_rows = self._filler.fill_rows
 
@@ -100,9 +100,9 @@ def epoch(folder: str) -> tuple[list[Skipped], int]:
         folder, BATCH, output="numpy", num_workers=0, on_error="skip", max_skips=N
     ) as loader:
         found = [each for batch in loader for each in batch.skipped]
-        staff = loader._engine._staff
-        assert isinstance(staff, Mortal)
-        return found, staff.n_deaths
+        backend = loader._engine._backend
+        assert isinstance(backend, Mortal)
+        return found, backend.n_deaths
 
 
 def test_of_a_batch_without_a_transform_the_one_sample_is_found(
@@ -160,7 +160,7 @@ def test_a_death_that_names_several_samples_blames_none() -> None:
     caution = SuspectSamples()
     several = InFlightRows("", {0: [1, 2]}, places=((1, 1), (2, 2)))
     alone = InFlightRows("", {0: [2]}, places=((2, 2),))
-    assert [caution.learn(each, "died") for each in (several, several, alone, alone)] == [
+    assert [caution.record_death(each, "died") for each in (several, several, alone, alone)] == [
         False,
         False,
         False,
@@ -170,5 +170,5 @@ def test_a_death_that_names_several_samples_blames_none() -> None:
     assert not caution.is_hopeless
     for _ in range(6):
         assert not caution.is_hopeless
-        caution.learn(several, "died")
+        caution.record_death(several, "died")
     assert caution.is_hopeless

@@ -274,7 +274,7 @@ def test_another_dataset_in_the_place_of_the_opened_one_is_never_read(tmp_path: 
         assert len(list(loader)) == 10
         path.unlink()
         path.symlink_to(tmp_path / "other")
-        (pid,) = loader._engine._staff._pool.pids()  # type: ignore[union-attr]
+        (pid,) = loader._engine._backend._pool.pids()  # type: ignore[union-attr]
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         for _ in range(3):
@@ -308,8 +308,8 @@ def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(fol
     origins = iteration.layout.origins(engine.pool[number].bytes)
     origins["status"] = CLAIMED
     engine.cancel(iteration)
-    engine.traffic.reap()
-    engine.traffic._route(WorkerLost(0, "worker 0 was killed by signal 9", 9))
+    engine.dispatcher.apply_finalizers()
+    engine.dispatcher._route(WorkerLost(0, "worker 0 was killed by signal 9", 9))
     assert not (origins["status"] == CLAIMED).any()
     assert len(engine._passes) == 0 and engine.pool.has_idle
     engine.close()

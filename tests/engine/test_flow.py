@@ -384,7 +384,7 @@ def test_a_worker_that_has_answered_is_at_no_item() -> None:
     with TaskPool(str, 1) as flow:
         list(drive(flow, range(3)))
         deadline_s = time.monotonic() + PATIENCE_S
-        while (at := flow._whereabouts.of(0)) is not None and time.monotonic() < deadline_s:
+        while (at := flow._step_files.of(0)) is not None and time.monotonic() < deadline_s:
             time.sleep(0.001)
         assert at is None
 

@@ -63,22 +63,22 @@ def inquiry(
         takes_rng=False,
         skips=skips,
     )
-    staff = Scripted(batch_spec, script)
-    return SchemaProbe(batch_spec, dataset, staff), staff
+    backend = Scripted(batch_spec, script)
+    return SchemaProbe(batch_spec, dataset, backend), backend
 
 
 def test_a_worker_that_dies_after_its_answer_is_not_asked_again(dataset: ShardDataset) -> None:
-    asked, staff = inquiry(dataset, [[ANSWER, DEATHS[0]]])
+    asked, backend = inquiry(dataset, [[ANSWER, DEATHS[0]]])
     assert asked.schemas() == MADE
-    assert len(staff.given) == 1, "nobody would wait for the second answer"
+    assert len(backend.given) == 1, "nobody would wait for the second answer"
 
 
 def test_only_the_death_of_the_worker_that_was_asked_has_it_asked_again(
     dataset: ShardDataset,
 ) -> None:
-    asked, staff = inquiry(dataset, [[DEATHS[1]], [DEATHS[0]], [DEATHS[1]], [ANSWER]])
+    asked, backend = inquiry(dataset, [[DEATHS[1]], [DEATHS[0]], [DEATHS[1]], [ANSWER]])
     assert asked.schemas() == MADE
-    assert len(staff.given) == 2
+    assert len(backend.given) == 2
 
 
 def test_a_first_sample_that_two_workers_died_of_says_so(dataset: ShardDataset) -> None:
@@ -91,9 +91,9 @@ def test_time_in_which_workers_start_is_not_counted(
     dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n_at_work, expected in ((1, MADE), (4, None)):  # they begin with the third wait, or at once
-        asked, staff = inquiry(dataset, [[], [], [], [ANSWER]])
-        staff.is_starting, staff.n_at_work = n_at_work == 1, n_at_work
-        monkeypatch.setattr(time, "monotonic", lambda staff=staff: staff.now_s)
+        asked, backend = inquiry(dataset, [[], [], [], [ANSWER]])
+        backend.is_starting, backend.n_at_work = n_at_work == 1, n_at_work
+        monkeypatch.setattr(time, "monotonic", lambda backend=backend: backend.now_s)
         assert asked.schemas(1.0) == expected
 
 
@@ -106,17 +106,17 @@ def test_where_samples_are_skipped_the_next_is_tried_after_a_failure_and_after_t
 ) -> None:
     script: list[list[TaskResult | WorkerLost]]
     script = [[failed(TransformError("no"))], [DEATHS[0]], [DEATHS[0]], [ANSWER]]
-    asked, staff = inquiry(dataset, script, skips=True)
+    asked, backend = inquiry(dataset, script, skips=True)
     assert asked.schemas() == MADE
-    assert [task.step for task in staff.given] == [0, 1, 1, 2]
+    assert [task.step for task in backend.given] == [0, 1, 1, 2]
 
 
 def test_each_sample_is_tried_once_and_the_last_error_is_raised(dataset: ShardDataset) -> None:
     errors = [failed(TransformError(f"no {i}")) for i in range(5)]
-    asked, staff = inquiry(dataset, [[each] for each in errors], skips=True)
+    asked, backend = inquiry(dataset, [[each] for each in errors], skips=True)
     with pytest.raises(TransformError, match="no 3"):
         asked.schemas()
-    assert [task.step for task in staff.given] == [0, 1, 2, 3]
+    assert [task.step for task in backend.given] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

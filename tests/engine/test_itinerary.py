@@ -18,7 +18,7 @@ N = 2 * CHUNK + 77
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path: Path = tmp_path_factory.mktemp("itinerary") / "set"
+    path: Path = tmp_path_factory.mktemp("index_planner") / "set"
     with shardio.DatasetWriter(path, SCHEMA) as writer:
         for i in range(N):
             writer.append({"label": i})
@@ -34,12 +34,12 @@ def test_a_step_has_its_samples_whoever_does_which(
     plan = EpochPlan(3, RankPartition(N, first, 13, rank=1, world_size=2, tail=tail))  # type: ignore[arg-type]
     order = order_of(plan, shuffle=True, seed=5)
     with shardio.open(folder) as dataset:
-        itinerary = IndexPlanner(dataset, shuffle=True, seed=5)
-        itinerary.n_workers = n_workers
+        index_planner = IndexPlanner(dataset, shuffle=True, seed=5)
+        index_planner.n_workers = n_workers
         steps = list(range(plan.partition.first_step, plan.partition.last_step))
         # Its own ones, and now and then one of another.
         for step in [*steps[::n_workers], *steps[1:30], *steps[-5:]]:
-            index_chunk, part = itinerary.index_chunk(plan, step)
+            index_chunk, part = index_planner.index_chunk(plan, step)
             start, stop = plan.partition.read(step)
             expected = order.at(plan.partition.positions(step, step + 1)).tolist()
             assert len(expected) == stop - start
@@ -48,9 +48,9 @@ def test_a_step_has_its_samples_whoever_does_which(
 
 def test_a_worker_works_out_its_own_steps_alone(folder: str) -> None:
     with shardio.open(folder) as dataset:
-        itinerary = IndexPlanner(dataset, shuffle=True, seed=5)
-        itinerary.n_workers = 4
+        index_planner = IndexPlanner(dataset, shuffle=True, seed=5)
+        index_planner.n_workers = 4
         plan = EpochPlan(0, RankPartition(N, 0, 16))
-        found = {id(itinerary.index_chunk(plan, step)[0]) for step in range(1, N // 16, 4)}
+        found = {id(index_planner.index_chunk(plan, step)[0]) for step in range(1, N // 16, 4)}
         assert len(found) == 1, "a quarter of the epoch is less than what is worked out at a time"
-        assert len(itinerary.index_chunk(plan, 1)[0].rows) <= N // 4 + 16
+        assert len(index_planner.index_chunk(plan, 1)[0].rows) <= N // 4 + 16

@@ -139,7 +139,7 @@ class Passes(RuleBasedStateMachine):
         """Update the tasks of the pass before, as whenever workers may get more of this one."""
         n_each = st.lists(st.integers(0, 3), min_size=self.n_workers, max_size=self.n_workers)
         self.before = data.draw(n_each)
-        self.schedule.stand_behind(self.before)
+        self.schedule.set_backlog(self.before)
 
     def counts(self) -> list[int]:
         """Return the number of tasks of each worker, with those of the pass before."""
@@ -214,7 +214,7 @@ class Passes(RuleBasedStateMachine):
         n_known = len(caution.left_out.get(0, ()))
         number = data.draw(st.integers(0, 2))  # a sample, or one of its substitutes
         places = ((0, number),) if data.draw(st.booleans()) else ((0, number), (1, 9))
-        has_learned = caution.learn(InFlightRows("", places=places), "died")
+        has_learned = caution.record_death(InFlightRows("", places=places), "died")
         assert len(caution.left_out.get(0, ())) - n_known in ((0, 1) if has_learned else (0,))
         assert not (has_learned and caution.is_hopeless)
         return caution.is_hopeless
@@ -290,9 +290,9 @@ class Passes(RuleBasedStateMachine):
     @precondition(lambda self: self.is_cancelled)
     @rule()
     def blocks_come_back(self) -> None:
-        found = self.schedule.surrender()
+        found = self.schedule.release_idle_blocks()
         assert sorted(found) == sorted([*self.free, *self.lost.values(), *self.ready.values()])
-        assert self.schedule.surrender() == [], "none is given up twice"
+        assert self.schedule.release_idle_blocks() == [], "none is given up twice"
         self.outside |= set(found)
         self.free.clear()
         self.lost.clear()
@@ -356,7 +356,7 @@ class Passes(RuleBasedStateMachine):
             self.free |= self.outside
             self.outside.clear()
             self.before = [0] * self.n_workers  # it has come to its end
-            self.schedule.stand_behind(self.before)
+            self.schedule.set_backlog(self.before)
             self.tasks_are_given_out()
             before = self.next_step
             for step, (worker, block) in sorted(self.working.items()):
@@ -415,7 +415,7 @@ def test_a_pass_of_no_steps_is_over_and_wants_nothing() -> None:
     assert schedule.is_over
     assert not schedule.n_wanted
     assert schedule.deliver() is None
-    assert schedule.surrender() == [0]
+    assert schedule.release_idle_blocks() == [0]
 
 
 @pytest.mark.parametrize("depth", [1, DEPTH, 3])
@@ -454,7 +454,7 @@ def test_the_pass_behind_another_finds_workers_as_quick_as_they_are() -> None:
     schedule = before.followed(0, 100)
     for block in range(2, 30):
         schedule.free(block)
-    schedule.stand_behind(before.n_tasks)
+    schedule.set_backlog(before.n_tasks)
     given = [worker for worker, _, _ in assign_all(schedule)]
     assert (given.count(0), given.count(1)) == (QUICK_DEPTH, DEPTH - 1)
 

@@ -44,7 +44,7 @@ class Side(Closing):
         """Deliver what a worker sends."""
         buffers = [pickle.PickleBuffer(array.data) for array in arrays]
         number, sizes = self.stocks[worker].fill(buffers)
-        self.stocks[worker].spend()
+        self.stocks[worker].drop_filled()
         found = self.supply.hand_over(worker, number, sizes)
         self.supply.give(self.send)
         return found
@@ -145,7 +145,7 @@ def test_a_loop_that_holds_one_sample_at_a_time_has_none_copied_whatever_memory_
 
 def test_the_blocks_of_a_worker_that_is_done_go_to_others(side: Side) -> None:
     side.ask(0)
-    side.supply.part_with(0)
+    side.supply.stop_lending(0)
     side.supply.give(side.send)
     side.ask(1)
     assert {number for worker, number, _ in side.sent if worker == 1} <= {
@@ -159,11 +159,11 @@ def test_who_was_held_up_before_the_loop_had_to_wait_gets_more_as_far_as_memory_
             side.ask(worker)
             side.arrive(worker, of(7))
         n = side.n_of(0)
-        side.supply.see_wait()
+        side.supply.grant_more()
         side.ask(1)
         assert (side.n_of(0), side.n_of(1)) == (2 * n, 2 * n)  # both had asked
-        side.supply.see_wait()
-        side.supply.see_wait()  # nobody has asked since the one before
+        side.supply.grant_more()
+        side.supply.grant_more()  # nobody has asked since the one before
         side.supply.give(side.send)
         assert (side.n_of(0), side.n_of(1)) == (2 * n, 20 - 2 * n)
 

@@ -120,10 +120,10 @@ def test_what_a_worker_had_sent_before_it_died_is_handed_over(
 ) -> None:
     loader: Any = iter(MultiLoader(Count(4, 3, hang), 1))
     assert next(loader) == 0
-    (box,) = loader._boxes
+    (box,) = loader._receivers
     arrived: list[Any] = []
     take = box.take
-    while sum(unpack_head(message[0])[3] for message in arrived) + loader._arrivals.n_at_hand < 2:
+    while sum(unpack_head(message[0])[3] for message in arrived) + loader._arrivals.n_available < 2:
         if (message := take()) is None:
             assert select.select([box], [], [], PATIENCE_S)[0]
         else:
@@ -132,7 +132,7 @@ def test_what_a_worker_had_sent_before_it_died_is_handed_over(
     os.kill(loader._pool.pids()[0], signal.SIGKILL)
     while loader._loss is None:  # the death is seen before the rest is
         assert select.select([loader._pool], [], [], PATIENCE_S)[0]
-        loader._look()
+        loader._handle_events()
     assert [next(loader), next(loader)] == [1, 2]
     with pytest.raises(WorkerDied, match="signal 9, after 3 samples of it"):
         next(loader)
@@ -146,8 +146,8 @@ def test_a_worker_that_wanted_a_block_and_has_come_to_its_end_since_is_sent_none
         next(loader)
     late = Message(0, WANT)
     monkeypatch.setattr(loader._pool, "wait", lambda timeout_s: [late])
-    loader._look()
-    assert not loader._supply._n_each
+    loader._handle_events()
+    assert not loader._block_lender._n_each
     loader.close()
 
 
@@ -261,8 +261,8 @@ NEVER_HIDES = """
 from shardio._workers.processes.worker_pool import WorkerPool
 from shardio._workers.tasks.messages import Receiver
 Receiver.hide = lambda inbox: None
-entrust = WorkerPool.entrust
-WorkerPool.entrust = lambda pool, folder: folder and entrust(pool, folder)
+set_cleanup_folder = WorkerPool.set_cleanup_folder
+WorkerPool.set_cleanup_folder = lambda pool, folder: folder and set_cleanup_folder(pool, folder)
 """
 
 

@@ -339,7 +339,7 @@ found = []
 
 def end_when_replaced(lost):
     while True:
-        pids = loader._engine._staff._pool.pids()
+        pids = loader._engine._backend._pool.pids()
         if all(pid and pid not in lost and is_running(pid) for pid in pids): break
         time.sleep(0.001)
     print('replaced', flush=True)
@@ -349,7 +349,7 @@ try:
     for batch in loader:
         found += batch.indices.tolist()
         if batch.step == 0:
-            workers = [pid for pid in loader._engine._staff._pool.pids() if pid]
+            workers = [pid for pid in loader._engine._backend._pool.pids() if pid]
             os.kill(launch._current.pid, signal.SIGKILL)
             while any(is_running(pid) for pid in workers): time.sleep(0.001)
             print('killed', flush=True)

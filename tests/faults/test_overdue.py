@@ -157,7 +157,7 @@ def test_the_stacks_of_one_worker_are_never_taken_for_anothers(
 
 
 def workers_of(loader: ShardLoader) -> backends.WorkerBackend:
-    found = loader._engine._staff
+    found = loader._engine._backend
     assert isinstance(found, backends.WorkerBackend)
     return found
 
@@ -188,15 +188,15 @@ def test_the_time_in_which_workers_are_started_is_not_that_of_a_batch(
 ) -> None:
     with ShardLoader(folder, BATCH, output="numpy", num_workers=1) as loader:
         next(iter(loader))
-        traffic = loader._engine.traffic
+        dispatching = loader._engine.dispatcher
         is_starting = True
         monkeypatch.setattr(backends.WorkerBackend, "is_starting", property(lambda _: is_starting))
         now_s = time.monotonic()
-        assert traffic.extended(now_s - 1, 0.5, "a batch") >= now_s + 0.5
+        assert dispatching.extended(now_s - 1, 0.5, "a batch") >= now_s + 0.5
         is_starting = False
         with pytest.raises(BatchTimeout, match="a batch of .* did not come within 0.5 s"):
-            traffic.extended(now_s - 1, 0.5, "a batch")
-        assert traffic.extended(now_s + 999, 0.5, "a batch") >= now_s + 0.5, "a worker is ready"
+            dispatching.extended(now_s - 1, 0.5, "a batch")
+        assert dispatching.extended(now_s + 999, 0.5, "a batch") >= now_s + 0.5, "a worker is ready"
 
 
 def test_a_loop_that_finds_no_room_because_others_hang_is_overdue_too(

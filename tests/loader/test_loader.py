@@ -563,7 +563,7 @@ def test_without_num_workers_there_are_as_many_as_usable_cpus(
     monkeypatch.setattr(options, "usable_cpus", lambda: 3)
     with ShardLoader(small, 32, output="numpy") as loader:
         list(loader)
-        assert loader._engine._staff.n_workers == 3
+        assert loader._engine._backend.n_workers == 3
 
 
 def test_prefetch_decides_how_many_blocks_are_filled_ahead(small: str) -> None:

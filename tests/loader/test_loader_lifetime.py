@@ -716,7 +716,7 @@ def test_close_from_another_thread_ends_a_loop_without_workers_at_the_next_batch
         return sample
 
     def closing() -> None:
-        loader._engine._staff.close()
+        loader._engine._backend.close()
         is_closing.set()
         loader.close()
 

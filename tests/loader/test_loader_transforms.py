@@ -627,7 +627,7 @@ def test_a_batch_that_one_worker_died_of_is_done_again_bit_for_bit(
 def test_a_worker_killed_from_outside_is_replaced(folder: str) -> None:
     with _loader(folder, num_workers=2) as loader:
         assert len(list(loader)) == 5
-        for pid in loader._engine._staff._pool.pids():  # type: ignore[union-attr]
+        for pid in loader._engine._backend._pool.pids():  # type: ignore[union-attr]
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
         for _ in range(3):
@@ -641,7 +641,7 @@ def test_the_death_of_the_zygote_is_survived_by_the_loader(folder: str) -> None:
         assert len(list(loader)) == 5
         zygote = zygote_client._current
         assert zygote is not None
-        workers = [pid for pid in loader._engine._staff._pool.pids() if pid]  # type: ignore[union-attr]
+        workers = [pid for pid in loader._engine._backend._pool.pids() if pid]  # type: ignore[union-attr]
         os.kill(zygote.pid, signal.SIGKILL)
         end_s = time.monotonic() + PATIENCE_S
         while any(_is_running(pid) for pid in workers):

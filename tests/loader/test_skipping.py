@@ -401,7 +401,7 @@ def test_a_worker_that_is_killed_from_outside_costs_no_sample(folder: str) -> No
         for _ in range(3):
             for batch in loader:
                 found.append((bits(batch), batch.valid.tolist(), batch.skipped))
-                for pid in loader._engine._staff._pool.pids():  # type: ignore[union-attr]
+                for pid in loader._engine._backend._pool.pids():  # type: ignore[union-attr]
                     if pid is not None and kill(pid):
                         break
     assert found == expected

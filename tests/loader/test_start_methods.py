@@ -118,7 +118,7 @@ def test_a_killed_worker_is_replaced_in_the_way_it_was_started(
 ) -> None:
     options = {"start_method": start_method, "transform": draw}
     with _loader(folder, **options) as loader, _loader(folder, num_workers=0, **options) as other:
-        pool: Any = loader._engine._staff._pool  # type: ignore[union-attr]
+        pool: Any = loader._engine._backend._pool  # type: ignore[union-attr]
         for is_killing in (False, True, True):
             steps = iter(loader)
             found = [bits(next(steps))]
@@ -140,7 +140,7 @@ def test_a_zygote_of_the_crews_own_that_is_killed_is_replaced(
         for batch in loader:
             seen += batch.indices.tolist()
             if batch.step == 1:
-                zygote = loader._engine._staff._pool._held.zygote  # type: ignore[union-attr]
+                zygote = loader._engine._backend._pool._held.zygote  # type: ignore[union-attr]
                 assert zygote is not None and zygote is not zygote_client._current
                 os.kill(zygote.pid, signal.SIGKILL)
     assert seen == list(range(N))

@@ -60,8 +60,8 @@ def resident_mib(pid: int) -> float:
 
 def figures(loader: ShardLoader) -> dict[str, float]:
     """Resident memory by process, and main's open descriptors but those of blocks."""
-    staff: Any = loader._engine._staff
-    pids: list[int] = staff._crew.pids()
+    backend: Any = loader._engine._backend
+    pids: list[int] = backend._crew.pids()
     found = {"main": resident_mib(os.getpid())}
     found |= {f"worker {i}": resident_mib(pid) for i, pid in enumerate(pids)}
     # Blocks are made when they are first wanted, and have two each.

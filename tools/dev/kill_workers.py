@@ -73,7 +73,7 @@ class Killer(threading.Thread):
         while not self.is_over:
             self._may.acquire()
             time.sleep(self._random.uniform(0, self._longest_s))
-            pids = self._loader._engine._staff._pool.pids()  # type: ignore[union-attr]
+            pids = self._loader._engine._backend._pool.pids()  # type: ignore[union-attr]
             alive = [pid for pid in pids if pid is not None]
             if alive and not self.is_over:
                 os.kill(self._random.choice(alive), signal.SIGKILL)

@@ -34,8 +34,8 @@ class Trouble(threading.Thread):
                 self._strike()
 
     def _strike(self) -> None:
-        staff: Any = self.loader._engine._staff  # type: ignore[union-attr]
-        alive = [pid for pid in staff._crew.pids() if pid is not None]  # threads have none
+        backend: Any = self.loader._engine._backend  # type: ignore[union-attr]
+        alive = [pid for pid in backend._crew.pids() if pid is not None]  # threads have none
         if not alive:
             return
         pid = self._random.choice(alive)

@@ -72,11 +72,11 @@ class InlineWorker:
         self._careful: RowByRowFiller | None = None
         self._layout: BlockLayout | None = None
         self._cancelled = np.zeros(0, np.uint8)
-        self._tally: IterationCounters | None = None
+        self._counters: IterationCounters | None = None
         self._tasks: deque[tuple[Task, Block | None]] = deque()
         self._plans: dict[int, EpochPlan] = {}
 
-    def introduce(
+    def send_hello(
         self, dataset: Dataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
         """Use main's own dataset."""
@@ -86,25 +86,25 @@ class InlineWorker:
             # Ctrl-C is meant for this process; in a worker it could only come from user code.
             passes=(KeyboardInterrupt,),
             # What costs a worker its life, which is reported, would cost this program its own.
-            beware=dataset.files.check_lengths if dataset.access == "mmap" else None,
+            cautions=dataset.files.check_lengths if dataset.access == "mmap" else None,
         )
         if self._batch_spec.skips:
             self._careful = RowByRowFiller(self._filler, self._batch_spec.seed)
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
-        self._tally = IterationCounters(fds[TALLIES], 0)
+        self._counters = IterationCounters(fds[TALLIES], 0)
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
         """Lay blocks out so from now on; main's own know how large they may be."""
         self._layout = layout
 
-    def explain(self, worker: int, slot: int, plan: EpochPlan) -> None:
+    def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
         """Record the plan of an iteration's tasks."""
         self._plans[slot] = plan
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
         """Do nothing: a sample that crashes a worker would have crashed this process."""
 
-    def forgive(self) -> None:
+    def reset_deaths(self) -> None:
         """Do nothing: there is no worker process to crash."""
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
@@ -137,9 +137,9 @@ class InlineWorker:
         error: BaseException | None = None
         schemas: Schemas | None = None
         skips: tuple[Skipped, ...] = ()
-        tally = self._tally
+        tally = self._counters
         if self._filler is None or tally is None:
-            raise AssertionError("introduce() comes first")
+            raise AssertionError("send_hello() comes first")
         try:
             if block is None or self._layout is None:
                 schemas = self._filler.schemas(task.step)
@@ -163,7 +163,7 @@ class InlineWorker:
         finally:
             del error  # or its traceback, this frame and the block keep each other
 
-    def ask_what_they_do(self) -> list[tuple[str, str]]:
+    def worker_stacks(self) -> list[tuple[str, str]]:
         """Nobody works while main asks."""
         return []
 
@@ -171,7 +171,7 @@ class InlineWorker:
         """Drop all tasks and the shared tables."""
         self._tasks.clear()
         self._cancelled, self._filler = np.zeros(0, np.uint8), None
-        self._careful = self._tally = None
+        self._careful = self._counters = None
 
 
 _QUICK: Final = int(Status.QUICK)
@@ -216,7 +216,7 @@ class WorkerBackend:
         """True if a worker has not opened the dataset yet, within STARTING_S."""
         return bool(self._starting) and time.monotonic() < self._start_end_s
 
-    def introduce(
+    def send_hello(
         self, dataset: Dataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
         """Send the files that workers share with main; they stay the caller's.
@@ -233,9 +233,9 @@ class WorkerBackend:
         for kept in self._kept:
             kept.take()  # of earlier workers, whose passes have started anew
         for worker in range(self.n_workers):
-            self._greet(worker)
+            self._send_hello(worker)
 
-    def _greet(self, worker: int) -> None:
+    def _send_hello(self, worker: int) -> None:
         if self._hello is not None:
             lineage, fds = self._hello
             hello = _message(RequestKind.HELLO, block=worker, n_rows=self.n_workers) + lineage
@@ -248,7 +248,7 @@ class WorkerBackend:
         for worker in range(self.n_workers):
             self._pool.send(worker, self._layout)
 
-    def explain(self, worker: int, slot: int, plan: EpochPlan) -> None:
+    def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
         """Send a worker the plan of an iteration before its first task."""
         content, fds = plan.pack()
         self._pool.send(worker, _message(RequestKind.PLAN, slot=slot) + content, fds)
@@ -259,7 +259,7 @@ class WorkerBackend:
         with pack_message(_message(RequestKind.CAUTION) + pickle.dumps(left_out)) as parcel:
             self._pool.send(worker, *parcel)
 
-    def forgive(self) -> None:
+    def reset_deaths(self) -> None:
         """Reset the consecutive-crash counter: the cause is known and will be skipped."""
         self._deaths_in_a_row = 0
 
@@ -313,7 +313,7 @@ class WorkerBackend:
         kept = self._kept  # another thread may close this meanwhile
         return kept[worker].take() if kept else b""
 
-    def ask_what_they_do(self) -> list[tuple[str, str]]:
+    def worker_stacks(self) -> list[tuple[str, str]]:
         """Return the name and Python stacks of each worker."""
         if self._hello is None:
             return []
@@ -333,7 +333,7 @@ class WorkerBackend:
         self._starting.add(died.worker)
         self._start_end_s = time.monotonic() + STARTING_S
         self._pool.restart(died.worker)
-        self._greet(died.worker)
+        self._send_hello(died.worker)
         if self._layout is not None:
             self._pool.send(died.worker, self._layout)
         return how
@@ -381,4 +381,4 @@ def _long_answer(worker: int, data: bytes) -> TaskResult:
     return TaskResult(worker, done)
 
 
-Staff = WorkerBackend | InlineWorker
+Backend = WorkerBackend | InlineWorker

@@ -119,7 +119,7 @@ class CounterTable:
         self.fd = memory_file()
         """For the workers; the caller closes it."""
         try:
-            resize_memory_file(self.fd, n_lines * _LINE * 8, "the tallies of passes")
+            resize_memory_file(self.fd, n_lines * _LINE * 8, "the counters of passes")
             whole = np.frombuffer(mmap.mmap(self.fd, 0), np.uint64).reshape(n_lines, _LINE)
         except BaseException:
             os.close(self.fd)

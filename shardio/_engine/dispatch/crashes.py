@@ -176,7 +176,7 @@ class SuspectSamples:
         """True if workers keep crashing at the step and no sample can be blamed."""
         return self._n_in_vain >= _MOST_IN_VAIN
 
-    def learn(self, claims: InFlightRows, end: str) -> bool:
+    def record_death(self, claims: InFlightRows, end: str) -> bool:
         """Note a death, how it ended; returns whether one more sample is left out now."""
         self._n_in_vain += 1
         if len(claims.places) != 1:

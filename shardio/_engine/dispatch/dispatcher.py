@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from shardio._base.statistics import now_ns
-from shardio._engine.dispatch.backends import Staff
+from shardio._engine.dispatch.backends import Backend
 from shardio._engine.dispatch.crashes import (
     InFlightRows,
     SuspectSamples,
@@ -40,7 +40,7 @@ class Dispatcher:
     Args:
         batch_spec: determines the content of batches.
         dataset: main's own, for error messages.
-        staff: the workers that fill blocks.
+        backend: the workers that fill blocks.
         passes: the passes under way.
         pool: the blocks.
         n_blocks: how many blocks one pass should have.
@@ -51,17 +51,17 @@ class Dispatcher:
         self,
         batch_spec: BatchSpec,
         dataset: Dataset,
-        staff: Staff,
+        backend: Backend,
         passes: IterationTable,
         pool: BlockPool,
         *,
         n_blocks: int,
         memory_bytes: int,
     ) -> None:
-        self._batch_spec, self._dataset, self._staff, self._passes = (
+        self._batch_spec, self._dataset, self._backend, self._passes = (
             batch_spec,
             dataset,
-            staff,
+            backend,
             passes,
         )
         self.pool = pool
@@ -84,8 +84,8 @@ class Dispatcher:
             self._take_back(iteration)
         step = schedule.next_step
         if schedule.is_low:
-            self.reap()
-            self.feed(iteration)
+            self.apply_finalizers()
+            self.assign_tasks(iteration)
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             try:
@@ -96,7 +96,7 @@ class Dispatcher:
             if block is not None:
                 break
             if not schedule.n_in_flight and not self._passes.n_coming_back:
-                self._insist(iteration)
+                self._force_block(iteration)
             start_ns = now_ns()
             is_answered = self.take_answers(end_s)
             timer.waited_ns += now_ns() - start_ns
@@ -104,8 +104,8 @@ class Dispatcher:
                 end_s = self.extended(end_s, timeout_s, _named(iteration, step))
             has_blocks = pool.has_idle or len(pool) < self._n_blocks or not schedule.wants_block
             if has_blocks or not schedule.n_in_flight:
-                self.reap()
-                self.feed(iteration)
+                self.apply_finalizers()
+                self.assign_tasks(iteration)
         iteration.held = block
         return block, step, *iteration.sizes.pop(step)
 
@@ -133,12 +133,12 @@ class Dispatcher:
             BatchTimeout: the deadline `end_s` has passed.
         """
         now_s = time.monotonic()
-        if end_s is not None and now_s >= end_s and not self._staff.is_starting:
-            said = self._staff.ask_what_they_do()
+        if end_s is not None and now_s >= end_s and not self._backend.is_starting:
+            said = self._backend.worker_stacks()
             raise timeout_error(what, self._batch_spec.path, timeout_s, said, self._tasks_of)
         return now_s + timeout_s
 
-    def feed(self, iteration: EpochIteration) -> None:
+    def assign_tasks(self, iteration: EpochIteration) -> None:
         """Assign tasks while there are blocks, and workers with room for tasks.
 
         Does nothing while all workers have enough to do.
@@ -153,17 +153,17 @@ class Dispatcher:
                     break
                 self._give(iteration, *schedule.assign())
             if not n_wanted and iteration.successor is not None:
-                self._feed_ahead(iteration)
+                self._assign_ahead(iteration)
         finally:
-            self._staff.post()
+            self._backend.post()
 
-    def _feed_ahead(self, iteration: EpochIteration) -> None:
+    def _assign_ahead(self, iteration: EpochIteration) -> None:
         """Let idle workers go on with the next epoch, in idle blocks."""
         ahead = self._passes.ahead or self._passes.begin_ahead(iteration)
         if ahead is None:
             return
         schedule, pool = ahead.schedule, self.pool
-        schedule.stand_behind(iteration.schedule.n_tasks)
+        schedule.set_backlog(iteration.schedule.n_tasks)
         for _ in range(schedule.n_wanted):
             if schedule.wants_block:
                 if (found := pool.take_idle()) is None:
@@ -174,8 +174,8 @@ class Dispatcher:
     def _end(self, iteration: EpochIteration) -> None:
         """End a pass; the block delivered last stays as it is until another pass begins."""
         if iteration.successor is not None and not iteration.is_cancelled:
-            self.reap()
-            self.feed(iteration)
+            self.apply_finalizers()
+            self.assign_tasks(iteration)
         self._take_back(iteration)
 
     def _find_block(self, iteration: EpochIteration) -> bool:
@@ -183,7 +183,7 @@ class Dispatcher:
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
-            self._staff.post()  # to make a block takes as long as to fill one
+            self._backend.post()  # to make a block takes as long as to fill one
             found = pool.make()
             iteration.timer.n_blocks_made += found is not None
         if found is None:
@@ -195,12 +195,12 @@ class Dispatcher:
         block, slot, plan = self.pool[number], iteration.slot, iteration.plan
         block.use = use = (block.use + 1) & 0xFFFFFFFF
         if worker not in iteration.known_to:
-            self._staff.explain(worker, slot, plan)
+            self._backend.send_plan(worker, slot, plan)
             iteration.known_to.add(worker)
         if iteration.cautions and step in iteration.cautions:
-            self._staff.caution(worker, iteration.cautions[step].left_out)
+            self._backend.caution(worker, iteration.cautions[step].left_out)
         words = _FILL, slot, number, plan.epoch, step, use, 0
-        self._staff.give(worker, tuple.__new__(Task, words), block)
+        self._backend.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
         """Return True if a pass keeps every worker busy and has as many blocks as it should."""
@@ -208,17 +208,17 @@ class Dispatcher:
         if len(self._passes) > 1:  # hardly ever
             n_enough *= self._passes.n_live
             n_to_come += self._passes.n_coming_back
-        return len(self.pool) >= n_enough and n_to_come >= self._staff.n_workers
+        return len(self.pool) >= n_enough and n_to_come >= self._backend.n_workers
 
-    def _insist(self, iteration: EpochIteration) -> None:
+    def _force_block(self, iteration: EpochIteration) -> None:
         """Find a block for a pass that has none: one beyond the budget if need be.
 
         Raises:
             InsufficientMemory: all blocks are held, and there is no memory for another.
         """
         gc.collect()  # batches in reference cycles are held by nobody
-        self.reap()
-        self.feed(iteration)
+        self.apply_finalizers()
+        self.assign_tasks(iteration)
         if iteration.schedule.n_in_flight:
             return
         n, n_bytes = len(self.pool), self.pool.n_bytes
@@ -232,7 +232,7 @@ class Dispatcher:
                 "batches that the program still refers to, or by other loops over this loader; "
                 f"let go of batches, or copy what you keep: {error}"
             ) from error
-        self.feed(iteration)
+        self.assign_tasks(iteration)
 
     def take_answers(self, end_s: float | None = None) -> bool:
         """Wait for answers, until `end_s` at most, and tell the passes that they belong to.
@@ -241,7 +241,7 @@ class Dispatcher:
         """
         left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
         answer = None
-        for answer in self._staff.wait(left_s):
+        for answer in self._backend.wait(left_s):
             self._route(answer)
         is_answered = answer is not None
         del answer  # its error's traceback may have this frame, and with it the blocks
@@ -263,7 +263,7 @@ class Dispatcher:
             if use != block.use:
                 raise AssertionError(f"block {number}: answer to use {use}, not its last")
             if heap_bytes:
-                self.pool.see_growth(number, iteration.layout.heap + heap_bytes)
+                self.pool.note_growth(number, iteration.layout.heap + heap_bytes)
             iteration.sizes[step] = n_rows, heap_bytes
             if answer.skips:
                 iteration.skips[step] = answer.skips
@@ -295,8 +295,8 @@ class Dispatcher:
             error = error_of_death(loss.how, loss.signal, claims, where, self._dataset)
             if self._batch_spec.skips and isinstance(error, WorkerDied):
                 caution = iteration.cautions.setdefault(step, SuspectSamples())
-                if caution.learn(claims, loss.end):
-                    self._staff.forgive()
+                if caution.record_death(claims, loss.end):
+                    self._backend.reset_deaths()
                 is_reported = caution.is_hopeless
             else:
                 is_reported = is_final(error, n_deaths)
@@ -329,7 +329,7 @@ class Dispatcher:
                 yield step, number, claims
                 return
 
-    def reap(self) -> None:
+    def apply_finalizers(self) -> None:
         """Apply the requests of finalizers: end passes, take back released blocks."""
         if self._passes.ended:
             for iteration in self._passes.take_ended():
@@ -338,7 +338,7 @@ class Dispatcher:
 
     def _finish(self, iteration: EpochIteration) -> None:
         """Take back the blocks of a cancelled pass; drop it when its last task is answered."""
-        for block in iteration.schedule.surrender():
+        for block in iteration.schedule.release_idle_blocks():
             self.pool.give_back(block)
         self._take_back(iteration)
         if not iteration.schedule.n_in_flight:

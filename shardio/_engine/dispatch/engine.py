@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.statistics import LoadingStats
-from shardio._engine.dispatch.backends import InlineWorker, Staff, StartMethod, WorkerBackend
+from shardio._engine.dispatch.backends import Backend, InlineWorker, StartMethod, WorkerBackend
 from shardio._engine.dispatch.counters import FillRecord
 from shardio._engine.dispatch.crashes import claim_of_first, error_of_death, is_final
 from shardio._engine.dispatch.dispatcher import Dispatcher
@@ -64,9 +64,9 @@ class SchemaProbe:
     """A request for the schemas of batches, until it is answered. Borrows its arguments."""
 
     def __init__(
-        self, batch_spec: BatchSpec, dataset: Dataset, staff: WorkerBackend | InlineWorker
+        self, batch_spec: BatchSpec, dataset: Dataset, backend: WorkerBackend | InlineWorker
     ) -> None:
-        self._batch_spec, self._dataset, self._staff = batch_spec, dataset, staff
+        self._batch_spec, self._dataset, self._backend = batch_spec, dataset, backend
         self._is_asked = False
         self._n_deaths = 0
         self._candidates = _candidates(batch_spec.n_samples) if batch_spec.skips else [0]
@@ -84,8 +84,8 @@ class SchemaProbe:
             return Schemas(batch_spec.delivered(self._dataset))
         if not self._is_asked:
             self._is_asked = True
-            self._staff.give(_ASKED, Task(RequestKind.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)
-            self._staff.post()
+            self._backend.give(_ASKED, Task(RequestKind.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)
+            self._backend.post()
         return None
 
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:
@@ -104,9 +104,9 @@ class SchemaProbe:
                 left_s = since_s + timeout_s - time.monotonic()
                 if left_s <= 0:
                     return None
-            n_answers, is_starting = 0, self._staff.is_starting
+            n_answers, is_starting = 0, self._backend.is_starting
             # By `map`: a variable that holds an answer would be in the traceback of its error.
-            for schemas in map(self._take, self._staff.wait(left_s)):
+            for schemas in map(self._take, self._backend.wait(left_s)):
                 known = schemas or known
                 n_answers += 1
             if not n_answers and is_starting:
@@ -151,7 +151,7 @@ class SchemaProbe:
             return self.ask()
         self._n_deaths = 0
         if isinstance(error, WorkerDied) and self._has_another():
-            self._staff.forgive()
+            self._backend.reset_deaths()
             return self.ask()
         try:
             raise error
@@ -206,11 +206,11 @@ class Engine:
         self._settle: Callable[[], None] | None = None
         self._owner_pid = this_process.pid
         # Workers first: they start up while the dataset opens here.
-        self._staff = self._new_staff()
+        self._backend = self._new_backend()
         self._prefetch = prefetch
         self._lock = threading.RLock()
         self._passes = IterationTable()
-        self._traffic: Dispatcher | None = None
+        self._dispatcher: Dispatcher | None = None
         self._layout: BlockLayout | None = None
         self._schemas: Schemas
         self._fds: list[int] = []
@@ -221,7 +221,7 @@ class Engine:
         self.dataset: Dataset
 
     @files_explained()
-    def _new_staff(self) -> Staff:
+    def _new_backend(self) -> Backend:
         if not self._n_workers:
             return InlineWorker(self._batch_spec)
         return WorkerBackend(self._batch_spec, self._n_workers, self._start_method)
@@ -233,14 +233,14 @@ class Engine:
         marks_fd = create_bitmap_file(dataset.files.n_marks)
         self._fds = [marks_fd]
         self._fds.append(self._passes.share())
-        self._fds.append(self._passes.share_tallies(self._staff.n_workers, self._n_records))
+        self._fds.append(self._passes.share_counters(self._backend.n_workers, self._n_records))
         self._fds.append(kept_file(self._n_workers))
         self._fds.extend(stack_files(self._n_workers))
         dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
         self._tables = shared_tables(dataset)
-        self._staff.introduce(dataset, self._fds, self._tables)
-        self._inquiry = SchemaProbe(self._batch_spec, dataset, self._staff)
-        schemas = self._inquiry.ask()  # now; the answer is awaited when it is needed
+        self._backend.send_hello(dataset, self._fds, self._tables)
+        self._schema_probe = SchemaProbe(self._batch_spec, dataset, self._backend)
+        schemas = self._schema_probe.ask()  # now; the answer is awaited when it is needed
         if schemas is not None:
             self._lay_out(schemas)
 
@@ -256,11 +256,11 @@ class Engine:
             if self._layout is not None:
                 return self._layout
             timeout_s, path = self._timeout_s, self._batch_spec.path
-            schemas = self._inquiry.schemas(timeout_s)
+            schemas = self._schema_probe.schemas(timeout_s)
             if schemas is None:
                 what = "the first sample, from which batches are laid out,"
-                said = self._staff.ask_what_they_do()
-                raise timeout_error(what, path, timeout_s, said, self._inquiry.tasks_of)
+                said = self._backend.worker_stacks()
+                raise timeout_error(what, path, timeout_s, said, self._schema_probe.tasks_of)
             return self._lay_out(schemas)
 
     def _lay_out(self, schemas: Schemas) -> BlockLayout:
@@ -271,29 +271,29 @@ class Engine:
         wanted = n_blocks_wanted(self._n_workers, self._prefetch, n_bytes)
         self._n_blocks = min(wanted, self._memory_bytes // n_bytes)
         require(self._n_blocks * n_bytes, f"{self._n_blocks} blocks for batches")
-        self._begin_traffic(layout, schemas, n_bytes)
+        self._create_dispatcher(layout, schemas, n_bytes)
         self._layout, self._schemas = layout, schemas
         return layout
 
-    def _begin_traffic(self, layout: BlockLayout, schemas: Schemas, block_bytes: int) -> None:
+    def _create_dispatcher(self, layout: BlockLayout, schemas: Schemas, block_bytes: int) -> None:
         """Create the blocks, and send workers the layout of batches."""
-        self._staff.use_layout(layout, schemas, self._memory_bytes)
-        self._traffic = Dispatcher(
+        self._backend.use_layout(layout, schemas, self._memory_bytes)
+        self._dispatcher = Dispatcher(
             self._batch_spec,
             self.dataset,
-            self._staff,
+            self._backend,
             self._passes,
             BlockPool(block_bytes, self._memory_bytes),
             n_blocks=self._n_blocks,
             memory_bytes=self._memory_bytes,
         )
-        self._traffic.settle = self._settle
+        self._dispatcher.settle = self._settle
 
     def settle_by(self, settle: Callable[[], None]) -> None:
         """Call `settle` before the memory of released batches is used again."""
         self._settle = settle
-        if self._traffic is not None:
-            self._traffic.settle = settle
+        if self._dispatcher is not None:
+            self._dispatcher.settle = settle
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
@@ -302,17 +302,17 @@ class Engine:
         `successor` is the plan of the next pass, if it may be begun ahead.
         """
         with self._inside():
-            layout, traffic = self.layout(), self.traffic
+            layout, dispatcher = self.layout(), self.dispatcher
             iteration = self._passes.take_over(plan)
-            traffic.reap()
+            dispatcher.apply_finalizers()
             if iteration is None:
-                traffic.wait_for_slot(self._timeout_s)
+                dispatcher.wait_for_slot(self._timeout_s)
                 first, last = plan.partition.first_step, plan.partition.last_step
-                schedule = Schedule(first, last, self._staff.n_workers, self._staff.depth)
+                schedule = Schedule(first, last, self._backend.n_workers, self._backend.depth)
                 iteration = self._passes.begin(plan, schedule, layout)
-            self._passes.follow(iteration, successor if self._staff.goes_ahead else None)
+            self._passes.follow(iteration, successor if self._backend.goes_ahead else None)
             try:
-                traffic.feed(iteration)
+                dispatcher.assign_tasks(iteration)
             except BaseException:  # the caller has nothing to end
                 self.cancel(iteration)
                 raise
@@ -328,10 +328,10 @@ class Engine:
         with self._lock:
             if self._is_closed or this_process.pid != self._owner_pid or self._passes.is_torn:
                 self._check_usable()
-                self._mend()
+                self._restart_if_torn()
             self._is_inside = self._passes.is_torn = True
             try:
-                found = self.traffic.next(iteration, self._timeout_s)
+                found = self.dispatcher.next(iteration, self._timeout_s)
                 self._passes.is_torn = False
                 return found
             except OSError as error:
@@ -347,7 +347,7 @@ class Engine:
         """Enter the engine as `next` does, for calls that need not be fast."""
         with self._lock:
             self._check_usable()
-            self._mend()
+            self._restart_if_torn()
             self._is_inside = self._passes.is_torn = True
             try:
                 yield
@@ -360,11 +360,11 @@ class Engine:
                 if self._is_closed:
                     self._release()
 
-    def distrust(self) -> None:
+    def mark_torn(self) -> None:
         """Restart before the next call: Ctrl-C has interrupted a delivery."""
         self._passes.is_torn = True
 
-    def _mend(self) -> None:
+    def _restart_if_torn(self) -> None:
         """Restart with new workers and blocks if the state may be wrong.
 
         Delivered batches stay valid, and passes resume at their step: a batch is the same whichever
@@ -372,14 +372,14 @@ class Engine:
         """
         if not self._passes.is_torn:
             return
-        self._staff.close()
-        self._passes.start_anew()
-        self._staff = self._new_staff()
-        self._staff.introduce(self.dataset, self._fds, self._tables)
-        self._inquiry = SchemaProbe(self._batch_spec, self.dataset, self._staff)
-        if self._traffic is not None and self._layout is not None:
+        self._backend.close()
+        self._passes.restart_passes()
+        self._backend = self._new_backend()
+        self._backend.send_hello(self.dataset, self._fds, self._tables)
+        self._schema_probe = SchemaProbe(self._batch_spec, self.dataset, self._backend)
+        if self._dispatcher is not None and self._layout is not None:
             self.pool.close()
-            self._begin_traffic(self._layout, self._schemas, self.pool.block_bytes)
+            self._create_dispatcher(self._layout, self._schemas, self.pool.block_bytes)
         self._passes.is_torn = False
 
     def cancel(self, iteration: EpochIteration) -> None:
@@ -403,11 +403,11 @@ class Engine:
 
     def _can_spare(self, iteration: EpochIteration) -> bool:
         with self._lock:
-            traffic = self.traffic
-            traffic.reap()
+            dispatcher = self.dispatcher
+            dispatcher.apply_finalizers()
             if iteration.schedule.is_over:
-                return traffic.pool.has_room or self._passes.has_blocks_ahead
-            traffic.feed(iteration)
+                return dispatcher.pool.has_room or self._passes.has_blocks_ahead
+            dispatcher.assign_tasks(iteration)
             return iteration.schedule.n_circulating + self._passes.n_coming_back > 0
 
     def stats(self, iteration: EpochIteration | None) -> tuple[LoadingStats, LoadingStats]:
@@ -425,16 +425,16 @@ class Engine:
     @property
     def pool(self) -> BlockPool:
         """The blocks."""
-        if self._traffic is None:  # not by `traffic`: one call less for every batch
+        if self._dispatcher is None:  # not by `dispatcher`: one call less for every batch
             raise ClosedError("the loader is closed")
-        return self._traffic.pool
+        return self._dispatcher.pool
 
     @property
-    def traffic(self) -> Dispatcher:
+    def dispatcher(self) -> Dispatcher:
         """The dispatcher, once batches are laid out."""
-        if self._traffic is None:
+        if self._dispatcher is None:
             raise ClosedError("the loader is closed")
-        return self._traffic
+        return self._dispatcher
 
     def _check_usable(self) -> None:
         if self._is_closed:
@@ -455,7 +455,7 @@ class Engine:
         try:
             with interrupts_held():
                 self._is_closed = True
-                self._staff.close()
+                self._backend.close()
         finally:
             with self._lock:
                 if not self._is_inside:  # else whoever is inside does it on his way out
@@ -463,11 +463,11 @@ class Engine:
 
     @interrupts_held()
     def _release(self) -> None:
-        if self._traffic is not None:
-            self._traffic.pool.close()
-            self._traffic = None
+        if self._dispatcher is not None:
+            self._dispatcher.pool.close()
+            self._dispatcher = None
         while self._fds:
             os.close(self._fds.pop())
-        self._passes.unshare()
+        self._passes.release()
         if hasattr(self, "dataset"):
             self.dataset.close()

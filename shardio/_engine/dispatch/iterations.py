@@ -105,7 +105,7 @@ class IterationTable:
         """The pass that was begun, or taken over, last; while it is under way."""
         self._foreseen: EpochPlan | None = None
         """The plan that the next pass should have."""
-        self._tallies: CounterTable
+        self._counter_table: CounterTable
         self._n_records = 0
         self._forgotten = LoadingStats()
         self.n_restarts = 0
@@ -123,16 +123,19 @@ class IterationTable:
             raise
         return fd
 
-    def share_tallies(self, n_workers: int, n_records: int) -> int:
+    def share_counters(self, n_workers: int, n_records: int) -> int:
         """Create the counter table of the fillers; the caller owns its descriptor."""
-        self._tallies, self._n_records = CounterTable(N_SLOTS, n_workers, n_records), n_records
-        return self._tallies.fd
+        self._counter_table, self._n_records = (
+            CounterTable(N_SLOTS, n_workers, n_records),
+            n_records,
+        )
+        return self._counter_table.fd
 
-    def unshare(self) -> None:
+    def release(self) -> None:
         """Let go of the shared memory."""
         self._words = np.zeros(N_SLOTS, np.uint8)
-        if hasattr(self, "_tallies"):
-            self._tallies.close()
+        if hasattr(self, "_counter_table"):
+            self._counter_table.close()
 
     def __len__(self) -> int:
         return len(self._by_slot)
@@ -166,7 +169,7 @@ class IterationTable:
         iteration = self._by_slot[slot] = EpochIteration(slot, plan, schedule, layout)
         iteration.n_handed_over = plan.partition.first_step
         iteration.timer.moments = deque(maxlen=self._n_records)
-        self._tallies.begin(slot, iteration.timer.began_ns)
+        self._counter_table.begin(slot, iteration.timer.began_ns)
         return iteration
 
     @property
@@ -200,10 +203,10 @@ class IterationTable:
         if iteration.plan != plan:
             self.cancel(iteration, is_known=True)
             return None
-        iteration.timer = iteration.timer.renewed(self._tallies.of(iteration.slot))
+        iteration.timer = iteration.timer.renewed(self._counter_table.of(iteration.slot))
         iteration.timer.moments = deque(maxlen=self._n_records)
         iteration.is_ahead = False
-        iteration.schedule.stand_behind([0] * self._tallies.n_workers)
+        iteration.schedule.set_backlog([0] * self._counter_table.n_workers)
         return iteration
 
     def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
@@ -250,7 +253,7 @@ class IterationTable:
         if self._latest is iteration:
             self._latest = None
 
-    def start_anew(self) -> None:
+    def restart_passes(self) -> None:
         """Keep the passes that somebody iterates, each where it is, with nothing given out."""
         while self.ended:
             self.ended.popleft().is_cancelled = True
@@ -269,7 +272,7 @@ class IterationTable:
         """Return the figures of a pass so far; valid until another begins in its slot."""
         plan, timer = iteration.plan, iteration.timer
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
-        words = self._tallies.of(iteration.slot)
+        words = self._counter_table.of(iteration.slot)
         found = timer.stats(plan.partition, iteration.n_handed_over, row_bytes, words)
         return replace(found, n_skipped=iteration.n_skipped)
 
@@ -282,4 +285,4 @@ class IterationTable:
     def fillings(self, iteration: EpochIteration) -> list[list[FillRecord]]:
         """When each worker filled which batches of a pass, as far as that is kept."""
         timer = iteration.timer
-        return self._tallies.fillings(timer.began_ns - timer.head_start_ns)
+        return self._counter_table.fillings(timer.began_ns - timer.head_start_ns)

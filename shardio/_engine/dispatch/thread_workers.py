@@ -203,16 +203,16 @@ class _ThreadWorker(BatchWorker):
             batch_spec,
             dataset,
             # What costs a process its life, which is reported, would cost this program its own.
-            beware=dataset.files.check_lengths if dataset.access == "mmap" else None,
+            cautions=dataset.files.check_lengths if dataset.access == "mmap" else None,
             call=self._common.call,
         )
 
     def _map(self, fd: int) -> BlockMap:
         return self._common.map_of(fd, self._most_bytes)
 
-    def _meet(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
+    def _accept_hello(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
         try:
-            super()._meet(lineage, fds, number)
+            super()._accept_hello(lineage, fds, number)
         finally:
             for fd in fds[: STACKS + 1]:  # mapped by now, and this process goes on
                 os.close(fd)

@@ -31,7 +31,7 @@ from shardio._engine.dispatch.protocol import (
     unpack_task,
     unpack_tasks,
 )
-from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, show_as_told
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, apply_view
 from shardio._engine.filling.filler import Filler
 from shardio._engine.filling.row_by_row import LeftOut, RowByRowFiller
 from shardio._workers.processes.blocks import BlockMap
@@ -112,9 +112,9 @@ class BatchWorker(Closing):
         self._plans: dict[int, EpochPlan] = {}
         self._layout: BlockLayout | None = None
         self._most_bytes: int | None = None
-        self._tally: IterationCounters
+        self._counters: IterationCounters
         self._kept: ReplyBuffer
-        self._unfit: Exception | None = None
+        self._start_error: Exception | None = None
         """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
 
     def close(self) -> None:
@@ -153,9 +153,9 @@ class BatchWorker(Closing):
         elif task.ask == RequestKind.HELLO:
             try:
                 self._filler.share_steps(task.n_rows)
-                self._meet(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
+                self._accept_hello(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
             except Exception as error:  # noqa: BLE001  # main gets it with the first answer
-                self._unfit = error
+                self._start_error = error
             # Longer than an answer.
             self._send(pack_done(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
 
@@ -183,17 +183,17 @@ class BatchWorker(Closing):
         if answers := self._kept.take():
             self._send(answers)
 
-    def _meet(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
+    def _accept_hello(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
         """Take over the files that main shares, once all shards have been opened."""
         self._listen_for_questions(fds[STACKS])
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
-        self._tally, self._kept = (
+        self._counters, self._kept = (
             IterationCounters(fds[TALLIES], number),
             self._hold_back(fds[KEPT], number),
         )
         self._compare(lineage)
         self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
-        show_as_told(self._dataset, self._batch_spec, fds[TABLES:])
+        apply_view(self._dataset, self._batch_spec, fds[TABLES:])
 
     def _compare(self, lineage: str) -> None:
         """Make sure that main has opened the dataset that stands here now."""
@@ -208,8 +208,8 @@ class BatchWorker(Closing):
         n_rows = heap_bytes = 0
         status, rest = _CANCELLED, b""
         try:
-            if self._unfit is not None:
-                raise self._unfit
+            if self._start_error is not None:
+                raise self._start_error
             if task.ask == _LAST_OF_WORK:
                 status, rest = _SCHEMA, self._filler.schemas(task.step).pack()
             elif not self._cancelled[task.slot]:
@@ -226,8 +226,8 @@ class BatchWorker(Closing):
             raise AssertionError("main sends the layout before the first batch")
         memory = self._blocks[task.block]
         if self._layout.has_heap:  # only they make blocks grow
-            memory.see_growth()
-        plan, start_ns, rest = self._plans[task.slot], self._tally.start(), b""
+            memory.note_growth()
+        plan, start_ns, rest = self._plans[task.slot], self._counters.start(), b""
         if self._careful is None:
             n_rows, heap_bytes = self._filler.fill(self._layout, memory, plan, task.step)
         else:
@@ -236,6 +236,6 @@ class BatchWorker(Closing):
                 self._layout, memory, plan, task.step, left_out
             )
             rest = pack_skips(skips)
-        taken_ns = self._tally.add(task.slot, task.step, start_ns)
+        taken_ns = self._counters.add(task.slot, task.step, start_ns)
         status = _FILLED if rest or taken_ns > QUICK_NS else _QUICK
         return status, n_rows, heap_bytes, rest

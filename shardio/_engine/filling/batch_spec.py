@@ -250,7 +250,7 @@ def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
     return tuple(tables)
 
 
-def show_as_told(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> None:
+def apply_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> None:
     """Give a worker's dataset the view of main's; takes over the descriptors of its tables."""
     left = list(fds)
     if batch_spec.packing is not None:
@@ -411,18 +411,18 @@ class IndexPlanner:
         """The number of workers that share the steps of a pass."""
         self._plan: EpochPlan | None = None
         self._order: Ordering
-        self._stretches: dict[int, IndexChunk] = {}
+        self._chunks: dict[int, IndexChunk] = {}
 
     def index_chunk(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:
         """Return a chunk with the samples of a step, and the slice that they are."""
         partition, n_workers = plan.partition, self.n_workers
         if plan is not self._plan:
             self._plan = None  # should Ctrl-C strike here: never the order of another pass
-            self._stretches, self._order = {}, self._order_of(plan)
+            self._chunks, self._order = {}, self._order_of(plan)
             self._plan = plan
-        found = self._stretches.get(step % n_workers)
+        found = self._chunks.get(step % n_workers)
         if found is None or not found.first <= step < found.last:
-            found = self._stretches[step % n_workers] = self._look(plan, step)
+            found = self._chunks[step % n_workers] = self._compute_chunk(plan, step)
         n_whole = partition.batch_size
         start = (step - found.first) // n_workers * n_whole
         return found, slice(start, min(start + n_whole, found.n))  # only the last has fewer
@@ -453,7 +453,7 @@ class IndexPlanner:
             shard_ends=self._dataset.rows.shard_ends if is_in_shards else None,
         )
 
-    def _look(self, plan: EpochPlan, step: int) -> IndexChunk:
+    def _compute_chunk(self, plan: EpochPlan, step: int) -> IndexChunk:
         partition, every = plan.partition, self.n_workers
         n_steps = max(1, CHUNK // partition.batch_size) * every
         begin, own = step - step % n_steps, step % every

@@ -54,7 +54,7 @@ class Filler:
         batch_spec: determines the content of batches.
         dataset: opened on batch_spec.path; borrowed.
         passes: exception types of user code that are re-raised as they are, not as TransformError.
-        beware: called with the shards of a batch before any of it is read.
+        cautions: called with the shards of a batch before any of it is read.
         call: calls user functions.
     """
 
@@ -63,13 +63,15 @@ class Filler:
         batch_spec: BatchSpec,
         dataset: Dataset,
         passes: tuple[type[BaseException], ...] = (),
-        beware: Callable[[Rows], None] | None = None,
+        cautions: Callable[[Rows], None] | None = None,
         call: Call = call_keyed,
     ) -> None:
-        self._batch_spec, self._dataset, self._beware = batch_spec, dataset, beware
+        self._batch_spec, self._dataset, self._cautions = batch_spec, dataset, cautions
         self._source = Schema({name: dataset.schema[name] for name in batch_spec.fields})
-        self._advice = ReadAhead(batch_spec, dataset)
-        self._itinerary = IndexPlanner(dataset, shuffle=batch_spec.shuffle, seed=batch_spec.seed)
+        self._readahead = ReadAhead(batch_spec, dataset)
+        self._index_planner = IndexPlanner(
+            dataset, shuffle=batch_spec.shuffle, seed=batch_spec.seed
+        )
         self._heap_bytes = 0
         pictures = ImageReader(dataset, batch_spec.pictures, batch_spec.dct)
         self._clips = None
@@ -106,7 +108,7 @@ class Filler:
 
     def share_steps(self, n_workers: int) -> None:
         """Set how many workers share an epoch's steps; this filler then plans only its own."""
-        self._itinerary.n_workers = n_workers
+        self._index_planner.n_workers = n_workers
 
     def batch_schema(self, number: int = 0) -> Schema:
         """Return the schema of a sample in a batch: the fields, or the transform's result.
@@ -119,10 +121,10 @@ class Filler:
         """
         if self._batch_spec.transform is None or not self._batch_spec.n_samples:
             return self._batch_spec.delivered(self._dataset)
-        index_chunk, cut = self._itinerary.first(number), self._batch_spec.cut
+        index_chunk, cut = self._index_planner.first(number), self._batch_spec.cut
         row, shard = int(index_chunk.rows[0]), int(index_chunk.shards[0])
-        if self._beware is not None:
-            self._beware(index_chunk.shards_within(slice(0, 1)))
+        if self._cautions is not None:
+            self._cautions(index_chunk.shards_within(slice(0, 1)))
         sample = self._transformed.sample(index_chunk, 0, epoch=0, position=number)
         try:
             source = self._source if cut is None else cut.delivered(self._source)
@@ -154,14 +156,14 @@ class Filler:
             return Schemas(samples, heap_bytes=self._heap_bytes)
         n_rows = batch_spec.block_rows
         if batch_spec.skips:
-            index_chunk, part = self._itinerary.first(number), slice(0, 1)
+            index_chunk, part = self._index_planner.first(number), slice(0, 1)
         else:
             plan = EpochPlan(0, RankPartition(batch_spec.n_samples, 0, n_rows, tail="pad"))
-            index_chunk, part = self._itinerary.index_chunk(plan, 0)
+            index_chunk, part = self._index_planner.index_chunk(plan, 0)
         start = number if batch_spec.skips else 0
         states = np.empty(part.stop - part.start, np.int32)
-        if self._beware is not None:
-            self._beware(index_chunk.shards_within(part))
+        if self._cautions is not None:
+            self._cautions(index_chunk.shards_within(part))
         return self._batches.first(samples, RowRange(index_chunk, part, 0, start, n_rows, states))
 
     def fill(
@@ -179,8 +181,8 @@ class Filler:
         Raises:
             ShardCorrupt, TransformError, InsufficientMemory: naming the sample.
         """
-        index_chunk, part = self._itinerary.index_chunk(plan, step)
-        self._advice.before(plan, step, index_chunk, part)
+        index_chunk, part = self._index_planner.index_chunk(plan, step)
+        self._readahead.before(plan, step, index_chunk, part)
         n_read = part.stop - part.start
         views = memory.views
         if views is None:
@@ -195,15 +197,15 @@ class Filler:
             origins[:] = index_chunk.origins[part]
             one_by_one = None
         if layout.inner is not None or layout.joins:
-            if self._beware is not None:
-                self._beware(index_chunk.shards_within(part))
+            if self._cautions is not None:
+                self._cautions(index_chunk.shards_within(part))
             n_rows = layout.n_rows if plan.partition.tail == "pad" else n_read
             start = plan.partition.read(step)[0]
             share = RowRange(index_chunk, part, plan.epoch, start, n_rows, states)
             heap = self._batches.fill(layout, memory, share, one_by_one)
         elif one_by_one is not None:
             heap = one_by_one(layout, memory, states)
-        elif self._batch_spec.transform is None and self._beware is None:
+        elif self._batch_spec.transform is None and self._cautions is None:
             heap = self._stored.fill(layout, memory, views, index_chunk, part, states)
         else:
             start = plan.partition.read(step)[0]
@@ -239,8 +241,8 @@ class Filler:
         Raises:
             ShardCorrupt, TransformError, InsufficientMemory: naming the sample.
         """
-        if self._beware is not None:
-            self._beware(index_chunk.shards_within(part))
+        if self._cautions is not None:
+            self._cautions(index_chunk.shards_within(part))
         if self._batch_spec.transform is not None:
             return self._transformed.fill(layout, memory, index_chunk, part, states, epoch, start)
         views = memory.views
@@ -250,4 +252,4 @@ class Filler:
 
     def sample_at(self, plan: EpochPlan, position: int) -> IndexChunk:
         """Return a chunk with the sample at a position of a pass."""
-        return self._itinerary.at(plan, np.array([position]))
+        return self._index_planner.at(plan, np.array([position]))

@@ -96,7 +96,7 @@ class ReadAhead:
         self._keeps_order = not batch_spec.shuffle
         self._bundle = 1 if batch_spec.cut is None else batch_spec.cut.clip.per_video or 1
         """The number of positions that one position of a window stands for."""
-        self._cadence = ProbePolicy()
+        self._probe_policy = ProbePolicy()
         self._window: tuple[EpochPlan, int] | None = None
         """The plan of the latest batch, and the number of its window, if it has windows."""
         self._asked: set[int] = set()
@@ -111,7 +111,7 @@ class ReadAhead:
 
         Never raises: reading a bad file will report it.
         """
-        cadence, n_probed = self._cadence, N_PROBED
+        cadence, n_probed = self._probe_policy, N_PROBED
         if plan.window is not None:
             n_positions = plan.window.whole * self._bundle
             window = plan, plan.partition.read(step)[0] // n_positions
@@ -128,15 +128,17 @@ class ReadAhead:
             cadence.stop()  # the kernel guesses right what comes next
             return
         with contextlib.suppress(OSError, ShardioError):
-            self._look(plan, index_chunk, part, n_probed)
+            self._probe_pages(plan, index_chunk, part, n_probed)
 
-    def _look(self, plan: EpochPlan, index_chunk: IndexChunk, part: slice, n_probed: int) -> None:
+    def _probe_pages(
+        self, plan: EpochPlan, index_chunk: IndexChunk, part: slice, n_probed: int
+    ) -> None:
         if self._extents is None:
             batch_spec = self._batch_spec
             self._extents = Extents(self._dataset, batch_spec.fields, batch_spec.verify)
             if batch_spec.cut is not None and not batch_spec.cut.clip.goes_by_times:
                 self._clips = ClipExtents(self._dataset, batch_spec.cut, self._extents.files)
-        extents, cadence = self._extents, self._cadence
+        extents, cadence = self._extents, self._probe_policy
         rows, shards = index_chunk.rows[part], index_chunk.shards[part]
         if self._batch_spec.packing is not None:
             rows = self._dataset.rows.covered_rows(index_chunk.origins[part, 0])
@@ -181,14 +183,14 @@ class ReadAhead:
         if found and self._clips is not None:
             found = _are_cached(extents, self._clips.ranges(rows, shards, starts))
         if found is None:
-            self._cadence.stop()
+            self._probe_policy.stop()
         elif found:
-            self._cadence.hit()
+            self._probe_policy.hit()
         else:
-            if not self._cadence.is_cold:
+            if not self._probe_policy.is_cold:
                 self._asked.clear()  # it did not stay, or was another time
                 self._n_old = 0
-            self._cadence.miss()
+            self._probe_policy.miss()
 
     def _grain(self, plan: EpochPlan, extents: Extents) -> int:
         """Return how much around a row is requested with it."""

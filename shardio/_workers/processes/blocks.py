@@ -67,7 +67,7 @@ class BlockMap:
         status = os.fstat(self._fd)
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
-    def see_growth(self, n_bytes: int | None = None) -> None:
+    def note_growth(self, n_bytes: int | None = None) -> None:
         """Remap if the file has outgrown the mapping.
 
         `n_bytes` is its known size; None reads the size with fstat.
@@ -98,7 +98,7 @@ class BlockMap:
             require(wanted - size, what)
             with file_limit_explained(wanted, what), refusals_explained(wanted - size, what):
                 os.posix_fallocate(self._fd, 0, wanted)
-        self.see_growth(n_bytes)
+        self.note_growth(n_bytes)
 
 
 class Block(BlockMap):
@@ -220,10 +220,10 @@ class BlockPool:
             self._count(block)
         return block.number
 
-    def see_growth(self, number: int, n_bytes: int) -> None:
+    def note_growth(self, number: int, n_bytes: int) -> None:
         """Record that a worker wrote n_bytes to a block and may have grown it."""
         block = self._blocks[number]
-        block.see_growth(n_bytes)
+        block.note_growth(n_bytes)
         if n_bytes > block.n_counted:
             self._count(block)
 

@@ -198,14 +198,14 @@ def open_pidfd(pid: int) -> int:
     no such process, UnsupportedEnvironment where the kernel has no pidfds.
     """
     if not hasattr(os, "pidfd_open"):
-        raise _lacking("pidfd_open", f"this is {sys.platform}")
+        raise _missing_call("pidfd_open", f"this is {sys.platform}")
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         raise
     except OSError as error:
         explain_files(error)
-        raise _lacking("pidfd_open", str(error)) from error
+        raise _missing_call("pidfd_open", str(error)) from error
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
@@ -230,12 +230,12 @@ def memory_file(*parts: bytes) -> int:
     `os.pread`, because every process that receives the descriptor shares the offset.
     """
     if not hasattr(os, "memfd_create"):
-        raise _lacking("memfd_create", f"this is {sys.platform}")
+        raise _missing_call("memfd_create", f"this is {sys.platform}")
     try:
         fd = os.memfd_create("shardio", os.MFD_CLOEXEC)
     except OSError as error:
         explain_files(error)
-        raise _lacking("memfd_create", str(error)) from error
+        raise _missing_call("memfd_create", str(error)) from error
     try:
         with file_limit_explained(sum(map(len, parts)), "what workers are sent"):
             for part in parts:
@@ -323,10 +323,10 @@ def read_umask() -> int:
         for line in status:
             if line.startswith(b"Umask:"):
                 return int(line.split()[1], 8)
-    raise _lacking("/proc/self/status", "it has no Umask line (Linux 4.7 does)")
+    raise _missing_call("/proc/self/status", "it has no Umask line (Linux 4.7 does)")
 
 
-def _lacking(call: str, found: str) -> UnsupportedEnvironment:
+def _missing_call(call: str, found: str) -> UnsupportedEnvironment:
     return UnsupportedEnvironment(
         f"loaders and worker processes need {call} (Linux 5.4 or newer): {found}; "
         "shardio.open and ShardReader work without"
@@ -346,7 +346,7 @@ class WakeupEvent(Closing):
         self._is_closed = False
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable from `ring` to `hush`."""
+        """Return the descriptor, which is readable from `ring` to `clear`."""
         return self._fd
 
     def ring(self) -> None:
@@ -355,7 +355,7 @@ class WakeupEvent(Closing):
             if not self._is_closed:
                 os.eventfd_write(self._fd, 1)
 
-    def hush(self) -> None:
+    def clear(self) -> None:
         """Clear the event."""
         try:
             os.eventfd_read(self._fd)

@@ -97,7 +97,7 @@ class PoolEventLoop:
             for fd, mask in ready:
                 worker = self._by_fd.get(fd)
                 if worker is None:
-                    has_rung |= self._hear_other(fd)
+                    has_rung |= self._handle_other(fd)
                     continue
                 if mask & _WRITABLE:
                     self._flush(worker)
@@ -108,11 +108,11 @@ class PoolEventLoop:
             if has_rung:  # what has arrived with it is still to be taken
                 end_s = timeout_s = 0.0
 
-    def _hear_other(self, fd: int) -> bool:
+    def _handle_other(self, fd: int) -> bool:
         """Handle a ready descriptor that is no worker's; return True if it was the wakeup event."""
         held = self._held
         if held.bell is not None and fd == held.bell.fileno():
-            held.bell.hush()
+            held.bell.clear()
             return True
         if held.session is not None and fd == held.session.fileno():
             self._receive_letter(held.session)

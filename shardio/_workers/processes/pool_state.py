@@ -131,19 +131,19 @@ def end_all(held: PoolState) -> None:
     if os.getpid() != held.owner_pid:
         return
     held.is_closing = True
-    _hang_up(held)
+    _shut_sockets(held)
     with held.lock:
         if held.is_closed:
             return
         held.is_closed = True
         try:
             with contextlib.suppress(OSError):  # no descriptor to be had: they are killed below
-                _see_off(held)
+                _release_zygote(held)
         finally:  # also when a second Ctrl-C interrupts the wait
             _let_go(held)
 
 
-def _hang_up(held: PoolState) -> None:
+def _shut_sockets(held: PoolState) -> None:
     """End main's half of every socket: also a `wait` in another thread wakes from that.
 
     By shutdown, since a close is not seen by the other side while a fork of main holds a copy.
@@ -158,7 +158,7 @@ def _hang_up(held: PoolState) -> None:
             continue
 
 
-def _see_off(held: PoolState) -> None:
+def _release_zygote(held: PoolState) -> None:
     zygote = held.zygote
     if zygote is None:
         return

@@ -256,12 +256,12 @@ def unpack(fd: int) -> Callable[..., Any]:
     stored = _read_all(fd)
     (n_bytes,) = _HEADER.unpack_from(stored)
     start = _HEADER.size
-    _surround(**pickle.loads(stored[start : start + n_bytes]))
+    _apply_environment(**pickle.loads(stored[start : start + n_bytes]))
     target: Callable[..., Any] = pickle.loads(stored[start + n_bytes :])
     return target
 
 
-def _surround(
+def _apply_environment(
     sys_path: list[str], cwd: str | None, environ: dict[str, str], argv: list[str], umask: int
 ) -> None:
     """Take over main's surroundings; the environment by difference, as most of it is equal."""
@@ -338,10 +338,10 @@ def _is_importable(name: str) -> bool:
         if not _is_importable(parent):
             return False
         path = getattr(sys.modules.get(parent), "__path__", None)
-    return any(_finds(finder, name, path) for finder in sys.meta_path)
+    return any(_can_find(finder, name, path) for finder in sys.meta_path)
 
 
-def _finds(finder: Any, name: str, path: Any) -> bool:
+def _can_find(finder: Any, name: str, path: Any) -> bool:
     find_spec = getattr(finder, "find_spec", None)
     spec: importlib.machinery.ModuleSpec | None = find_spec(name, path) if find_spec else None
     return spec is not None

@@ -67,7 +67,7 @@ class WorkerPool(Closing):
         self._finalizer = Finalizer(self, end_all, self._held)
         try:
             with interrupts_held():
-                self._meet_zygote()
+                self._acquire_zygote()
             self._held.own_fds.append(memory_file() if start == "fork" else pack(target))
             self._held.own_fds.extend(map(os.dup, fds))
             with interrupts_held():
@@ -119,7 +119,7 @@ class WorkerPool(Closing):
         except (BrokenPipeError, ConnectionResetError):
             return  # `wait` tells of its death
 
-    def entrust(self, folder: str) -> None:
+    def set_cleanup_folder(self, folder: str) -> None:
         """Register a folder to be removed if this process is killed; "" for none.
 
         There is one at a time: the caller takes care of the folder registered before.
@@ -150,7 +150,7 @@ class WorkerPool(Closing):
         """Return the Python stacks of all workers, each of which was given one of the files."""
         return ask_for_stacks(fds, self.signal)
 
-    def hang_bell(self) -> None:
+    def enable_nudge(self) -> None:
         """From now on `nudge` ends a wait; for the thread that waits, before another nudges."""
         self._held.bell = WakeupEvent()
         self._watch.add_bell()
@@ -187,7 +187,7 @@ class WorkerPool(Closing):
         with held.lock, interrupts_held():
             worker.close()
             if held.zygote is None:
-                self._meet_zygote()
+                self._acquire_zygote()
             held.workers[index] = self._start(index)
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class WorkerPool(Closing):
         if held.is_closing:
             raise ClosedError("the workers were stopped by close()")
 
-    def _meet_zygote(self) -> None:
+    def _acquire_zygote(self) -> None:
         held = self._held
         held.zygote = acquire(self._how, self._target, self._preload)
         if held.session is not None:

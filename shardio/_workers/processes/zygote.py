@@ -57,7 +57,9 @@ __all__ = [
     "serve_forked",
 ]
 
-REQUEST = struct.Struct("<IB")  # number of the worker in its pool, what to do (see `worker_main.py`)
+REQUEST = struct.Struct(
+    "<IB"
+)  # number of the worker in its pool, what to do (see `worker_main.py`)
 REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
 WARD = b"folder "
@@ -114,7 +116,7 @@ class _Session:
         self.replies: deque[tuple[bytes, list[int]]] = deque()  # main is behind in reading these
         self.is_ending = False  # main has ended its half
         self.kill_at_s: float | None = None  # monotonic; while ending, until it is done
-        self.ward = b""  # the folder to remove if main ends
+        self.cleanup_folder = b""  # the folder to remove if main ends
 
 
 class _Zygote:
@@ -187,23 +189,23 @@ class _Zygote:
             except ConnectionResetError:  # main went with replies unread; its end comes next
                 return
             if data.startswith(WARD):
-                session.ward = data.removeprefix(WARD)
+                session.cleanup_folder = data.removeprefix(WARD)
             elif data:
                 self._start_worker(session, data, unpack_fds(ancillary, flags))
             else:
                 session.is_ending = True
                 session.kill_at_s = time.monotonic() + GRACE_S
-                self._listen(session)
+                self._watch(session)
                 self._close_if_over(session)
 
     def _leave(self) -> NoReturn:
         """End, and the workers with it; what main has left behind goes, too."""
         for session in self.sessions.values():
             with contextlib.suppress(OSError):
-                if session.ward:
-                    for entry in os.scandir(session.ward):
+                if session.cleanup_folder:
+                    for entry in os.scandir(session.cleanup_folder):
                         os.unlink(entry)
-                    os.rmdir(session.ward)
+                    os.rmdir(session.cleanup_folder)
         os._exit(0)
 
     def _start_worker(self, session: _Session, data: bytes, fds: tuple[int, ...]) -> None:
@@ -297,9 +299,9 @@ class _Zygote:
             session.replies.popleft()
             for fd in fds:
                 os.close(fd)
-        self._listen(session)
+        self._watch(session)
 
-    def _listen(self, session: _Session) -> None:
+    def _watch(self, session: _Session) -> None:
         # Of an ending session only the edge: level-triggered, its end would wake us for ever.
         mask = select.EPOLLET if session.is_ending else select.EPOLLIN
         self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))

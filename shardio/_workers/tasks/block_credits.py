@@ -44,7 +44,7 @@ class BlockLender(Closing):
         self._n_each.setdefault(worker, _FEW)
         self._were_held_up.add(worker)
 
-    def see_wait(self) -> None:
+    def grant_more(self) -> None:
         """Grant more blocks to workers that were held up before the loop had to wait for long.
 
         Otherwise few blocks are faster, as they stay in the cache. A dataset that yields many
@@ -103,7 +103,7 @@ class BlockLender(Closing):
         memory = self._blocks.hand_over(block, n_bytes, is_spare=is_spare)
         return read_buffers(sizes, memory, starts)
 
-    def part_with(self, worker: int) -> None:
+    def stop_lending(self, worker: int) -> None:
         """Stop lending blocks to a worker."""
         self._n_each.pop(worker, None)
         self._were_held_up.discard(worker)
@@ -144,7 +144,7 @@ class LentBlocks:
     def fill(self, buffers: Sequence[Any]) -> tuple[int, list[int]]:
         """Copy buffers into a block; return its number and the sizes of the buffers.
 
-        The block stays here until `spend`.
+        The block stays here until `drop_filled`.
 
         Raises:
             InsufficientMemory: there is no memory for it.
@@ -166,6 +166,6 @@ class LentBlocks:
         write_buffers(parts, block.bytes, starts)
         return number, sizes
 
-    def spend(self) -> None:
+    def drop_filled(self) -> None:
         """Drop the block that was filled last: its content was sent and belongs to main."""
         self._idle.pop()

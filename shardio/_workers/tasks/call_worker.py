@@ -207,7 +207,7 @@ class _Caller:
             n_results = 0
             if isinstance(value, ResultChunks):
                 value.n_passed_over += n_passed_over
-                value, n_results = self._portion(step, value)
+                value, n_results = self._next_chunk(step, value)
             taken_ns = now_ns() - start_ns
             found = pack_value(value)
             if found.n_bytes <= MOST_INLINE_BYTES:
@@ -223,12 +223,12 @@ class _Caller:
             return ANSWER.pack(CallOutcome.FAILED, 0, number, step, 0, taken_ns) + failure
         return ANSWER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
-    def _portion(self, step: int, portions: ResultChunks) -> tuple[Any, int]:
+    def _next_chunk(self, step: int, chunks: ResultChunks) -> tuple[Any, int]:
         """Return the next results of a generator, and their number if there are more."""
-        found = self._guarded(step, portions.take)
-        if portions.is_over:
+        found = self._guarded(step, chunks.take)
+        if chunks.is_over:
             return found, 0
-        self._suspended[step] = portions
+        self._suspended[step] = chunks
         return found, len(found)
 
     def _guarded(self, step: int, function: Callable[[], Any]) -> Any:

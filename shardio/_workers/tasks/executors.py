@@ -23,8 +23,8 @@ _PATIENCE_S: Final = 5.0
 """Workers have a second to report what they do, and the thread has to ask them first."""
 
 
-def hire(
-    line: PipelineRunner, stages: Mapping[Stage, PipeStep | None]
+def create_executors(
+    runner: PipelineRunner, stages: Mapping[Stage, PipeStep | None]
 ) -> dict[Stage, StageExecutor]:
     """Make what works at the stages of a line: one event loop for all that is async, else threads.
 
@@ -36,18 +36,18 @@ def hire(
     for stage, step in stages.items():
         executor = None if step is None else step.executor
         if executor == "process":
-            found[stage] = ProcessExecutor(line, stage, stage.n_hands)
+            found[stage] = ProcessExecutor(runner, stage, stage.n_workers)
         elif executor is not None:
-            found[stage] = FutureExecutor(line, stage, executor)
+            found[stage] = FutureExecutor(runner, stage, executor)
         elif stage.call.is_async:
             asynchronous.append(stage)
         else:
             groups.setdefault(SOURCE if step is None else step.thread_group, []).append(stage)
     if asynchronous:
-        found |= dict.fromkeys(asynchronous, AsyncExecutor(line, asynchronous))
+        found |= dict.fromkeys(asynchronous, AsyncExecutor(runner, asynchronous))
     for members in groups.values():
         n_threads = max(stage.concurrency for stage in members)
-        found |= dict.fromkeys(members, ThreadExecutor(line, members, n_threads))
+        found |= dict.fromkeys(members, ThreadExecutor(runner, members, n_threads))
     return found
 
 
@@ -58,35 +58,35 @@ class ThreadExecutor(StageExecutor):
     if functions are quick, one thread does it all and none is woken in vain.
 
     Args:
-        line: the pipeline runner that receives the results.
+        runner: the pipeline runner that receives the results.
         stages: in the order of the pipeline.
         n_threads: the maximum number of threads.
     """
 
-    def __init__(self, line: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
-        self._line, self._stages, self._n_left = line, stages[::-1], n_threads
+    def __init__(self, runner: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
+        self._runner, self._stages, self._n_left = runner, stages[::-1], n_threads
         self._idle: list[threading.Lock] = []  # the one that has worked last is woken first
-        self._is_rousing = self._is_closed = False
+        self._is_waking = self._is_closed = False
         self._left: list[Any] = []
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Wake a thread, or start one, if there is a job and no thread is on its way."""
-        if self._is_rousing or not any(stage.has_work for stage in self._stages):
+        if self._is_waking or not any(stage.has_work for stage in self._stages):
             return
         if self._idle:
-            self._is_rousing = True
+            self._is_waking = True
             self._idle.pop().release()
         elif self._n_left:
-            self._is_rousing = True
+            self._is_waking = True
             self._n_left -= 1
             name = f"shardio {self._stages[-1].name}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def close(self) -> None:
         """Wake all threads that are idle, for them to end."""
-        with self._line.lock:
+        with self._runner.lock:
             # What generators do at their end is for a thread, too: it may take long.
-            self._left = [each for stage in self._stages for each in stage.surrender()]
+            self._left = [each for stage in self._stages for each in stage.take_suspended()]
             self._is_closed = True
             for bell in self._idle:
                 bell.release()
@@ -96,10 +96,10 @@ class ThreadExecutor(StageExecutor):
         """Run jobs until the executor is closed."""
         bell = threading.Lock()
         bell.acquire()
-        is_roused = True
+        is_woken = True
         try:
             while True:
-                job = self._next_job(bell, is_roused=is_roused)
+                job = self._next_job(bell, is_woken=is_woken)
                 if job is not None:
                     self._perform(job)
                 elif self._is_closed:
@@ -107,30 +107,30 @@ class ThreadExecutor(StageExecutor):
                     return
                 else:
                     bell.acquire()
-                is_roused = job is None
+                is_woken = job is None
                 del job  # nothing of the user's is held while there is nothing to do
         except BaseException as error:  # noqa: BLE001 - ours; the loop must not wait for ever
-            self._line.break_down(error)
+            self._runner.break_down(error)
 
-    def _next_job(self, bell: threading.Lock, *, is_roused: bool) -> StageJob | None:
+    def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
         """Return the next job; without one, arrange for `bell` to be released for the next."""
-        line = self._line
-        with line.lock:
-            if is_roused:
-                self._is_rousing = False
+        runner = self._runner
+        with runner.lock:
+            if is_woken:
+                self._is_waking = False
             if self._is_closed:
                 return None
-            for stage in self._stages if not line.is_closed else ():  # and soon these are
+            for stage in self._stages if not runner.is_closed else ():  # and soon these are
                 job = stage.begin()
                 if job is not None:
-                    line.settle_before(stage)
-                    self.rouse()
+                    runner.settle_before(stage)
+                    self.wake()
                     return job
             self._idle.append(bell)
             return None
 
     def _perform(self, job: StageJob) -> None:
-        line, call = self._line, job.stage.call
+        runner, call = self._runner, job.stage.call
         job.thread_id = threading.get_ident()
         start_ns = now_ns()
         try:
@@ -139,9 +139,9 @@ class ThreadExecutor(StageExecutor):
                 return
             value = checked(call.function(job.item))
         except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
-            line.fail(job, error, now_ns() - start_ns)
+            runner.fail(job, error, now_ns() - start_ns)
         else:
-            line.finish(job, value, now_ns() - start_ns)
+            runner.finish(job, value, now_ns() - start_ns)
 
     def _go_on(self, job: StageJob) -> None:
         """Advance a generator until it ends or the line has no room for more results."""
@@ -152,10 +152,10 @@ class ThreadExecutor(StageExecutor):
             try:
                 value = next(job.results)
             except StopIteration:
-                self._line.end(job, now_ns() - start_ns)
+                self._runner.end(job, now_ns() - start_ns)
                 return
-            if not self._line.give(job, (value,), now_ns() - start_ns):
-                if self._line.is_closed:
+            if not self._runner.give(job, (value,), now_ns() - start_ns):
+                if self._runner.is_closed:
                     job.results = None  # it ends here, and not with whoever clears the line
                 return
             start_ns = now_ns()
@@ -166,23 +166,23 @@ class AsyncExecutor(StageExecutor):
     """An executor of stages with async functions; owns a thread and an event loop.
 
     Args:
-        line: the pipeline runner that receives the results.
+        runner: the pipeline runner that receives the results.
         stages: in the order of the pipeline.
     """
 
-    def __init__(self, line: PipelineRunner, stages: Sequence[Stage]) -> None:
-        self._line, self._stages = line, stages[::-1]
+    def __init__(self, runner: PipelineRunner, stages: Sequence[Stage]) -> None:
+        self._runner, self._stages = runner, stages[::-1]
         self._tasks: set[asyncio.Task[None]] = set()
         self._suspended: dict[StageJob, asyncio.Event] = {}
-        self._is_rousing = False
+        self._is_waking = False
         with files_explained():
             self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, name="shardio event loop", daemon=True).start()
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Wake the event loop if a stage has a job."""
-        if not self._is_rousing and any(stage.has_work for stage in self._stages):
-            self._is_rousing = True
+        if not self._is_waking and any(stage.has_work for stage in self._stages):
+            self._is_waking = True
             self._loop.call_soon_threadsafe(self._begin)
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class AsyncExecutor(StageExecutor):
             loop.run_until_complete(self._end())
             loop.run_until_complete(loop.shutdown_asyncgens())
         except BaseException as error:  # noqa: BLE001 - ours; the loop must not wait for ever
-            self._line.break_down(error)
+            self._runner.break_down(error)
         finally:
             loop.close()
 
@@ -213,9 +213,9 @@ class AsyncExecutor(StageExecutor):
 
     def _begin(self) -> None:
         """Begin, or go on with, every job that may be."""
-        with self._line.lock:
-            self._is_rousing = False
-            jobs = [] if self._line.is_closed else self._next_jobs()
+        with self._runner.lock:
+            self._is_waking = False
+            jobs = [] if self._runner.is_closed else self._next_jobs()
         for job in jobs:
             if job in self._suspended:
                 self._suspended.pop(job).set()
@@ -227,14 +227,14 @@ class AsyncExecutor(StageExecutor):
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._line.break_down(error)  # ours; the loop must not wait for ever
+            self._runner.break_down(error)  # ours; the loop must not wait for ever
 
     def _next_jobs(self) -> list[StageJob]:
         jobs = []
         for stage in self._stages:
             while (job := stage.begin()) is not None:
                 jobs.append(job)
-                self._line.settle_before(stage)
+                self._runner.settle_before(stage)
         return jobs
 
     async def _perform(self, job: StageJob) -> None:
@@ -246,24 +246,24 @@ class AsyncExecutor(StageExecutor):
                 return
             value = await result
         except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
-            if self._line.is_closed:  # it was cancelled for that
+            if self._runner.is_closed:  # it was cancelled for that
                 return
-            self._line.fail(job, error, now_ns() - start_ns)
+            self._runner.fail(job, error, now_ns() - start_ns)
         else:
-            self._line.finish(job, value, now_ns() - start_ns)
+            self._runner.finish(job, value, now_ns() - start_ns)
         self._begin()
 
     async def _go_on(self, job: StageJob, results: Any) -> None:
         """Advance an async generator to its end, waiting while the line has no room."""
         start_ns = now_ns()
         async for value in results:
-            if not self._line.give(job, (value,), now_ns() - start_ns):
+            if not self._runner.give(job, (value,), now_ns() - start_ns):
                 # `_begin` finds it here: both run in this thread, one after the other.
                 room = self._suspended[job] = asyncio.Event()
                 await room.wait()
             start_ns = now_ns()
             del value
-        self._line.end(job, now_ns() - start_ns)
+        self._runner.end(job, now_ns() - start_ns)
         self._begin()
 
 
@@ -271,25 +271,25 @@ class ProcessExecutor(StageExecutor):
     """A TaskPool and the thread that drives it.
 
     Args:
-        line: the pipeline runner that receives the results.
+        runner: the pipeline runner that receives the results.
         stage: the stage whose jobs it runs.
         n_workers: the number of processes.
     """
 
-    def __init__(self, line: PipelineRunner, stage: Stage, n_workers: int) -> None:
-        self._line, self._stage, self._n_workers = line, stage, n_workers
-        self._flow: TaskPool | None = None
-        self._jobs: dict[int, StageJob] = {}  # by the number that the flow gives them
-        self._has_thread = self._is_rousing = False
+    def __init__(self, runner: PipelineRunner, stage: Stage, n_workers: int) -> None:
+        self._runner, self._stage, self._n_workers = runner, stage, n_workers
+        self._task_pool: TaskPool | None = None
+        self._jobs: dict[int, StageJob] = {}  # by the number that the task pool gives them
+        self._has_thread = self._is_waking = False
         self._asked: Future[list[str]] | None = None
 
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Wake the driving thread, or start it, if the stage has a job."""
-        if self._is_rousing or not self._stage.has_work:
+        if self._is_waking or not self._stage.has_work:
             return
-        self._is_rousing = True
-        if self._flow is not None:
-            self._flow.nudge()
+        self._is_waking = True
+        if self._task_pool is not None:
+            self._task_pool.nudge()
         elif not self._has_thread:
             self._has_thread = True
             name = f"shardio {self._stage.name}"
@@ -297,18 +297,18 @@ class ProcessExecutor(StageExecutor):
 
     def close(self) -> None:
         """Wake the driving thread, which ends the processes once the line is closed."""
-        with self._line.lock:
-            if self._flow is not None:
-                self._flow.nudge()
+        with self._runner.lock:
+            if self._task_pool is not None:
+                self._task_pool.nudge()
 
     def tell(self) -> list[str]:
         """Return lines on what each worker is doing; [] if the thread does not answer in time."""
         asked: Future[list[str]] = Future()
-        with self._line.lock:
-            if self._flow is None:
+        with self._runner.lock:
+            if self._task_pool is None:
                 return []
             self._asked = asked
-            self._flow.nudge()
+            self._task_pool.nudge()
         try:
             return asked.result(_PATIENCE_S)
         except TimeoutError:
@@ -319,66 +319,66 @@ class ProcessExecutor(StageExecutor):
         stage = self._stage
         try:
             with TaskPool(
-                _in_portions(stage.call, stage.name),
+                _chunked(stage.call, stage.name),
                 self._n_workers,
                 most_items=stage.concurrency,
                 in_order=False,  # the stage keeps what order there is
                 is_called=stage.name,
-            ) as flow:
-                flow.error_budget = _ReportingBudget(self._fail)
-                with self._line.lock:
-                    self._flow = flow
+            ) as task_pool:
+                task_pool.error_budget = _ReportingBudget(self._fail)
+                with self._runner.lock:
+                    self._task_pool = task_pool
                 try:
-                    self._drive(flow)
+                    self._drive(task_pool)
                 finally:
-                    with self._line.lock:
-                        self._flow = None
+                    with self._runner.lock:
+                        self._task_pool = None
         except BaseException as error:  # noqa: BLE001 - the loop must not wait for ever
-            self._line.break_down(error)
+            self._runner.break_down(error)
 
-    def _drive(self, flow: TaskPool) -> None:
-        while not self._line.is_closed:
+    def _drive(self, task_pool: TaskPool) -> None:
+        while not self._runner.is_closed:
             if (asked := self._asked) is not None:
                 self._asked = None  # who asks waits: there is no other
-                asked.set_result(flow.at_work(lambda number: said(self._jobs[number])))
-            self._put_all(flow)
-            found = flow.take()
+                asked.set_result(task_pool.at_work(lambda number: said(self._jobs[number])))
+            self._put_all(task_pool)
+            found = task_pool.take()
             if found is not None:
-                self._hand_on(flow, *found)
+                self._hand_on(task_pool, *found)
                 del found  # it holds a block
             elif not self._stage.has_work:
-                flow.wait()
+                task_pool.wait()
 
-    def _put_all(self, flow: TaskPool) -> None:
+    def _put_all(self, task_pool: TaskPool) -> None:
         jobs = []
-        with self._line.lock:
-            self._is_rousing = False
-            while not self._line.is_closed and (job := self._stage.begin()) is not None:
+        with self._runner.lock:
+            self._is_waking = False
+            while not self._runner.is_closed and (job := self._stage.begin()) is not None:
                 jobs.append(job)
-                self._line.settle_before(self._stage)
+                self._runner.settle_before(self._stage)
         for job in jobs:
             if job.results is not None:
-                flow.go_on(job.results)
+                task_pool.go_on(job.results)
                 continue
             try:
-                job.results = flow.put(job.item)  # by which its generator is asked for more
+                job.results = task_pool.put(job.item)  # by which its generator is asked for more
             except (UnsupportedEnvironment, InsufficientMemory):
                 raise  # it has been put
             except BaseException as error:  # noqa: BLE001 - the item cannot be pickled
-                self._line.fail(job, error, 0)
+                self._runner.fail(job, error, 0)
             else:
                 self._jobs[job.results] = job
 
-    def _hand_on(self, flow: TaskPool, number: int, value: Any) -> None:
+    def _hand_on(self, task_pool: TaskPool, number: int, value: Any) -> None:
         job = self._jobs[number]
-        busy_ns = int(flow.stats.calling_s * 1e9) - self._stage.busy_ns
-        if not flow.has_more(number):
-            _conclude(self._line, self._jobs.pop(number), value, busy_ns)
-        elif self._line.give(job, value, busy_ns):
-            flow.go_on(number)
+        busy_ns = int(task_pool.stats.calling_s * 1e9) - self._stage.busy_ns
+        if not task_pool.has_more(number):
+            _conclude(self._runner, self._jobs.pop(number), value, busy_ns)
+        elif self._runner.give(job, value, busy_ns):
+            task_pool.go_on(number)
 
     def _fail(self, number: int, error: BaseException) -> None:
-        self._line.fail(self._jobs.pop(number), error, 0)
+        self._runner.fail(self._jobs.pop(number), error, 0)
 
 
 class _ReportingBudget(ErrorBudget):
@@ -397,13 +397,13 @@ class FutureExecutor(ThreadExecutor):
     """A thread that submits jobs to an executor of the caller, who owns it.
 
     Args:
-        line: the pipeline runner that receives the results.
+        runner: the pipeline runner that receives the results.
         stage: the stage whose jobs are submitted.
         executor: runs them.
     """
 
-    def __init__(self, line: PipelineRunner, stage: Stage, executor: Executor) -> None:
-        super().__init__(line, [stage], 1)
+    def __init__(self, runner: PipelineRunner, stage: Stage, executor: Executor) -> None:
+        super().__init__(runner, [stage], 1)
         self._executor, self._function = executor, _in_one(stage.call, stage.name)
         self._futures: set[Future[Any]] = set()
 
@@ -417,52 +417,52 @@ class FutureExecutor(ThreadExecutor):
         try:
             future = self._executor.submit(self._function, job.item)
         except Exception as error:  # noqa: BLE001 - it was shut down
-            self._line.fail(job, error, 0)
+            self._runner.fail(job, error, 0)
             return
         self._futures.add(future)
-        if self._line.is_closed:  # and `close` may have been through with those before
+        if self._runner.is_closed:  # and `close` may have been through with those before
             future.cancel()
         future.add_done_callback(partial(self._take, job))
 
     def _take(self, job: StageJob, future: Future[Any]) -> None:
-        line, busy_ns = self._line, now_ns() - job.began_ns
+        runner, busy_ns = self._runner, now_ns() - job.began_ns
         self._futures.discard(future)
         try:
             value = future.result()
         except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
-            line.fail(job, error, busy_ns)
+            runner.fail(job, error, busy_ns)
         else:
-            _conclude(line, job, value, busy_ns)
-        with line.lock:
-            if not line.is_closed:
-                self.rouse()
+            _conclude(runner, job, value, busy_ns)
+        with runner.lock:
+            if not runner.is_closed:
+                self.wake()
 
 
-def _conclude(line: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
+def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
     """Report the result of `_in_one` for a job to the pipeline runner."""
     if not job.stage.call.yields_many:
-        line.finish(job, value, busy_ns)
+        runner.finish(job, value, busy_ns)
     elif isinstance(value, FailedCall):
-        line.fail(job, value.error, busy_ns, value.found)
+        runner.fail(job, value.error, busy_ns, value.found)
     else:
-        line.finish_with(job, value, busy_ns)
+        runner.finish_with(job, value, busy_ns)
 
 
 def _in_one(call: UserCall, name: str) -> Callable[[Any], Any]:
     """Wrap a call so that it returns a generator's results at once: a list, or `FailedCall`."""
-    return partial(_all_of if call.yields_many else _one_of, call.function, name)
+    return partial(_all_results if call.yields_many else _one_result, call.function, name)
 
 
-def _in_portions(call: UserCall, name: str) -> Callable[[Any], Any]:
+def _chunked(call: UserCall, name: str) -> Callable[[Any], Any]:
     """Return a function that gives the result of a call; for a generator, its `ResultChunks`."""
-    return partial(_portions_of if call.yields_many else _one_of, call.function, name)
+    return partial(_chunks_of if call.yields_many else _one_result, call.function, name)
 
 
-def _one_of(function: Callable[[Any], Any], name: str, item: Any) -> Any:
+def _one_result(function: Callable[[Any], Any], name: str, item: Any) -> Any:
     return checked(function(item))
 
 
-def _all_of(function: Callable[[Any], Any], name: str, item: Any) -> list[Any] | FailedCall:
+def _all_results(function: Callable[[Any], Any], name: str, item: Any) -> list[Any] | FailedCall:
     found: list[Any] = []
     try:
         found.extend(function(item))
@@ -471,5 +471,5 @@ def _all_of(function: Callable[[Any], Any], name: str, item: Any) -> list[Any] |
     return found
 
 
-def _portions_of(function: Callable[[Any], Any], name: str, item: Any) -> ResultChunks:
+def _chunks_of(function: Callable[[Any], Any], name: str, item: Any) -> ResultChunks:
     return ResultChunks(iter(function(item)), name)

@@ -146,7 +146,7 @@ def unpack_place(message: Sequence[Any]) -> tuple[int, list[int]]:
 
 def unpack_samples(message: Sequence[Any], n_samples: int) -> list[tuple[memoryview, list[Any]]]:
     """For each sample of a message what `unpack_sample` makes it of."""
-    pickles = rest_of(message)
+    pickles = payload_of(message)
     end = len(pickles) - _SIZE_BYTES * n_samples
     found, start = list[tuple[memoryview, list[Any]]](), 0
     for size in struct.unpack(f"<{n_samples}Q", pickles[end:]):
@@ -162,7 +162,7 @@ def unpack_sample(pickled: memoryview, buffers: list[Any]) -> Any:
     return pickle.loads(pickled, buffers=buffers)
 
 
-def rest_of(message: Sequence[Any]) -> memoryview:
+def payload_of(message: Sequence[Any]) -> memoryview:
     """Return the bytes behind the head."""
     return memoryview(message[0])[_HEAD.size :]
 

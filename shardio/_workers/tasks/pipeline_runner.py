@@ -95,7 +95,7 @@ class StageExecutor(ABC):
     """An executor of the jobs of some stages; owned by the pipeline runner."""
 
     @abstractmethod
-    def rouse(self) -> None:
+    def wake(self) -> None:
         """Look for jobs: there may be one. Called under the runner's lock."""
 
     @abstractmethod
@@ -123,7 +123,7 @@ class PipelineRunner(Closing):
     Args:
         source: iterable or async iterable; its items, or SourcePosition ones.
         steps: the steps of the pipeline.
-        hire: makes the executors of the stages (`executors.hire`).
+        create_executors: makes the executors of the stages (`executors.create_executors`).
         n_buffered: how many results may wait for the loop.
         most_skips: how many calls may fail, their items being dropped; None for none.
         start: the position at which the source begins.
@@ -134,7 +134,7 @@ class PipelineRunner(Closing):
         source: Any,
         steps: Sequence[PipeStep | BatchStep],
         *,
-        hire: Hire,
+        create_executors: Hire,
         n_buffered: int,
         most_skips: int | None = None,
         start: PipelineStart | None = None,
@@ -156,11 +156,13 @@ class PipelineRunner(Closing):
         self._final_stats: PipelineStats | None = None
         self._breakdown: Exception | None = None
         pipes = [step for step in steps if isinstance(step, PipeStep)]
-        self._hands = hire(self, dict(zip(self._active(), [None, *pipes], strict=True)))
+        self._executors = create_executors(
+            self, dict(zip(self._active(), [None, *pipes], strict=True))
+        )
         with self.lock:
             self._source.put((SourceItem(-1, -1, None, None), source))
             self._source.end(None)
-            self._hands[self._source].rouse()
+            self._executors[self._source].wake()
 
     def _active(self) -> list[Stage]:
         return [stage for stage in self._stages if isinstance(stage, Stage)]
@@ -210,7 +212,7 @@ class PipelineRunner(Closing):
             del error  # its traceback leads here
 
     def _overdue(self, timeout_s: float | None) -> BatchTimeout:
-        told = {stage: hands.tell() for stage, hands in self._hands.items()}
+        told = {stage: hands.tell() for stage, hands in self._executors.items()}
         with self.lock:
             stages = [stage for stage in self._active() if not told.get(stage)]
             jobs = [job for stage in stages for job in stage.running.values()]
@@ -241,7 +243,7 @@ class PipelineRunner(Closing):
             self._final_stats = self._stats()
             self.is_closed = True
             self._results.ring()
-        for hands in {id(each): each for each in self._hands.values()}.values():
+        for hands in {id(each): each for each in self._executors.values()}.values():
             hands.close()
         for stage in self._stages:  # nobody looks there any more
             stage.clear()
@@ -371,9 +373,9 @@ class PipelineRunner(Closing):
             elif has_ended or isinstance(after, ListBatcher):
                 places.append(place + 1)
             if isinstance(after, Stage):
-                self._hands[after].rouse()
+                self._executors[after].wake()
             if isinstance(stage, Stage):
-                self._hands[stage].rouse()
+                self._executors[stage].wake()
             else:
                 places.append(place - 1)
 
@@ -406,5 +408,5 @@ def _stage(step: PipeStep | BatchStep) -> Stage | ListBatcher:
     if isinstance(step, BatchStep):
         return ListBatcher(step.n, drop_last=step.drop_last)
     stage = Stage(step.name, step.call, step.most_under_way, step.in_order, step.call.yields_many)
-    stage.n_hands = step.concurrency
+    stage.n_workers = step.concurrency
     return stage

@@ -129,8 +129,8 @@ class _Sender(Closing):
         self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
         self._most_together = min(_MOST_TOGETHER_BYTES, most_bytes // _PARTS)
         self._lock = threading.Lock()
-        self._sheaf = MessageBatch(channel.index)
-        self._stock = LentBlocks()
+        self._unsent = MessageBatch(channel.index)
+        self._lent_blocks = LentBlocks()
         self._n_under_way = 0
         self._n_sent = 0
         self._sent_s = -math.inf
@@ -140,7 +140,7 @@ class _Sender(Closing):
 
     @property
     def _n_done(self) -> int:
-        return self._n_sent + len(self._sheaf)
+        return self._n_sent + len(self._unsent)
 
     def send_samples(self, dataset: Iterable[Any], most_skips: int | None) -> None:
         """Send a greeting, every sample or that it is skipped, and how it ended."""
@@ -171,7 +171,7 @@ class _Sender(Closing):
 
     def await_goodbye(self) -> None:
         """Wait until main has received everything: an earlier exit may lose messages."""
-        while self._hear() != Command.GOODBYE:
+        while self._receive_command() != Command.GOODBYE:
             pass
 
     def _say(self, kind: MessageKind, rest: bytes = b"") -> None:
@@ -198,43 +198,44 @@ class _Sender(Closing):
         self._check_process()
         with self._lock:
             try:
-                self._sheaf.add(sample)
+                self._unsent.add(sample)
             except Exception as error:
                 raise TransformError(
                     f"sample {self._n_done} of worker {self._channel.index} cannot be pickled: "
                     f"{type(error).__name__}: {text_of(error)}"
                 ) from error
-            is_large = self._sheaf.apart or self._sheaf.n_bytes >= self._most_together
+            is_large = self._unsent.apart or self._unsent.n_bytes >= self._most_together
             if is_large or time.monotonic() - self._sent_s >= _SOON_S:
                 try:
                     self._flush()
                 except BaseException:  # the others are sent, with what is said of this one
-                    self._sheaf.take_back()
+                    self._unsent.take_back()
                     raise
-        if self._sheaf:
+        if self._unsent:
             self._send_soon()
         return True
 
     def _flush(self) -> None:
         """Send what waits, once there is room for it."""
-        sheaf = self._sheaf
+        sheaf = self._unsent
         if not sheaf:
             return
         n_bytes = sheaf.n_bytes
         while 0 < self._n_under_way > self._most_bytes - n_bytes:  # one alone may be of any size
-            self._hear()
+            self._receive_command()
         place = None
         if sheaf.n_apart_bytes >= LEAST_IN_BLOCK_BYTES:
             self._await_block()
-            place = self._stock.fill(sheaf.apart)
+            place = self._lent_blocks.fill(sheaf.apart)
         # Copied, as the dataset may meanwhile write something else into its arrays.
         frames = sheaf.frames(self._n_sent, place)
         if place is not None:
-            self._stock.spend()  # before: what is interrupted may have been sent all the same
+            # Before sending: an interrupted call may have sent the message all the same.
+            self._lent_blocks.drop_filled()
         self._socket.send_multipart(frames)
         self._n_under_way += n_bytes
         self._n_sent += len(sheaf)
-        self._sheaf = MessageBatch(self._channel.index)
+        self._unsent = MessageBatch(self._channel.index)
         self._sent_s = time.monotonic()
 
     def _send_soon(self) -> None:
@@ -266,20 +267,20 @@ class _Sender(Closing):
 
     def _await_block(self) -> None:
         """Wait until there is a block to be filled."""
-        if not self._stock:
+        if not self._lent_blocks:
             try:
                 self._channel.send(WANT)
             except (BrokenPipeError, ConnectionResetError):
                 raise _MainExited from None
-            while not self._stock:
-                self._hear()
+            while not self._lent_blocks:
+                self._receive_command()
 
-    def _hear(self) -> Command:
+    def _receive_command(self) -> Command:
         """Wait for a word of main, and act upon it."""
         try:
             received = self._channel.recv_fds()
         except UnsupportedEnvironment as error:
-            self._stock.lose(error)
+            self._lent_blocks.lose(error)
             return Command.BLOCK
         if received is None:
             raise _MainExited
@@ -288,7 +289,7 @@ class _Sender(Closing):
         if word == Command.CREDIT:
             self._n_under_way -= number
         elif word == Command.BLOCK:
-            self._stock.add(number, fds)
+            self._lent_blocks.add(number, fds)
         return Command(word)
 
     def _as_failure(self, error: BaseException) -> Exception:

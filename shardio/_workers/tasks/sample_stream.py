@@ -38,7 +38,7 @@ from shardio._workers.tasks.messages import (
     MessageKind,
     Receiver,
     counted_bytes,
-    rest_of,
+    payload_of,
     unpack_head,
     unpack_place,
     unpack_sample,
@@ -68,18 +68,18 @@ class ReceiveBuffer:
         """Bytes that their worker has not been told are handed over."""
         self._n_skipped = [0] * n_workers
         self._last_was_skipped = [False] * n_workers
-        self._at_hand: deque[tuple[memoryview, list[Any]]] = deque()
+        self._available: deque[tuple[memoryview, list[Any]]] = deque()
         self.sender = 0
         """Whose samples are at hand."""
 
     @property
-    def n_at_hand(self) -> int:
+    def n_available(self) -> int:
         """The number of samples of the last message that are still to be handed over."""
-        return len(self._at_hand)
+        return len(self._available)
 
     def n_known(self, worker: int) -> int:
         """Return the number of samples of a worker that have arrived, those at hand included."""
-        return self.n_arrived[worker] + (self.n_at_hand if worker == self.sender else 0)
+        return self.n_arrived[worker] + (self.n_available if worker == self.sender else 0)
 
     def check(self, worker: int, number: int) -> None:
         """Compare with how many samples a worker has sent before a message.
@@ -92,13 +92,13 @@ class ReceiveBuffer:
                 f"worker {worker} sent {number} samples, and {self.n_arrived[worker]} arrived"
             )
 
-    def take_in(self, worker: int, message: Sequence[Any], n_samples: int) -> None:
+    def accept(self, worker: int, message: Sequence[Any], n_samples: int) -> None:
         """Put the samples of a message at hand; no others may be.
 
         Args:
             message: one frame, and the memory of each larger array of the last sample.
         """
-        self._at_hand.extend(unpack_samples(message, n_samples))
+        self._available.extend(unpack_samples(message, n_samples))
         self.sender = worker
         self._last_was_skipped[worker] = False
         self.n_owed[worker] += counted_bytes(message, n_samples)
@@ -111,7 +111,7 @@ class ReceiveBuffer:
             TooManySkipped: one more is skipped than may.
         """
         worker = self.sender
-        pickled, buffers = self._at_hand.popleft()
+        pickled, buffers = self._available.popleft()
         try:
             sample = unpack_sample(pickled, buffers)
         except Exception as error:  # noqa: BLE001  # raised, or told with what was skipped
@@ -204,16 +204,16 @@ class SampleStream(Closing):
         except BaseException:
             _close_files(self._stacks)
             raise
-        self._boxes: list[Receiver] = []
+        self._receivers: list[Receiver] = []
         self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
-        self._supply = BlockLender(n_workers, most_bytes)
-        held = self._pool, self._boxes, self._supply, self._stacks
+        self._block_lender = BlockLender(n_workers, most_bytes)
+        held = self._pool, self._receivers, self._block_lender, self._stacks
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
         self._waiting = set(range(n_workers))
         """Whose READY, and then whose HELLO, has not come."""
         self._going = set(range(n_workers))
         """The workers that have not come to the end."""
-        self._deaf = set[int]()
+        self._not_listening = set[int]()
         """The workers that exited after their end had been sent."""
         self._arrivals = ReceiveBuffer(n_workers, error_budget)
         self._last_words: dict[int, str] = {}
@@ -262,7 +262,7 @@ class SampleStream(Closing):
             with self._lock:
                 if not self._finalizer.alive:
                     raise _closed()
-                is_new = bool(self._arrivals.n_at_hand) or self._take()
+                is_new = bool(self._arrivals.n_available) or self._take()
                 sample = self._hand_over()
             if sample is not SKIPPED:
                 return sample
@@ -275,10 +275,10 @@ class SampleStream(Closing):
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._loss is None:
             self._look_at_s = now_s + _LOOK_EVERY_S
-            self._look()
+            self._handle_events()
         message = self._saved.popleft() if self._saved else None
-        if message is None and self._boxes:
-            message = self._boxes[0].take()
+        if message is None and self._receivers:
+            message = self._receivers[0].take()
         if message is not None:
             self._open(message)
         elif self._loss is not None:
@@ -290,35 +290,35 @@ class SampleStream(Closing):
         kind, worker, number, n_samples = unpack_head(message[0])
         self._arrivals.check(worker, number)
         if kind == MessageKind.SAMPLES:
-            self._arrivals.take_in(worker, message, n_samples)
+            self._arrivals.accept(worker, message, n_samples)
         elif kind == MessageKind.IN_BLOCK:
-            arrays = self._supply.hand_over(worker, *unpack_place(message))
-            self._arrivals.take_in(worker, [message[0], *arrays], n_samples)
+            arrays = self._block_lender.hand_over(worker, *unpack_place(message))
+            self._arrivals.accept(worker, [message[0], *arrays], n_samples)
             self._lend()
         elif kind == MessageKind.HELLO:
             self._waiting.discard(worker)
             if not self._waiting:
-                self._boxes[0].hide()
-                self._pool.entrust("")
+                self._receivers[0].hide()
+                self._pool.set_cleanup_folder("")
         elif kind == MessageKind.SKIPPED:
-            self._arrivals.skip(worker, unpack_error(bytes(rest_of(message))))
+            self._arrivals.skip(worker, unpack_error(bytes(payload_of(message))))
         elif kind == MessageKind.FAILED:
-            raise unpack_error(bytes(rest_of(message)))
+            raise unpack_error(bytes(payload_of(message)))
         else:
-            self._part_with(worker)
+            self._release_worker(worker)
 
     def _hand_over(self) -> Any:
         """Return the next sample at hand that is not skipped; SKIPPED if there is none."""
         arrivals, sample = self._arrivals, SKIPPED
         with self._lock:
-            while arrivals.n_at_hand and sample is SKIPPED:
+            while arrivals.n_available and sample is SKIPPED:
                 n_owed = arrivals.n_owed[arrivals.sender]
-                if arrivals.n_at_hand == 1 and n_owed >= self._least_credit_bytes:
-                    self._pay(arrivals.sender)
+                if arrivals.n_available == 1 and n_owed >= self._least_credit_bytes:
+                    self._send_credit(arrivals.sender)
                 sample = arrivals.hand_over()
         return sample
 
-    def _pay(self, worker: int) -> None:
+    def _send_credit(self, worker: int) -> None:
         """Send a worker the credit for samples that were handed over."""
         n_owed = self._arrivals.n_owed
         owed, n_owed[worker] = n_owed[worker], 0
@@ -328,12 +328,12 @@ class SampleStream(Closing):
     def _lend(self) -> None:
         """Send workers the blocks that they have asked for, as far as there are any."""
         if self._loss is None:
-            self._supply.give(functools.partial(self._tell, Command.BLOCK))
+            self._block_lender.give(functools.partial(self._tell, Command.BLOCK))
 
-    def _part_with(self, worker: int) -> None:
+    def _release_worker(self, worker: int) -> None:
         """Release a worker whose samples have all arrived."""
         if self._loss is None:
-            self._look()
+            self._handle_events()
         if text := self._last_words.get(worker):  # of a fork of it, as it lives itself
             raise TransformError(text)
         self._say(f"worker {worker} has finished: {self._arrivals.counted(worker)}")
@@ -345,22 +345,22 @@ class SampleStream(Closing):
                 stacklevel=caller_stacklevel(),
             )
         self._going.discard(worker)
-        self._supply.part_with(worker)
+        self._block_lender.stop_lending(worker)
         self._tell(Command.GOODBYE, worker)
 
     def _tell(self, word: Command, worker: int, number: int = 0, fds: Sequence[int] = ()) -> None:
-        if self._loss is None and worker not in self._deaf:
+        if self._loss is None and worker not in self._not_listening:
             self._pool.send(worker, WORD.pack(word, number), fds)
 
     def _wait(self, end_s: float | None) -> None:
         """Wait until there may be something new."""
         for worker in self._going:
-            self._pay(worker)
+            self._send_credit(worker)
         poll = select.poll()
         with self._lock:
             try:
                 poll.register(self._pool, select.POLLIN)
-                for box in self._boxes:
+                for box in self._receivers:
                     poll.register(box, select.POLLIN)
             except ValueError:  # another thread has closed it
                 raise _closed() from None
@@ -370,42 +370,42 @@ class SampleStream(Closing):
             raise self._overdue()
         with self._lock:
             if time.monotonic() - now_s > _LONG_S:
-                self._supply.see_wait()
-            self._look()
+                self._block_lender.grant_more()
+            self._handle_events()
 
-    def _look(self) -> None:
+    def _handle_events(self) -> None:
         """Handle events of the worker pool."""
         for event in self._pool.wait(0):
             if isinstance(event, Failed):
                 self._last_words[event.worker] = event.text
             elif isinstance(event, WorkerExit):
                 if event.worker in self._going:
-                    self._mourn(event)
+                    self._record_exit(event)
                     if self._loss is not None:
                         return  # nobody is left to be told anything
             elif event.data == WANT:
                 if event.worker in self._going:  # it may have got one since, and come to its end
-                    self._supply.ask(event.worker)
+                    self._block_lender.ask(event.worker)
             else:
                 self._waiting.discard(event.worker)
                 if not self._waiting:
-                    self._invite()
+                    self._send_address()
         self._lend()
 
-    def _invite(self) -> None:
+    def _send_address(self) -> None:
         """Now that all workers are there, tell them where to send to."""
         box = Receiver(self._prefix, len(self._pool))
-        self._boxes.append(box)
-        self._pool.entrust(os.path.dirname(box.path))
+        self._receivers.append(box)
+        self._pool.set_cleanup_folder(os.path.dirname(box.path))
         self._say(box.address)
         self._waiting = set(range(len(self._pool)))
         for worker in range(len(self._pool)):
             self._pool.send(worker, os.fsencode(box.address))
 
-    def _mourn(self, died: WorkerExit) -> None:
+    def _record_exit(self, died: WorkerExit) -> None:
         """Receive all that has arrived before counting a worker as lost: its end may be there."""
         end_s = time.monotonic() + _MOST_S
-        for box in self._boxes:
+        for box in self._receivers:
             poll = select.poll()
             poll.register(box, select.POLLIN)
             while True:
@@ -416,7 +416,7 @@ class SampleStream(Closing):
         heads = [unpack_head(message[0]) for message in self._saved]
         heads = [head for head in heads if head[1] == died.worker]
         if any(kind in {MessageKind.END, MessageKind.FAILED} for kind, *_ in heads):
-            self._deaf.add(died.worker)
+            self._not_listening.add(died.worker)
             return
         n_samples = self._arrivals.n_known(died.worker) + sum(head[3] for head in heads)
         said = f":\n\n{text}" if (text := self._last_words.get(died.worker)) else ""

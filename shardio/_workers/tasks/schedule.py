@@ -108,11 +108,11 @@ class Schedule:
                 found._change_depth(worker, is_quick=True)
         return found
 
-    def stand_behind(self, n_tasks: list[int]) -> None:
+    def set_backlog(self, n_tasks: list[int]) -> None:
         """Count the tasks workers have of the pass before: they get as many fewer of this one."""
         self._before = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
-            self._weigh(worker, QUICK_DEPTH if is_quick else self._base_depth)
+            self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)
         self._count_low()
 
     def free(self, block: int) -> None:
@@ -164,12 +164,12 @@ class Schedule:
             return
         self._is_quick[worker] = is_quick
         full, depth = self._full, QUICK_DEPTH if is_quick else self._base_depth
-        self._weigh(worker, depth)
+        self._update_load(worker, depth)
         self._lows[worker] = full - depth // 2 if is_quick else full - 1
         self._leads[worker] = depth // 4 if is_quick else 0
         self._count_low()
 
-    def _weigh(self, worker: int, depth: int) -> None:
+    def _update_load(self, worker: int, depth: int) -> None:
         n_tasks = len(self._tasks[worker]) + self._before[worker]
         self._loads[worker] = self._full - depth + n_tasks
 
@@ -248,7 +248,7 @@ class Schedule:
             raise AssertionError(f"step {self._next_assigned - 1} has been assigned already")
         self._last = last
 
-    def surrender(self) -> list[int]:
+    def release_idle_blocks(self) -> list[int]:
         """Release and return every block that no worker has, for a cancelled pass."""
         blocks = [*self._free, *self._lost.values(), *self._ready.values()]
         self._free.clear()

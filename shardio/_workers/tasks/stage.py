@@ -99,7 +99,7 @@ class Stage:
     has_reported_end: bool = False
     is_halted: bool = False
     """True if no job is to begin any more, since a later stage has failed."""
-    n_hands: int = 1
+    n_workers: int = 1
     """The number of jobs under way that can be worked on at once."""
     n_in: int = 0
     n_supplied: int = 0
@@ -271,7 +271,7 @@ class Stage:
         except _Failed as failed:
             self.error = failed.error
 
-    def surrender(self) -> list[Any]:
+    def take_suspended(self) -> list[Any]:
         """Return the suspended generators, which end when the caller drops them."""
         found = [job.results for job in self._suspended.values()]
         for job in self._suspended.values():
@@ -290,7 +290,7 @@ class Stage:
         waiting_ns = self.waiting_ns + len(self.inputs) * now_ns()
         return StageStats(
             name=self.name,
-            concurrency=self.n_hands,
+            concurrency=self.n_workers,
             n_in=max(self.n_in, self.n_supplied),
             n_out=self.n_out,
             n_dropped=self.n_dropped,
@@ -331,13 +331,13 @@ class ListBatcher:
         """Add an item."""
         self._gathered.append(entry)
         if len(self._gathered) == self._n:
-            self._put_out()
+            self._emit()
 
     def end(self, error: Exception | None) -> None:
         """Record that no further item will come; `error`, if any, comes behind the last."""
         self._is_ended, self.last_words = True, error
         if self._gathered and not self._drop_last and error is None:
-            self._put_out()
+            self._emit()
 
     def clear(self) -> None:
         """Let go of everything of the user's."""
@@ -345,7 +345,7 @@ class ListBatcher:
         self._gathered.clear()
         self.last_words = None
 
-    def _put_out(self) -> None:
+    def _emit(self) -> None:
         gathered, self._gathered = self._gathered, []
         first, last = gathered[0][0], gathered[-1][0]
         self.out.append((last._replace(first=first.first), [item for _, item in gathered]))

@@ -187,22 +187,22 @@ class TaskPool(Closing):
         self._last_words: dict[int, str] = {}
         self._has_ended = False
         self._blocks = ValueBlocks(n_workers + 1, budget)
-        self._whereabouts = StepFiles()
+        self._step_files = StepFiles()
         target = partial(call_for_main, function, budget, is_called)
         try:
             with files_explained():
-                given, how = [self._whereabouts.open(n_workers)], start_method
+                given, how = [self._step_files.open(n_workers)], start_method
                 self._pool = WorkerPool(n_workers, target, fds=given, preload=_PRELOAD, start=how)
         except BaseException:
-            _let_go(None, self._blocks, self._whereabouts)
+            _let_go(None, self._blocks, self._step_files)
             raise
-        self._end = Finalizer(self, _let_go, self._pool, self._blocks, self._whereabouts)
-        self._pool.hang_bell()
+        self._end = Finalizer(self, _let_go, self._pool, self._blocks, self._step_files)
+        self._pool.enable_nudge()
         for worker in range(n_workers):
-            self._greet(worker)
+            self._send_hello(worker)
 
-    def _greet(self, worker: int) -> None:
-        self._pool.send(worker, pack_call(CallRequest.HELLO), [self._whereabouts.stacks[worker]])
+    def _send_hello(self, worker: int) -> None:
+        self._pool.send(worker, pack_call(CallRequest.HELLO), [self._step_files.stacks[worker]])
 
     @property
     def has_room(self) -> bool:
@@ -244,7 +244,7 @@ class TaskPool(Closing):
         self.n_put += 1
         # A block of the schedule stands for an item here; the memory comes when it is given out.
         self._schedule.free(0)
-        self._give_out()
+        self._send_waiting()
         return self.n_put - 1
 
     def end(self) -> None:
@@ -263,7 +263,7 @@ class TaskPool(Closing):
             WorkerDied: two workers crashed at the item.
             InsufficientMemory: there is no memory for the value.
         """
-        self._give_out()
+        self._send_waiting()
         if self._parts:
             part = self._parts.popleft()
             return part.step, part.value(self._blocks, self._is_called, is_last=False)
@@ -286,7 +286,7 @@ class TaskPool(Closing):
         call.is_suspended = False
         if call.worker is not None:  # else it goes to the next that has room
             self._resumed.append((call.worker, step))
-            self._give_out()
+            self._send_waiting()
 
     def _delivered(self) -> int | None:
         schedule = self._schedule
@@ -302,9 +302,9 @@ class TaskPool(Closing):
         Raises:
             UnsupportedEnvironment: no worker can be started here.
             TransformError: the function cannot be unpickled there.
-            ClosedError: the flow is closed.
+            ClosedError: the pool is closed.
         """
-        self._give_out()
+        self._send_waiting()
         for event in self._pool.wait(timeout_s):
             if isinstance(event, Message):
                 self._idle_deaths = 0
@@ -313,7 +313,7 @@ class TaskPool(Closing):
                 self._last_words[event.worker] = event.text
             else:
                 self._on_worker_exit(event)
-        self._give_out()
+        self._send_waiting()
 
     def nudge(self) -> None:
         """Make `wait` return, this time or the next; for any thread."""
@@ -327,7 +327,7 @@ class TaskPool(Closing):
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
         """Describe the activity of every worker; `named` describes an item by its number."""
-        stacks = self._pool.stacks(self._whereabouts.stacks)
+        stacks = self._pool.stacks(self._step_files.stacks)
         workers = list(zip(self._pool.names(), stacks, strict=True))
         return describe_workers(workers, lambda w: [named(i) for i in self._begun_by(w)])
 
@@ -335,7 +335,7 @@ class TaskPool(Closing):
         tasks = self._schedule.tasks_of(worker)
         return [step for step in tasks if not self._calls[step].is_suspended]
 
-    def _give_out(self) -> None:
+    def _send_waiting(self) -> None:
         """Send waiting items to workers that have room, as far as there are blocks."""
         schedule = self._schedule
         while self._resumed or (schedule.n_wanted and not schedule.wants_block):
@@ -401,7 +401,7 @@ class TaskPool(Closing):
 
     def _on_worker_exit(self, died: WorkerExit) -> None:
         """Replace an exited worker; others do its unanswered items, or these are given up."""
-        worker, step = died.worker, self._whereabouts.take_step(died.worker)
+        worker, step = died.worker, self._step_files.take_step(died.worker)
         how = died.manner
         if text := self._last_words.pop(worker, ""):
             raise TransformError(f"{self._is_called} cannot be had in a worker; {how}:\n\n{text}")
@@ -424,7 +424,7 @@ class TaskPool(Closing):
         self._n_restarts += 1
         with files_explained():
             self._pool.restart(worker)
-        self._greet(worker)
+        self._send_hello(worker)
 
     def _died(self, step: int, how: str) -> WorkerDied:
         return WorkerDied(
@@ -437,8 +437,8 @@ class TaskPool(Closing):
         self._end()
 
 
-def _let_go(pool: WorkerPool | None, blocks: ValueBlocks, whereabouts: StepFiles) -> None:
+def _let_go(pool: WorkerPool | None, blocks: ValueBlocks, step_files: StepFiles) -> None:
     if pool is not None:
         pool.close()
     blocks.close()
-    whereabouts.close()
+    step_files.close()

@@ -170,7 +170,7 @@ class ValueBlocks(Closing):
 
     def see(self, block: Block, n_bytes: int) -> None:
         """Record that a worker wrote n_bytes to a block and may have grown it."""
-        self._pool.see_growth(block.number, n_bytes)
+        self._pool.note_growth(block.number, n_bytes)
         self._recent.append(n_bytes)
         self._pool.block_bytes = -(-max(self._recent) // PAGESIZE) * PAGESIZE
 
