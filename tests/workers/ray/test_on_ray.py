@@ -23,13 +23,13 @@ from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.errors import UnsupportedEnvironment, WorkerDied
 from shardio.maintenance import add_column, audit_dataset, compute_stats
 from shardio_tools import cli
-from tests.cluster.conftest import Nodes, written_to
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, write
+from tests.workers.ray.conftest import Nodes, written_to
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 LENGTH = Array("int64")
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

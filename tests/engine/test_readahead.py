@@ -21,7 +21,7 @@ from shardio.dataset.gather import ColumnGather
 from shardio.order.partition import RankPartition
 from shardio.order.shuffle import Window
 from shardio.storage import mmap
-from tests.engine.test_fill import batch_spec_for
+from tests.engine.test_filler import batch_spec_for
 from tests.loading import bits, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
