@@ -87,7 +87,7 @@ __all__ = [
     "open",
 ]
 
-# Where each name lives; every other public name is an error.
+# The module of each public name; any other name is an error.
 _HOMES = {
     "Array": "shardio.format.fields",
     "Audio": "shardio.format.fields",
@@ -122,7 +122,7 @@ _HOMES = {
     "mix": "shardio._loading.open_for_loading",
     "open": "shardio.dataset.dataset",
 }
-# Called so here only: inside the package `open` is the builtin.
+# Renamed here only: inside the package `open` is the builtin.
 _NAMES_AT_HOME = {"open": "open_dataset"}
 
 

@@ -103,7 +103,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             ClosedError: the pass was closed before its end.
             InvalidArgument: another thread, or its own source, asked for an item during the call.
         """
-        with self._alone:  # it goes on for whoever asked first
+        with self._alone:  # the first caller continues
             return self._next()
 
     def _next(self) -> Any:
@@ -154,7 +154,7 @@ def values(
     feed = _Feed(task_pool, loader, source)
     ready: list[tuple[int, Any]] = []
     while _await_next(task_pool, feed, ready, timeout_s):
-        # Under no name here: the loop alone decides how long it is held.
+        # Not bound to a name here: the loop alone decides how long the value lives.
         yield _finished(loader, feed.given, *ready.pop())
     feed.raise_failure()
 
@@ -224,7 +224,7 @@ class _Feed:
     def raise_failure(self) -> None:
         """Raise what ended the items, behind all that came before it."""
         if self._failures:
-            raise self._failures.pop()  # kept nowhere: its traceback leads here
+            raise self._failures.pop()  # popped, not kept: its traceback refers to this frame
 
 
 def _finished(loader: Loader, given: dict[int, Any], number: int, response: Any) -> Any:

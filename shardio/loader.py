@@ -234,7 +234,7 @@ class ShardLoader(Closing):
             self.close()
             raise
 
-    # What help() and inspect say of the class.
+    # The signature that help() and inspect show for the class.
     __new__.__wrapped__ = __init__  # type: ignore[attr-defined]
 
     def _engine_for(self, batch_spec: BatchSpec) -> Engine:

@@ -61,7 +61,7 @@ class MapView(Closing):
             )
         self._dataset: Any = dataset
         if isinstance(dataset, str | os.PathLike):
-            self._dataset = os.path.abspath(dataset)  # for processes of another folder
+            self._dataset = os.path.abspath(dataset)  # for processes with another working directory
         self._options = options
         self._loader: ShardLoader | None = None
         self._pid = self._n_at_once = 0
@@ -117,8 +117,9 @@ class MapView(Closing):
             if self._loader is not None and self._pid == os.getpid():
                 self._loader.close()
             elif self._loader is not None:
-                self._of_parent = self._loader  # what it holds is not this process's to release
-            # Each worker draws its own: with one seed for all they would give the same ones.
+                # Inherited resources are not this process's to release
+                self._of_parent = self._loader
+            # Each worker draws its own seed: with one for all, they would yield the same samples.
             seed = random.getrandbits(63)
             self._loader = self._loader_of(n_rows, lambda _: np.array(self._asked), seed)
             self._pid, self._n_at_once = os.getpid(), n_rows

@@ -211,7 +211,7 @@ class DataLoader(PipelineIterations):
             steps.append(one_for_one(piped("transfer_fn", transfer_fn, thread_group="transfer_fn")))
         self._steps = tuple(steps)
         self._position, self._loaded = ResumePosition(), ResumePosition()
-        self._newest: object = None  # the iteration whose position it is
+        self._newest: object = None  # the iteration whose position is reported
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass over `src`, or go on where `load_state_dict` has said.
@@ -280,5 +280,5 @@ class DataLoader(PipelineIterations):
         n_whole, n_left = divmod(n_items, self._n_per_result)
         return n_whole + (n_left > 0 and not self._drops_last)
 
-    def __bool__(self) -> bool:  # not whether it has a length
+    def __bool__(self) -> bool:  # true even if it is empty or has no length
         return True

@@ -206,7 +206,7 @@ class ColorJitter(PictureTransform):
         self._hue = check_bounds("hue", hue, least=-0.5, most=0.5)
 
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        # Always four draws, so that one parameter does not change the draws of others.
+        # Always four draws, so that one parameter does not change the draws of the others.
         brightness, contrast, saturation = (rng.uniform(*factor) for factor in self._factors)
         angle = 2 * math.pi * rng.uniform(*self._hue)
         colours = brightness * contrast * _colour_map(saturation, angle)
@@ -255,7 +255,7 @@ class Normalize(PictureTransform):
         return self._normalized
 
     def _normalized(self, pixels: Pixels) -> Floats:
-        # Whole rows at once: over three channels at a time NumPy is four times as slow.
+        # Whole rows at once: over three channels at a time NumPy is four times slower.
         width = pixels.shape[-2]
         rows = np.ascontiguousarray(pixels).reshape(-1, width * 3)
         made = np.multiply(rows, np.tile(self._scale, width), dtype=np.float32)
@@ -266,7 +266,7 @@ class Normalize(PictureTransform):
 def _colour_map(saturation: float, angle: float) -> Floats:
     """Return the linear map of saturation and hue; its columns are the images of R, G and B."""
     cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
-    turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # red towards green
+    turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # from red towards green
     found: Floats = _FROM_YIQ @ turned @ _TO_YIQ
     return found
 
@@ -421,7 +421,7 @@ class HorizontalFlip(PictureTransform):
 
 
 def _mirror(pixels: Pixels) -> Pixels:
-    # As pixels of three bytes, not as bytes: less than half of the time.
+    # As pixels of three bytes rather than single bytes: less than half the time.
     whole = np.ascontiguousarray(pixels).view("V3")
     return np.ascontiguousarray(whole[..., ::-1, :]).view(np.uint8)
 

@@ -202,9 +202,10 @@ class EpochSampler:
         if sampling.is_in_blocks:
             n_bytes, n_samples = total_bytes(dataset.shards), int(dataset.starts[-1])
             if rows.clips is not None or packed is not None:
-                # As if all rows had as many as those that are shown.
+                # Estimated as if all rows had as many samples as the selected ones.
                 n_samples = n_samples * len(dataset) // max(1, rows.n_rows)
-                n_samples = max(1, n_samples // self._bundle)  # of which runs are made then
+                # The number of bundles that runs are made of
+                n_samples = max(1, n_samples // self._bundle)
             self.window = Window.of(n_bytes, n_samples)
         if sampling.is_in_shards:
             _check_has_shards(dataset)

@@ -143,7 +143,7 @@ class BatchAssembler:
         self._reuses, self._most_skips = reuses, most_skips
         self._paths = ShardPaths(dataset.path, dataset.shards)
         self._beside = {
-            name: ShardPaths(dataset.path, found) for name, found in dataset.sides.items()
+            name: ShardPaths(dataset.path, found) for name, found in dataset.column_groups.items()
         }
 
     def hand_over(self, delivered: Delivered, iteration: EpochIteration) -> Batch:
@@ -169,7 +169,7 @@ class BatchAssembler:
         batch = Batch(
             layout, block, n_rows, values, epoch, step, self._paths, self._beside, skipped
         )
-        iteration.n_handed_over = step + 1  # last: it counts as consumed from here on
+        iteration.n_handed_over = step + 1  # set last: from here on the batch counts as consumed
         return batch
 
     def _values(
@@ -256,7 +256,7 @@ class LoaderIterator:
                 timer.left_ns += now_ns() - began_ns
                 return batch
         except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C: a batch may have been lost on its way
+            if not isinstance(error, Exception):  # Ctrl-C: a batch may have been lost on the way
                 self._engine.mark_torn()
             self._end()
             raise

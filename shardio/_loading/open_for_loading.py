@@ -111,7 +111,8 @@ def mix(
         InvalidArgument: a weight, a source or `exhausted` is not acceptable.
         DatasetNotFound, DatasetCorrupt, …: from opening a source.
     """
-    asked: object = exhausted  # a user's: an array would be compared item by item
+    # Typed as object: a user's array would be compared element by element
+    asked: object = exhausted
     if not isinstance(asked, str) or asked not in _EXHAUSTED:
         known = ", ".join(map(repr, _EXHAUSTED))
         raise InvalidArgument(f"exhausted must be one of {known}; found {exhausted!r}")
@@ -124,7 +125,7 @@ def mix(
         if not len(opened[-1]):
             raise InvalidArgument(f"{opened[-1]} is to be mixed, and has no samples: leave it out")
     mixture = Mixture(opened, mixing, _VERIFY)
-    _ = mixture.mixture_sizes.n_positions  # as many as there may be, or this raises
+    _ = mixture.mixture_sizes.n_positions  # raises if there are too many
     return mixture
 
 
@@ -149,7 +150,7 @@ def _shares(weights: Any, n: int) -> tuple[int, ...]:
     try:
         if isinstance(weights, (str, *_UNORDERED)):
             raise TypeError("they have no order, or are no numbers")
-        # A float as it is written: 0.3 and 0.7 are 3 and 7.
+        # A float as it is written: 0.3 and 0.7 are 3 to 7.
         numbers = [Fraction(repr(float(each))) for each in weights]
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{what}; found {weights!r}: {error}") from None

@@ -293,7 +293,7 @@ def check_options(dataset: Dataset, sampling: SamplingOptions, asked: LoaderArgu
     if collation.function is not None:
         check_one_argument("collate", "samples", collation.function)
     if transform is None and media.video is None:
-        # Else what it makes decides, or of which size clips are.
+        # With a transform, its result decides; with clips, their sizes do.
         collation.expand(_delivered(dataset.schema, media))
     rank, world_size = place_among_ranks(asked["rank"], asked["world_size"])
     check_not_distributed(sampling.sampler, rank, world_size)
@@ -352,7 +352,8 @@ def _media_of(dataset: Dataset, asked: LoaderArguments) -> Media:
         names,
         pictures=image_fields(schema, names),
         dct=dct,
-        # Named or not, the same field: loaders of the same clips take each other's states.
+        # Given explicitly or not, the same field: loaders of the same clips accept each other's
+        # states.
         clip=None if video is None else replace(clip or default_clip(dataset.view), field=video),
         video=video,
         sounds=audio_fields(schema, names, sound),
@@ -386,7 +387,7 @@ def batch_spec_of(
     Raises:
         InvalidArgument, ShardCorrupt: from planning the sound.
     """
-    # No more rows than there are positions, unless a batch is filled up.
+    # No more rows than positions, unless batches are padded.
     is_whole = n_at_most is None or options.tail == "pad"
     most = options.batch_size if is_whole else max(1, n_at_most or 0)
     mixed = dataset.spec if isinstance(dataset, Mixture) else None

@@ -205,7 +205,8 @@ class _WatchedIterator:
 
 
 def _is_iterable(value: Any) -> bool:
-    # What has only __getitem__ is iterated by 0, 1, …; a class is not, whatever its instances are.
+    # An object with only __getitem__ is iterated by 0, 1, …; a class is not, even if its instances
+    # are.
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
 
 

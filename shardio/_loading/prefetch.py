@@ -67,7 +67,7 @@ def preload(dataset: Dataset, fields: Sequence[str]) -> int:
         ShardChanged: a file is shorter than it was.
         OSError: a file cannot be read.
     """
-    # Hashes too: they are read with their rows.
+    # Hashes too: they are read together with their rows.
     extents = Extents(dataset, fields, "always", has_streams=True)
     fixed = _all(dataset, extents, of_records=False)
     _require(fixed.n_bytes)
@@ -125,7 +125,7 @@ def _read_share(pieces: Sequence[_PreloadRange], stop: threading.Event) -> None:
         try:
             _read_piece(fd, piece, buffer[: piece.n_bytes])
         except BaseException:
-            stop.set()  # nobody waits for this thread before the others
+            stop.set()  # nothing waits for this thread before the others
             raise
         finally:
             os.close(fd)
@@ -295,7 +295,8 @@ class RemotePrefetch:
             if self._ahead is not None:
                 self._ahead.close()
                 for storage in self._dataset.remote_storages:
-                    storage.close()  # once more: what they had under way is in nobody's use now
+                    # Closed again: nothing uses the downloads that were still under way
+                    storage.close()
 
 
 def _wanted(dataset: Dataset, batch_spec: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:

@@ -50,7 +50,7 @@ class ProgressBar:
         self._bar = _bar(self._file, title, n_batches, n_done) if self._file.isatty() else None
         self._every_s = _LINE_EVERY_S if self._bar is None else _EVERY_S
         self._next_s = time.monotonic() + self._every_s
-        # A loop that is left early leaves the terminal as it was, too.
+        # A loop that is left early restores the terminal as well.
         self._stop = weakref.finalize(self, _stopped, self._bar)
 
     def __iter__(self) -> Self:
@@ -75,7 +75,8 @@ class ProgressBar:
         elapsed_s = stats.elapsed_s or 1.0
         rate = f"{stats.n_samples / elapsed_s:,.0f} samples/s"
         note = f"{rate}, waiting {stats.waiting_s / elapsed_s:.0%} of the time"
-        with contextlib.suppress(OSError, ValueError):  # the terminal has gone, the file is closed
+        # The terminal is gone, or the file is closed
+        with contextlib.suppress(OSError, ValueError):
             if self._bar is None:
                 done = f"{self._n_done:,} of {self._n_batches:,} batches"
                 self._file.write(f"{self._title}: {done}, {note}\n")
@@ -109,7 +110,7 @@ def _bar(file: TextIO, title: str, n_batches: int, n_done: int) -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
         console=Console(file=file),
-        auto_refresh=False,  # no thread: the loop itself says how far it is
+        auto_refresh=False,  # no thread: the loop itself refreshes the bar
     )
     bar.add_task(title, total=n_batches, completed=n_done, note="")
     bar.start()

@@ -44,7 +44,7 @@ def timeline_of(
 
 def _filled(one: FillRecord, began_ns: int) -> FillEvent:
     whole_ns = one.end_ns - one.start_ns
-    # Records are timed one in seven: of few, more may come out than there was.
+    # One record in seven is timed: with few records, the estimate may exceed the whole.
     check_ns = min(one.check_ns, whole_ns)
     decode_ns = min(one.decode_ns, whole_ns - check_ns)
     transform_ns = min(one.transform_ns, whole_ns - check_ns - decode_ns)
@@ -68,7 +68,7 @@ READING, CHECKING, DECODING = "reading", "checking hashes", "decompressing"
 TRANSFORMING = "transforming"
 WAITING, HANDING_OVER, BODY = "waiting", "handing over", "the loop's body"
 
-# Told apart with any eyes: the colours of Okabe and Ito.
+# Distinguishable for colour-blind readers: the palette of Okabe and Ito.
 _COLOURS: Final = {
     READING: "#0072b2",
     CHECKING: "#e69f00",
@@ -193,7 +193,7 @@ def _depths(
     last = main[-1].step
     changes = []
     for one in (one for filled in workers for one in filled):
-        # What the loop got before the first that is kept does not count.
+        # Batches delivered before the first recorded one do not count.
         if one.step in got_s or one.step > last:
             changes.append((one.end_s, 1))
             if one.step in got_s:
@@ -293,7 +293,8 @@ class _Drawing:
             self._add("line", x1=x, x2=x, y1=y, y2=y + _BAR, stroke="white", stroke_width=0.8)
         if end - x >= _LEAST_NAMED:
             number = self._text((x + end) / 2, y + _BAR - 7, str(step), anchor="middle", size=10)
-            # Legible on any colour, and no obstacle to what a bar says when it is pointed at.
+            # Legible on any colour, and transparent to the pointer, so that the bar's tooltip
+            # appears.
             halo = {"paint-order": "stroke", "stroke": "white", "stroke-width": "2.5"}
             number.attrib |= {"pointer-events": "none", **halo}
 

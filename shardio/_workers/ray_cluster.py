@@ -65,7 +65,8 @@ def connect(ray: Any, address: str | None) -> None:
     try:
         _refuse_silence(place)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of what Ray will do to GPUs one day
+            # About a future change in how Ray sets GPUs
+            warnings.simplefilter("ignore", FutureWarning)
             ray.init(place, **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise UnsupportedEnvironment(
@@ -117,11 +118,11 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
                 "dataset must lie on a file system that all machines have under the same path"
             )
         return _function(held[0])(value)
-    except SystemExit:  # of which Ray would say no more than that a process has ended
+    except SystemExit:  # Ray would only report that a process has ended
         where = f"on machine {platform.node()}:\n{traceback.format_exc()}"
         return WorkerDied(f"a job asks its process to end, {where}")
     except Exception as error:  # noqa: BLE001  # it is raised where the jobs are given
-        if not isinstance(error, ShardioError | OSError):  # these say themselves what is wrong
+        if not isinstance(error, ShardioError | OSError):  # these errors are clear by themselves
             error.add_note(f"on machine {platform.node()}:\n{traceback.format_exc()}")
         return _portable(error)
 
@@ -202,7 +203,8 @@ class Engine:
             raise InvalidArgument(f"address {self.address!r}: only with engine='ray'")
         if self.gpus < 0 or (self.gpus and self.name == "local"):
             raise InvalidArgument(f"gpus is {self.gpus}; only engine='ray' gives any, from 0 up")
-        if self.gpus != (round(self.gpus, 4) if self.gpus < 1 else self.gpus // 1):  # or is nan
+        # Also true for nan
+        if self.gpus != (round(self.gpus, 4) if self.gpus < 1 else self.gpus // 1):
             raise InvalidArgument(
                 f"gpus is {self.gpus}; it must be a whole number, or a share of one GPU such as 0.5"
             )
@@ -240,7 +242,7 @@ class Cluster(Closing):
             raise InvalidArgument(f"workers is {n_at_once}; with engine='ray' it must be 1 or more")
         self._ray = ray_module()
         found = self._ray.exceptions
-        self._lost = found.NodeDiedError, found.ObjectLostError  # in the midst of a job, or behind
+        self._lost = found.NodeDiedError, found.ObjectLostError  # during a job, or after it
         self._engine, self._n_at_once = engine, n_at_once
         self._sees = os.path.abspath(sees)
         self._running: dict[Any, tuple[int, Any]] = {}
@@ -284,7 +286,7 @@ class Cluster(Closing):
         """
         self._refuse_lack_of_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
-        # In a list, a reference is left as it is: Ray would unpickle the function for each job.
+        # In a list, the reference is not resolved: Ray would unpickle the function for each job.
         held = [self._ray.put(function)]
         do = functools.partial(remote(do_job).remote, held, self._sees, __version__)
         self._dead = self._dead_nodes()

@@ -70,7 +70,7 @@ def load_base(out: PathName) -> Generation:
 
 def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
     """Return the generation if its shards hold whole samples; raise if columns were added later."""
-    if added := [side.name for side in base.column_groups]:
+    if added := [group.name for group in base.column_groups]:
         work = Path(out) / WORK_FOLDER
         left = f"; {work} belongs to an interrupted conversion: delete it, unless that is to be "
         "resumed"

@@ -109,9 +109,9 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return self._generation.shards
 
     @property
-    def sides(self) -> Mapping[str, Sequence[ShardSummary]]:
+    def column_groups(self) -> Mapping[str, Sequence[ShardSummary]]:
         """The shards of each column that was added later, by its name, in the order of `shards`."""
-        return {side.name: side.shards for side in self._generation.column_groups}
+        return {group.name: group.shards for group in self._generation.column_groups}
 
     @property
     def inputs(self) -> Sequence[Mapping[str, Any]]:
@@ -411,8 +411,8 @@ def starts_of(generation: Generation) -> Rows:
 def groups_of(generation: Generation) -> list[FileGroup]:
     """Return the files of a generation: the shards, then those of each field beside them."""
     whole = "", generation.schema, generation.shards
-    sides = ((side.name, side.schema, side.shards) for side in generation.column_groups)
-    return [FileGroup(*group, shard_sizes(group[2])) for group in (whole, *sides)]
+    groups = ((group.name, group.schema, group.shards) for group in generation.column_groups)
+    return [FileGroup(*group, shard_sizes(group[2])) for group in (whole, *groups)]
 
 
 def _load(storage: ShardStorage, number: int | None) -> Generation:

@@ -132,10 +132,10 @@ def has_external_lists(content: Mapping[str, Any]) -> bool:
 
 def _named(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Iterate over the references in the JSON of a generation, valid or not, with their kinds."""
-    sides = content.get("column_groups")
+    groups = content.get("column_groups")
     lists = [(SHARDS, content.get("shards")), (INPUTS, content.get("inputs"))]
-    if isinstance(sides, list):
-        lists += [(SHARDS, side.get("shards")) for side in sides if isinstance(side, dict)]
+    if isinstance(groups, list):
+        lists += [(SHARDS, group.get("shards")) for group in groups if isinstance(group, dict)]
     return ((kind, found) for kind, found in lists if isinstance(found, dict))
 
 

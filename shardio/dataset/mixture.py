@@ -295,16 +295,16 @@ def _generation_of(sources: Sequence[ShardDataset], view: Mapping[str, Any]) -> 
     classes = {source.classes for source in sources}
     lineages = "".join(source.lineage for source in sources)
     schema = common_fields([source.schema for source in sources])
-    sided = [name for name in schema if any(name in source.sides for source in sources)]
+    added = [name for name in schema if any(name in source.column_groups for source in sources)]
     return Generation(
         number=0,
         lineage=f"{hash_bytes(lineages.encode()):016x}",
-        schema=Schema({name: schema[name] for name in schema if name not in sided}),
+        schema=Schema({name: schema[name] for name in schema if name not in added}),
         shards=_summaries(sources),
         view=view,
         classes=classes.pop() if len(classes) == 1 else (),
         column_groups=tuple(
-            ColumnGroup(Schema({name: schema[name]}), _summaries(sources, name)) for name in sided
+            ColumnGroup(Schema({name: schema[name]}), _summaries(sources, name)) for name in added
         ),
     )
 

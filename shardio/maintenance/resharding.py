@@ -277,7 +277,7 @@ def _write(
         for k, shard in enumerate(dataset.shards):
             yield
             is_same = numbers is None and dataset.schema == rewriting.schema
-            if is_same and not dataset.sides:
+            if is_same and not dataset.column_groups:
                 if shard.n_samples:
                     rewriting.adopt(os.path.join(dataset.path, shard.name), shard)
                 continue

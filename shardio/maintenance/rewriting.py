@@ -332,8 +332,8 @@ class Rewriting:
         if self._previous is None:
             raise AssertionError("a new dataset has nothing that shards could lie beside")
         with self._placed() as shards:
-            sides = (*self._previous.column_groups, ColumnGroup(self.schema, shards))
-            found = publish_next(self.root, self._previous, column_groups=sides, **details)
+            groups = (*self._previous.column_groups, ColumnGroup(self.schema, shards))
+            found = publish_next(self.root, self._previous, column_groups=groups, **details)
         return MaintenanceReport.of(self._folder, found, len(self._staged))
 
     @contextlib.contextmanager

@@ -231,7 +231,7 @@ def measure_loading(
             f"found {counts}, {seconds}"
         )
     with ShardDataset(os.fspath(path), subset=options.get("subset")) as dataset:
-        shards = itertools.chain(dataset.shards, *dataset.sides.values())
+        shards = itertools.chain(dataset.shards, *dataset.column_groups.values())
         files = [os.path.join(dataset.path, shard.name) for shard in shards]
         cached, n_samples = cached_share(files), len(dataset)
     runs = []

@@ -86,8 +86,10 @@ def test_samples_have_the_added_fields_behind_the_others(
 
 def test_a_dataset_tells_what_was_added_and_in_which_shards(added: Path) -> None:
     with open_dataset(added) as dataset:
-        assert tuple(dataset.sides) == ADDED
-        counts = {tuple(shard.n_samples for shard in shards) for shards in dataset.sides.values()}
+        assert tuple(dataset.column_groups) == ADDED
+        counts = {
+            tuple(shard.n_samples for shard in shards) for shards in dataset.column_groups.values()
+        }
         assert counts == {(8, 8, 8)}
         for name in ADDED:
             assert list(dataset.reader(1, name).schema) == [name]
@@ -103,14 +105,14 @@ def test_a_dataset_tells_what_was_added_and_in_which_shards(added: Path) -> None
                     dataset.files.files_of_shard(shard, field)
             with pytest.raises(IndexError):
                 dataset.sample(shard, 0)
-        listed = {shard.name for shards in dataset.sides.values() for shard in shards}
+        listed = {shard.name for shards in dataset.column_groups.values() for shard in shards}
         listed |= {shard.name for shard in dataset.shards}
         assert listed == {name for name in os.listdir(added) if name.endswith(".shard")}
         assert len(listed) == N_SHARDS * (1 + len(ADDED))
         files = dataset.files.files_of_shard(1)
         assert [len(files), files[0][0]] == [1 + len(ADDED), dataset.shards[1]]
         ((frames, where),) = dataset.files.files_of_shard(1, "frames")
-        assert frames == dataset.sides["frames"][1]
+        assert frames == dataset.column_groups["frames"][1]
         assert where == str(added / frames.name)
 
 

@@ -194,7 +194,7 @@ def test_a_golden_dataset_with_columns_beside_its_shards_is_read_and_sound() -> 
     with open_dataset(folder, verify="always") as dataset:
         known = {"lineage": dataset.lineage, "generation": dataset.generation}
         assert known == provenance
-        assert list(dataset.sides) == ["vector", "camera.id", "boxes"]
+        assert list(dataset.column_groups) == ["vector", "camera.id", "boxes"]
         assert len(dataset.shards) > 1
         found = [{n: as_written_down(v) for n, v in sample.items()} for sample in dataset]
     assert found == samples

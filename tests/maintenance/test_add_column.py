@@ -452,7 +452,7 @@ def test_subsets_and_statistics_can_be_made_of_an_added_column(folder: Path) -> 
     assert (found["count"], found["mean"], found["max"]) == (N, 1.5, 3)
     with open_dataset(folder) as dataset:
         assert dataset.stats["whole"]["fields"]["group"] == found
-        assert list(dataset.sides) == ["group"]
+        assert list(dataset.column_groups) == ["group"]
 
 
 def test_labels_that_are_added_are_counted_by_class(tmp_path: Path) -> None:
@@ -669,7 +669,7 @@ def test_repair_loses_a_sample_if_any_of_its_files_does(folder: Path, tmp_path: 
     assert report.shards[1].losses[0].reason == f"{second.name}: there is no such shard"
     with open_dataset(tmp_path / "out") as dataset:
         assert list(dataset.schema) == ["label", "source", "y", "z"]
-        assert dataset.sides == {}
+        assert dataset.column_groups == {}
         found = [(s["source"], s["y"], s["z"]) for s in dataset]
     kept = [2, 3, *range(8, N)]
     assert found == [(f"clip {i}", f"value {i}", f"other {i}") for i in kept]

@@ -169,7 +169,7 @@ def test_values_that_cannot_be_are_refused_and_nothing_is_added(
     assert message in err
     assert "values." in err or str(dataset) in err
     with shardio.open(dataset) as opened:
-        assert (opened.generation, opened.sides) == (1, {})
+        assert (opened.generation, opened.column_groups) == (1, {})
 
 
 def test_files_that_are_not_there_or_hold_no_rows_are_refused(

@@ -83,9 +83,11 @@ class InlineWorker:
         self._filler = Filler(
             self._batch_spec,
             dataset,
-            # Ctrl-C is meant for this process; in a worker it could only come from user code.
+            # Ctrl-C is for this process; in a worker, a KeyboardInterrupt can only come from user
+            # code.
             passes=(KeyboardInterrupt,),
-            # What costs a worker its life, which is reported, would cost this program its own.
+            # A truncated file kills a worker, which is reported; here it would kill the user's
+            # program.
             cautions=dataset.files.check_lengths if dataset.access == "mmap" else None,
         )
         if self._batch_spec.skips:
@@ -118,18 +120,18 @@ class InlineWorker:
         """Do the oldest task, however long it takes."""
         if not self._tasks:
             raise ClosedError("the loader is closed")
-        task, block = self._tasks[0]  # stays until it is done: Ctrl-C may strike
+        task, block = self._tasks[0]  # popped only when done: Ctrl-C may strike during it
         if not self._batch_spec.runs_user_code:
             answer = self._do(task, block)
         else:
             with TURNS.one():
                 answer = self._do(task, block)
-        with contextlib.suppress(IndexError):  # another thread has closed the loader meanwhile
+        with contextlib.suppress(IndexError):  # another thread may have closed the loader meanwhile
             self._tasks.popleft()
         try:
             return [answer]
         finally:
-            del answer  # as in `_do`: a traceback keeps the frames of all callers
+            del answer  # as in `_do`: a traceback keeps the frames of all callers alive
 
     def _do(self, task: Task, block: Block | None) -> TaskResult:
         n_rows = heap_bytes = 0
@@ -161,7 +163,7 @@ class InlineWorker:
         try:
             return TaskResult(0, done, error, schemas, skips)
         finally:
-            del error  # or its traceback, this frame and the block keep each other
+            del error  # otherwise its traceback, this frame and the block keep each other alive
 
     def worker_stacks(self) -> list[tuple[str, str]]:
         """Nobody works while main asks."""
@@ -196,7 +198,7 @@ class WorkerBackend:
         self, batch_spec: BatchSpec, n_workers: int, start_method: StartMethod = "zygote"
     ) -> None:
         self.n_workers = n_workers
-        # Not where functions of the user would run in his program while no loop is under way.
+        # With threads, user functions would run in the user's program while no loop is active.
         self.goes_ahead = start_method != "thread" or not batch_spec.runs_user_code
         """True if idle workers may go on with the next epoch."""
         self._pool = _pool(batch_spec, n_workers, start_method)
@@ -231,7 +233,7 @@ class WorkerBackend:
         memory = mmap.mmap(fds[KEPT], 0)
         self._kept = [ReplyBuffer(memory, worker) for worker in range(self.n_workers)]
         for kept in self._kept:
-            kept.take()  # of earlier workers, whose passes have started anew
+            kept.take()  # messages of earlier workers, whose passes have been restarted
         for worker in range(self.n_workers):
             self._send_hello(worker)
 
@@ -276,7 +278,8 @@ class WorkerBackend:
         """Send the tasks that were given: those of a worker in one message."""
         for worker, tasks in enumerate(self._outbox):
             if tasks:
-                self._outbox[worker] = b""  # first: sent twice, they would be done twice
+                # Cleared before sending: sent twice, the tasks would be done twice
+                self._outbox[worker] = b""
                 self._pool.send(worker, tasks)
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
@@ -310,7 +313,7 @@ class WorkerBackend:
         return found
 
     def _held_back(self, worker: int) -> bytes:
-        kept = self._kept  # another thread may close this meanwhile
+        kept = self._kept  # another thread may close this backend meanwhile
         return kept[worker].take() if kept else b""
 
     def worker_stacks(self) -> list[tuple[str, str]]:
@@ -341,7 +344,7 @@ class WorkerBackend:
     def close(self) -> None:
         """End all workers, whatever they do. Idempotent."""
         self._pool.close()
-        self._blocks.clear()  # or their memory would stay as long as the loader
+        self._blocks.clear()  # otherwise their memory lives as long as the loader
         self._kept = []
 
 

@@ -19,7 +19,7 @@ from shardio._base.statistics import CHECK, DECODE, PHASE_TIMES, TRANSFORM, Load
 from shardio._workers.processes.linux import memory_file, resize_memory_file
 from shardio.order.partition import RankPartition
 
-# Words of a line, and of the header. A line is as long as a cache line: writers do not meet.
+# Words of a line, and of the header. A line is as long as a cache line: writers do not share one.
 _LINE: Final = 8
 _FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM = range(7)
 _N_WORKERS, _N_SLOTS, _N_RECORDS = range(3)
@@ -93,7 +93,7 @@ class IterationCounters:
         place = ring + _LINE * (1 + words[ring] % self._n_records)
         for i, value in enumerate((pass_ns, step, start_ns, end_ns, *sums_ns)):
             words[place + i] = value
-        words[ring] += 1  # last: main reads whole records
+        words[ring] += 1  # incremented last: main reads complete records only
 
 
 def _ring_lines(n_records: int) -> int:
@@ -221,7 +221,8 @@ class IterationTimer:
             words: its counters, summed up.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
-        # The moments of asking and of getting cancel out, but those of a batch still to come.
+        # The times at which batches were requested and received cancel out, but for the batch under
+        # way.
         inside_ns = self.left_ns - self.entered_ns
         if inside_ns < 0:
             inside_ns += elapsed_ns

@@ -111,7 +111,7 @@ def error_of_death(
         try:
             n_bytes = os.stat(path).st_size
         except OSError:
-            continue  # deleted, and as such no reason
+            continue  # deleted, so not the reason
         if n_bytes < summary.n_bytes:
             found = ShardChanged(
                 f"the file was cut short under its reader: {text}",
@@ -147,12 +147,13 @@ def _suspects(
 def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
     """Return the first claimed row of a shard that lies beyond n_bytes of its file, if known."""
     rows = claims.rows.get(shard, [])
-    reader = dataset.files.reader_if_open(shard, claims.field)  # as it is now it does not open
+    reader = dataset.files.reader_if_open(shard, claims.field)  # the current file cannot be opened
     if claims.field in dataset.schema.columns and reader is not None:
         section = reader.column_section(claims.field)
         lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]
         return min(lost, default=None)
-    return min(rows, default=None)  # where a record lies is in the file: not to be touched
+    # The position of a record is read from the file, which must not be touched
+    return min(rows, default=None)
 
 
 _MOST_IN_VAIN: Final = 2 * MOST_DEATHS + 2

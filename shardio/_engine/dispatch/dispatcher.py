@@ -91,7 +91,8 @@ class Dispatcher:
             try:
                 block = schedule.deliver()
             except BaseException:
-                self._passes.is_torn = not schedule.is_over  # what a batch failed of tears nothing
+                # The failure of a batch leaves the state intact
+                self._passes.is_torn = not schedule.is_over
                 raise
             if block is not None:
                 break
@@ -183,7 +184,7 @@ class Dispatcher:
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
-            self._backend.post()  # to make a block takes as long as to fill one
+            self._backend.post()  # creating a block takes as long as filling one
             found = pool.make()
             iteration.timer.n_blocks_made += found is not None
         if found is None:
@@ -205,7 +206,7 @@ class Dispatcher:
     def _has_enough(self, schedule: Schedule) -> bool:
         """Return True if a pass keeps every worker busy and has as many blocks as it should."""
         n_enough, n_to_come = self._n_blocks, schedule.n_circulating
-        if len(self._passes) > 1:  # hardly ever
+        if len(self._passes) > 1:  # rare
             n_enough *= self._passes.n_live
             n_to_come += self._passes.n_coming_back
         return len(self.pool) >= n_enough and n_to_come >= self._backend.n_workers
@@ -216,7 +217,7 @@ class Dispatcher:
         Raises:
             InsufficientMemory: all blocks are held, and there is no memory for another.
         """
-        gc.collect()  # batches in reference cycles are held by nobody
+        gc.collect()  # frees batches that only reference cycles hold
         self.apply_finalizers()
         self.assign_tasks(iteration)
         if iteration.schedule.n_in_flight:
@@ -244,7 +245,7 @@ class Dispatcher:
         for answer in self._backend.wait(left_s):
             self._route(answer)
         is_answered = answer is not None
-        del answer  # its error's traceback may have this frame, and with it the blocks
+        del answer  # its error's traceback may hold this frame, and with it the blocks
         return is_answered
 
     def _route(self, answer: TaskResult | WorkerLost) -> None:

@@ -105,7 +105,7 @@ class SchemaProbe:
                 if left_s <= 0:
                     return None
             n_answers, is_starting = 0, self._backend.is_starting
-            # By `map`: a variable that holds an answer would be in the traceback of its error.
+            # With `map`: a variable that holds an answer would be part of its error's traceback.
             for schemas in map(self._take, self._backend.wait(left_s)):
                 known = schemas or known
                 n_answers += 1
@@ -122,7 +122,7 @@ class SchemaProbe:
 
     def _take(self, answer: TaskResult | WorkerLost) -> Schemas | None:
         if isinstance(answer, WorkerLost) and not (self._is_asked and answer.worker == _ASKED):
-            return None  # it died idle, perhaps just after its answer
+            return None  # the worker died idle, perhaps just after its answer
         self._is_asked = False
         if isinstance(answer, WorkerLost):
             return self._ask_again(answer)
@@ -133,7 +133,7 @@ class SchemaProbe:
         try:
             raise answer.error
         finally:
-            del answer  # or the error would refer to itself, and keep the loader alive
+            del answer  # otherwise the error refers to itself and keeps the loader alive
 
     def _has_another(self) -> bool:
         """Return True if there is another sample to try; if not, start over at the first."""
@@ -156,7 +156,7 @@ class SchemaProbe:
         try:
             raise error
         finally:
-            del error  # as above
+            del error  # otherwise the error refers to itself
 
 
 def _candidates(n_samples: int) -> list[int]:
@@ -166,7 +166,7 @@ def _candidates(n_samples: int) -> list[int]:
     return list(dict.fromkeys([*first, *spread])) if n_samples else [0]
 
 
-# Raised where the bookkeeping is whole, of a pass that could not begin.
+# Raised while the bookkeeping is consistent, by a pass that could not begin.
 _TEAR_NOTHING: Final = (
     InsufficientMemory,
     TransformError,
@@ -205,7 +205,7 @@ class Engine:
         self._start_method: StartMethod = start_method
         self._settle: Callable[[], None] | None = None
         self._owner_pid = this_process.pid
-        # Workers first: they start up while the dataset opens here.
+        # Workers first: they start while this process opens the dataset.
         self._backend = self._new_backend()
         self._prefetch = prefetch
         self._lock = threading.RLock()
@@ -240,7 +240,7 @@ class Engine:
         self._tables = shared_tables(dataset)
         self._backend.send_hello(dataset, self._fds, self._tables)
         self._schema_probe = SchemaProbe(self._batch_spec, dataset, self._backend)
-        schemas = self._schema_probe.ask()  # now; the answer is awaited when it is needed
+        schemas = self._schema_probe.ask()  # requested now; the answer is awaited when it is needed
         if schemas is not None:
             self._lay_out(schemas)
 
@@ -313,7 +313,7 @@ class Engine:
             self._passes.follow(iteration, successor if self._backend.goes_ahead else None)
             try:
                 dispatcher.assign_tasks(iteration)
-            except BaseException:  # the caller has nothing to end
+            except BaseException:  # the caller has nothing to close
                 self.cancel(iteration)
                 raise
             return iteration
@@ -339,7 +339,7 @@ class Engine:
                 raise
             finally:
                 self._is_inside = False
-                if self._is_closed:  # meanwhile, by a signal handler
+                if self._is_closed:  # closed meanwhile by a signal handler
                     self._release()
 
     @contextlib.contextmanager
@@ -398,7 +398,8 @@ class Engine:
         block = iteration.held
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
             return None
-        iteration.held = None  # first: Ctrl-C may cost a block, never give one to two owners
+        # Cleared first: Ctrl-C may lose a block, but never give one to two owners
+        iteration.held = None
         return self.pool.lease(block)
 
     def _can_spare(self, iteration: EpochIteration) -> bool:
@@ -425,7 +426,7 @@ class Engine:
     @property
     def pool(self) -> BlockPool:
         """The blocks."""
-        if self._dispatcher is None:  # not by `dispatcher`: one call less for every batch
+        if self._dispatcher is None:  # not through the property: one call less for every batch
             raise ClosedError("the loader is closed")
         return self._dispatcher.pool
 
@@ -458,7 +459,7 @@ class Engine:
                 self._backend.close()
         finally:
             with self._lock:
-                if not self._is_inside:  # else whoever is inside does it on his way out
+                if not self._is_inside:  # otherwise the call that is inside does it when it leaves
                     self._release()
 
     @interrupts_held()

@@ -228,7 +228,7 @@ class IterationTable:
         in a fork of the process that has the workers, which this must not reach.
         """
         if is_known and not iteration.is_cancelled:
-            self._words[iteration.slot] = 1  # now: the next call may never come
+            self._words[iteration.slot] = 1  # set now: there may be no further call
         iteration.timer.end()
         self.ended.append(iteration)
 
@@ -264,7 +264,7 @@ class IterationTable:
             iteration.known_to.clear()
         for iteration in [each for each in self._by_slot.values() if each.is_cancelled]:
             self._drop(iteration)
-        self.ahead = None  # nobody watched it
+        self.ahead = None  # no caller used it
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
         self._words[:] = 0
 

@@ -25,7 +25,7 @@ from shardio._workers.processes.channel import DESCRIPTOR_BYTES
 from shardio._workers.processes.linux import memory_file, resize_memory_file
 from shardio.batch.batch import Skipped
 
-# A NamedTuple's own constructors run Python; for every batch, `tuple.__new__` makes them.
+# The constructors of a NamedTuple run Python code; `tuple.__new__` is used for every batch.
 _TASK = struct.Struct("<HHIQQII")
 _DONE = struct.Struct("<HHIQQII")
 
@@ -40,23 +40,23 @@ class RequestKind(IntEnum):
     """The kind of a message from main."""
 
     FILL = 1
-    SCHEMA = 2  # run the transform on sample number `step`, and say what comes out
-    BLOCK = 3  # here is a block: its descriptor comes along
-    LAYOUT = 4  # for the schemas that follow, in blocks of `step` bytes at most
-    HELLO = 5  # here are the files that are shared, for worker number `block` of `n_rows`
-    PLAN = 6  # what the tasks of an iteration are about: a packed Plan follows
-    CAUTION = 7  # do the task that comes next row by row: what to leave out follows, pickled
+    SCHEMA = 2  # run the transform on sample number `step`, and return the schema of its result
+    BLOCK = 3  # a block, whose descriptor is attached
+    LAYOUT = 4  # the layout for the schemas that follow, in blocks of at most `step` bytes
+    HELLO = 5  # the shared files, for worker number `block` of `n_rows`
+    PLAN = 6  # the plan of an iteration's tasks: a packed EpochPlan follows
+    CAUTION = 7  # do the next task row by row: the samples to leave out follow, pickled
 
 
 class Status(IntEnum):
     """The outcome of a task."""
 
-    FILLED = 1  # the samples that were skipped follow, if there are any
+    FILLED = 1  # the skipped samples follow, if there are any
     FAILED = 2  # a pickled exception follows
     CANCELLED = 3
     SCHEMA = 4  # packed Schemas follow
-    READY = 5  # no answer: the worker has started, and has opened the dataset
-    QUICK = 6  # FILLED, in no more than QUICK_NS: others may follow
+    READY = 5  # not an answer: the worker has started and opened the dataset
+    QUICK = 6  # FILLED, in at most QUICK_NS: others may follow in the message
 
 
 class Task(NamedTuple):
@@ -182,10 +182,10 @@ class ReplyBuffer:
         n = self._words[_COUNT]
         start = (n + 1) * DESCRIPTOR_BYTES
         self._page[start : start + DESCRIPTOR_BYTES] = answer
-        self._words[_COUNT] = n + 1  # last: what is counted is there
+        self._words[_COUNT] = n + 1  # set last: everything that it counts is there
 
     def take(self) -> bytes:
         """All of them, one behind the other; they are not held back any more."""
         n = self._words[_COUNT]
-        self._words[_COUNT] = 0  # before they are sent: none is ever found and received
+        self._words[_COUNT] = 0  # reset before sending: no task is both found here and received
         return bytes(self._page[DESCRIPTOR_BYTES : (n + 1) * DESCRIPTOR_BYTES])

@@ -76,7 +76,7 @@ class GeneratorLock:
                 return True
             finally:
                 queue.remove(ticket)
-                self._changed.notify_all()  # another is first now
+                self._changed.notify_all()  # another thread is first now
 
     def wake(self) -> None:
         """Make all waiting threads check whether they are still needed."""
@@ -145,8 +145,8 @@ class _SharedState:
     def __init__(self) -> None:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
-        self._maps: dict[int, tuple[BlockMap, int]] = {}  # by the file, with its descriptor
-        self._lock = threading.RLock()  # a finalizer may close the pool in the middle of it
+        self._maps: dict[int, tuple[BlockMap, int]] = {}  # by the file's inode, with its descriptor
+        self._lock = threading.RLock()  # reentrant: a finalizer may close the pool while it is held
         self._n_users = 1
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -163,7 +163,7 @@ class _SharedState:
 
         Takes over `fd`.
         """
-        file = os.fstat(fd).st_ino  # no other's while it is mapped
+        file = os.fstat(fd).st_ino  # no other file has this inode while it is mapped
         with self._lock:
             if file in self._maps:
                 os.close(fd)
@@ -188,7 +188,7 @@ class _SharedState:
             if not self._n_users:
                 for _, fd in self._maps.values():
                     os.close(fd)
-                self._maps.clear()  # each has a descriptor of its own
+                self._maps.clear()  # each has its own descriptor
 
 
 class _ThreadWorker(BatchWorker):
@@ -202,7 +202,8 @@ class _ThreadWorker(BatchWorker):
         return Filler(
             batch_spec,
             dataset,
-            # What costs a process its life, which is reported, would cost this program its own.
+            # A truncated file kills a process, which is reported; here it would kill the user's
+            # program.
             cautions=dataset.files.check_lengths if dataset.access == "mmap" else None,
             call=self._common.call,
         )
@@ -214,11 +215,11 @@ class _ThreadWorker(BatchWorker):
         try:
             super()._accept_hello(lineage, fds, number)
         finally:
-            for fd in fds[: STACKS + 1]:  # mapped by now, and this process goes on
+            for fd in fds[: STACKS + 1]:  # they are mapped by now, and this process continues
                 os.close(fd)
 
     def _hold_back(self, fd: int, number: int) -> ReplyBuffer:
-        # Not where main looks: a thread that was given up is not gone, and another has its number.
+        # Not in the shared table: an abandoned thread may still run while another has its number.
         return ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
     def _listen_for_questions(self, fd: int) -> None:
@@ -255,7 +256,7 @@ class ThreadWorkers(Closing):
             target=_serve,
             args=(index, self._batch_spec, inbox, self._common),
             name=f"shardio-worker-{index}",
-            daemon=True,  # one that hangs must not keep the program
+            daemon=True,  # a thread that hangs must not keep the program alive
         )
         thread.start()
         return inbox, thread
@@ -270,7 +271,7 @@ class ThreadWorkers(Closing):
         if not fds:
             self._inboxes[index].put((message, ()))
             return
-        # Copies: whoever receives them owns them, as if they had come from another process.
+        # Copies: the receiver owns them, as if they had come from another process.
         copies: list[int] = []
         with interrupts_held():
             try:
@@ -320,7 +321,7 @@ class ThreadWorkers(Closing):
                 inbox.put(None)
             end_s = time.monotonic() + GRACE_S
             for thread in self._threads:
-                if thread is not threading.current_thread():  # a finalizer runs anywhere
+                if thread is not threading.current_thread():  # a finalizer runs in any thread
                     thread.join(max(0.0, end_s - time.monotonic()))
                     TURNS.end(thread)
             common.leave()
@@ -345,7 +346,7 @@ def _serve(
         with _ThreadWorker(index, batch_spec, common) as worker:
             while (letter := inbox.get()) is not None:
                 if common.is_closing:
-                    inbox.put(letter)  # to be put away with the others
+                    inbox.put(letter)  # to be discarded with the others
                     break
                 worker.take(*letter)
     except BaseException as error:  # noqa: BLE001  # main gets it as text

@@ -101,7 +101,7 @@ class BatchWorker(Closing):
 
     def __init__(self, batch_spec: BatchSpec, send: Callable[[bytes], None]) -> None:
         self._batch_spec, self._send = batch_spec, send
-        # The state that main has opened, whatever was published since.
+        # The generation that main has opened, whatever was published since.
         self._dataset = _open(batch_spec)
         self._filler = self._new_filler(batch_spec, self._dataset)
         self._careful = RowByRowFiller(self._filler, batch_spec.seed) if batch_spec.skips else None
@@ -156,7 +156,7 @@ class BatchWorker(Closing):
                 self._accept_hello(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
             except Exception as error:  # noqa: BLE001  # main gets it with the first answer
                 self._start_error = error
-            # Longer than an answer.
+            # The error is longer than a reply.
             self._send(pack_done(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
 
     def _do_all(self, tasks: bytes) -> None:
@@ -225,7 +225,7 @@ class BatchWorker(Closing):
         if self._layout is None:
             raise AssertionError("main sends the layout before the first batch")
         memory = self._blocks[task.block]
-        if self._layout.has_heap:  # only they make blocks grow
+        if self._layout.has_heap:  # only these blocks can grow
             memory.note_growth()
         plan, start_ns, rest = self._plans[task.slot], self._counters.start(), b""
         if self._careful is None:

@@ -92,7 +92,8 @@ class BatchBuilder:
         self._scratches: list[Scratch] = []
         self._paths = ShardPaths(batch_spec.path, dataset.shards)
         self._beside = {
-            name: ShardPaths(batch_spec.path, found) for name, found in dataset.sides.items()
+            name: ShardPaths(batch_spec.path, found)
+            for name, found in dataset.column_groups.items()
         }
 
     def fill(
@@ -114,7 +115,7 @@ class BatchBuilder:
             return self._fill_rows(layout, memory, share, one_by_one)
         below = self._scratch(inner)
         self.fill(inner, below, share, one_by_one)
-        share.states[:] = _CLAIMED  # of no field: what happens now concerns all
+        share.states[:] = _CLAIMED  # no particular field: from here on an error concerns all
         if not layout.joins:
             return self._write(layout, memory, self._make(inner, below, share), share)
         used = copy_rows(inner, below, layout, memory, share.n_rows)
@@ -212,7 +213,7 @@ class BatchBuilder:
             made = self._call(key, function, arguments)
         except self._passes:
             raise
-        except BaseException as error:  # sys.exit and StopIteration are failures too
+        except BaseException as error:  # sys.exit and StopIteration count as failures too
             said, text = told(what, error)
             raise TransformError(f"{said}\n  at {self._named(share)}\n\n{text}") from error
         PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
@@ -238,7 +239,7 @@ class BatchBuilder:
             raise TransformError(f"{error}\n  at {self._named(share)}") from None
         layout = layout_for_batches(schema, whole, inner)
         heap_bytes = self._write(layout, Scratch(layout), made, share)
-        self._scratches.clear()  # of layouts that nobody has
+        self._scratches.clear()  # scratch blocks of layouts that are no longer in use
         return Schemas(samples, schema, whole, heap_bytes)
 
     def _write(self, layout: BlockLayout, memory: BlockMap, made: Any, share: RowRange) -> int:

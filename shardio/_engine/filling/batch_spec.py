@@ -139,7 +139,7 @@ class BatchSpec:
         decoded_ones = {*self.pictures, *(field.name for field in self.heard)}
         of_values = any(slot.join.name in decoded_ones for slot in layout.joins)
         if layout.joins and (of_values or self.transform is not None):
-            # Values come sample by sample, and can be joined when all are there.
+            # The batch function gets values sample by sample, and they are joined afterwards.
             layout = replace(layout, inner=layout_for_samples(samples, self.block_rows))
         if schemas.batch is None:
             return layout
@@ -417,7 +417,7 @@ class IndexPlanner:
         """Return a chunk with the samples of a step, and the slice that they are."""
         partition, n_workers = plan.partition, self.n_workers
         if plan is not self._plan:
-            self._plan = None  # should Ctrl-C strike here: never the order of another pass
+            self._plan = None  # set first: Ctrl-C must not leave chunks of another pass behind
             self._chunks, self._order = {}, self._order_of(plan)
             self._plan = plan
         found = self._chunks.get(step % n_workers)
@@ -425,7 +425,7 @@ class IndexPlanner:
             found = self._chunks[step % n_workers] = self._compute_chunk(plan, step)
         n_whole = partition.batch_size
         start = (step - found.first) // n_workers * n_whole
-        return found, slice(start, min(start + n_whole, found.n))  # only the last has fewer
+        return found, slice(start, min(start + n_whole, found.n))  # only the last one has fewer
 
     def at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
         """Return a chunk of the samples at some positions of a pass."""
@@ -440,7 +440,7 @@ class IndexPlanner:
 
     @cached_property
     def _clip_grouping(self) -> ClipGrouping | None:
-        # Late: a worker's dataset is told what it shows after it was opened.
+        # Read late: a worker's dataset gets its view after it is opened.
         return self._dataset.rows.clip_grouping
 
     def _order_of(self, plan: EpochPlan) -> Ordering:

@@ -75,7 +75,7 @@ def reserve(
 
 
 def _make_room(layout: BlockLayout, memory: BlockMap, end: int) -> None:
-    # Doubled: the sizes to come are not known, and every growth maps the block anew.
+    # Doubled: later sizes are unknown, and every growth remaps the block.
     if layout.heap + end > len(memory.bytes):
         memory.grow(layout.heap + end, better=layout.heap + 2 * end)
 
@@ -194,7 +194,7 @@ def _sizes(
     join: JoinedField, values: Values, lengths: npt.NDArray[np.int64], places: Places
 ) -> tuple[int, ...]:
     """Return the shape that the array of each sample is padded to."""
-    # Where nothing is there, an axis that does not vary is as long as ever.
+    # Without any value, an axis of fixed length keeps its length.
     largest = np.maximum(lengths.max(0), [n or 0 for n in join.field.shape])
     if join.rule.kind == "stack":
         _check_equal(join, values, 0, places)

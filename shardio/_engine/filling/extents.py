@@ -91,8 +91,8 @@ class ShardFileNumbers:
 
     def __init__(self, dataset: Dataset, fields: Sequence[str]) -> None:
         self._dataset = dataset
-        inside = [name for name in fields if name not in dataset.sides]
-        beside = [[name] for name in fields if name in dataset.sides]
+        inside = [name for name in fields if name not in dataset.column_groups]
+        beside = [[name] for name in fields if name in dataset.column_groups]
         names = [inside, *beside] if inside else beside
         self.groups: list[tuple[list[str], Rows]] = []
         self._shards: list[tuple[str, Rows]] = []

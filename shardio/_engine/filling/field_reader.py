@@ -70,7 +70,7 @@ class FieldReader:
         self._gathered = frozenset(source.columns)
         self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
         self._timed = () if clips is None else clips.names[1:]
-        if clips is not None:  # the times of clips are of their videos
+        if clips is not None:  # the times of clips belong to their videos
             self._claims |= dict.fromkeys(self._timed, self._claims[clips.name])
 
     def fill(
@@ -105,7 +105,7 @@ class FieldReader:
             present[presence.name] = self._fill_presence(batch, presence)
         for slot, whole in zip(layout.fixed, views.fixed, strict=True):
             if slot.name in self._spans:
-                continue  # comes with the sound
+                continue  # filled together with the audio
             states[:] = self._claims[slot.name]
             out = whole if len(whole) == len(rows) else whole[: len(rows)]
             self._fill_fixed(batch, slot, out, present.get(slot.name))
@@ -138,7 +138,7 @@ class FieldReader:
         if name in self._gathered:
             slots = index_chunk.slots(name)[part]
             self._dataset.gather(name).gather(slots, rows, shards, out)
-            if present is not None:  # zeros, whatever a file has in the place of no value
+            if present is not None:  # zeros, whatever the file holds for a missing value
                 out[~present[: len(out)]] = 0
         elif name in self._pictures.names:
             self._decode_pictures(batch, name, list(out.reshape(-1, *slot.shape)))

@@ -134,7 +134,7 @@ class Filler:
                 source = self._batch_spec.audio_spec.delivered(source)
             schema = self._batch_spec.collation.relax_shapes(infer_schema(sample, source))
             if self._batch_spec.pictures:
-                schema = image_schema(schema)  # of one that the first sample lacks
+                schema = image_schema(schema)  # the shape of an image that the first sample lacks
             self._heap_bytes = heap_bytes_by(sample, schema, self._batch_spec.block_rows)
             return schema
         except SchemaError as error:

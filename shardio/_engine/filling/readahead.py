@@ -119,13 +119,13 @@ class ReadAhead:
                 self._window, n_probed = window, N_PROBED_FIRST
                 self._asked.clear()
                 cadence.wake()
-            elif cadence.is_cold:  # what is found from now on is what was asked for
+            elif cadence.is_cold:  # pages found from now on are those that were requested
                 n_probed = 0
         if cadence.wait:
             cadence.wait -= 1
             return
         if self._keeps_order and plan.listed is None and plan.sums is None and plan.window is None:
-            cadence.stop()  # the kernel guesses right what comes next
+            cadence.stop()  # the kernel predicts sequential reads correctly
             return
         with contextlib.suppress(OSError, ShardioError):
             self._probe_pages(plan, index_chunk, part, n_probed)
@@ -149,7 +149,7 @@ class ReadAhead:
             self._probe(extents, rows[some], shards[some], starts[some])
         if cadence.is_cold:
             grain = self._grain(plan, extents)
-            if grain != WIDE_BYTES:  # else whatever else comes is of use, and stays
+            if grain != WIDE_BYTES:  # with wide requests, the neighbouring data is useful and stays
                 self._expect_scattered()
             n_before = len(self._asked)
             self._ask(extents, extents.fixed(rows, shards), grain)
@@ -188,7 +188,7 @@ class ReadAhead:
             self._probe_policy.hit()
         else:
             if not self._probe_policy.is_cold:
-                self._asked.clear()  # it did not stay, or was another time
+                self._asked.clear()  # the pages were evicted, or belong to an earlier epoch
                 self._n_old = 0
             self._probe_policy.miss()
 

@@ -52,7 +52,7 @@ def may_skip(error: BaseException) -> bool:
     """
     if isinstance(error, TransformError):
         return not isinstance(error.__cause__, MemoryError)
-    if isinstance(error, OSError):  # of a mapped file the same costs workers their lives
+    if isinstance(error, OSError):  # the same error in a mapped file kills workers
         return error.errno == errno.EIO
     return isinstance(error, ShardCorrupt | MediaError) and not isinstance(error, ShardChanged)
 
@@ -112,7 +112,8 @@ class RowByRowFiller:
         rows = _Rows(self._filler, self._seed, plan, step, scratch, left_out)
         n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, rows.fill)
         start, stop = plan.partition.share(step)
-        skips = tuple(each for each in rows.skips if each.row < stop - start)  # others are padding
+        # The other rows are padding
+        skips = tuple(each for each in rows.skips if each.row < stop - start)
         states = layout.origins(memory.bytes)["status"]
         for each in skips:
             states[each.row] = SKIPPED
@@ -192,7 +193,8 @@ class _Rows:
         try:
             raise first
         finally:
-            first = error = None  # or the error would refer to itself, and keep all it saw alive
+            # Otherwise the error refers to itself and keeps everything it saw alive
+            first = error = None
 
     def _candidates(self, position: int) -> Iterator[int]:
         """Yield the position itself, then those of its substitutes, each once."""
@@ -220,7 +222,8 @@ class _Rows:
         except Exception as error:
             if not may_skip(error):
                 raise
-            return error.with_traceback(None)  # which leads to this frame, and so to itself
+            # The traceback refers to this frame, and so to the error itself
+            return error.with_traceback(None)
         finally:
             state[:] = _EMPTY
         return None
@@ -243,7 +246,7 @@ def _copy_row(scratch: Scratch, layout: BlockLayout, memory: BlockMap, i: int, u
         start = -(-used // varying.alignment) * varying.alignment
         used = start + n_bytes
         if layout.heap + used > len(memory.bytes):
-            memory.grow(layout.heap + 2 * used)  # doubled: every growth maps the block anew
+            memory.grow(layout.heap + 2 * used)  # doubled: every growth remaps the block
         from_, to = lone.heap + place, layout.heap + start
         memory.bytes[to : to + n_bytes] = scratch.bytes[from_ : from_ + n_bytes]
         layout.extents(memory.bytes, varying)[i] = (offset, n_bytes, start)

@@ -77,7 +77,7 @@ class TokenReader:
         """The fields that a window has."""
         self._is_raw = verify != "always" and self._field.codec == "raw"
         self._is_raw &= not self._field.is_fixed and dataset.access == "mmap"
-        self._is_raw &= not dataset.files.is_partial  # their maps are kept
+        self._is_raw &= not dataset.files.is_partial  # the maps of these files stay open
         self._maps: dict[int, memoryview] = {}
         """Of shards with a document that was read."""
         self._places: Rows = np.zeros(0, np.int64)
@@ -136,7 +136,7 @@ class TokenReader:
 
     @property
     def _packed(self) -> PackedWindows:
-        # Late: a worker's dataset is told what it shows after it was opened.
+        # Read late: a worker's dataset gets its view after it is opened.
         packed = self._dataset.rows.packed
         if packed is None:
             raise AssertionError("a batch spec that packs is for a dataset that shows windows")
@@ -283,7 +283,7 @@ def _number(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
     If the window has targets, the token behind it is left out.
     """
     n, length = segments.shape
-    counts = np.minimum(parts.counts, length - parts.places)  # 0 of what is a target only
+    counts = np.minimum(parts.counts, length - parts.places)  # 0 for a token that is only a target
     n_tokens = np.minimum(parts.n_tokens, length)
     firsts = np.searchsorted(parts.windows, np.arange(n))
     numbers = (np.arange(1, len(counts) + 1) - firsts[parts.windows]).astype(np.int32)

@@ -158,7 +158,7 @@ class TransformRunner:
         """Return the transform of sample k of a chunk, with every generator keyed for it."""
         dataset, generators = self._dataset, self._generators
         row, shard = int(index_chunk.rows[k]), int(index_chunk.shards[k])
-        # Whether files were cut short is looked at for a batch, where it must not kill (`Filler`).
+        # Truncated files are detected once per batch, where reading must not kill (`Filler`).
         local = row - int(dataset.starts[shard])
         sample = dataset.sample(shard, local, self._stored, check_truncated=False)
         if self._clips is not None:
@@ -171,7 +171,7 @@ class TransformRunner:
             (start,) = self._sounds.starts(index_chunk, slice(k, k + 1))
             sample |= self._sounds.fields_of(shard, local, start)
         if len(sample) > len(self._stored):
-            sample = {name: sample[name] for name in self._names}  # in their order
+            sample = {name: sample[name] for name in self._names}  # in the requested order
         if self._pictures is not None:
             sample = self._pictures.of_sample(sample, shard, local)
         _make_read_only(sample)
@@ -182,7 +182,7 @@ class TransformRunner:
             made = self._call(key, self._transform, arguments)
         except self._passes:
             raise
-        except BaseException as error:  # sys.exit and StopIteration are failures too
+        except BaseException as error:  # sys.exit and StopIteration count as failures too
             what, text = told("the transform", error)
             if isinstance(error, ValueError) and "read-only" in what:
                 what += _READ_ONLY

@@ -126,7 +126,7 @@ class Block(BlockMap):
         first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         n_behind = len(self.bytes) - first
         if n_behind > 0:
-            with contextlib.suppress(OSError):  # then it is kept, as it was
+            with contextlib.suppress(OSError):  # on failure the memory stays as it was
                 self.map.madvise(mmap.MADV_REMOVE, self.start + first, n_behind)
 
 
@@ -160,11 +160,12 @@ class BlockPool:
         self.n_bytes = 0
         """Bytes of memory of all blocks."""
         self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
-        # A block takes two descriptors at most, here and in every worker: its own, and its map's.
+        # A block takes at most two descriptors, here and in every worker: its own and its map's.
         self._blocks: list[Block] = []
         self._idle: list[int] = []
         self._returned: deque[_Lease] = deque()
-        # Not of self: a lease must not keep the pool. Not in Python: Ctrl-C would strike there.
+        # Not a bound method: a lease must not keep the pool alive. Not a Python function: Ctrl-C
+        # could strike inside it.
         self._end_lease = self._returned.append
         self.kept: dict[tuple[int, int], Any] = {}
         """Views cached by the code that wraps blocks; dropped with the pool."""
@@ -246,7 +247,8 @@ class BlockPool:
 
     @property
     def _has_budget(self) -> bool:
-        # The number first: of many workers it is less than they want, and asked again and again.
+        # The number is compared first: with many workers it is below their demand, and the check is
+        # frequent.
         return len(self._blocks) < self._most and self.n_bytes + self.block_bytes <= self._budget
 
     def give_back(self, number: int) -> None:
@@ -285,7 +287,7 @@ class BlockPool:
 
     def take_back_returned(self, settle: Callable[[], None] | None) -> None:
         """Take back the blocks and copies whose leases have ended, after calling `settle`."""
-        # Only this end takes from the deque, under the engine's lock; the other end only adds.
+        # Only this thread takes from the deque, under the engine's lock; leases only append.
         if n_returned := len(self._returned):
             if settle is not None:
                 settle()

@@ -109,7 +109,7 @@ class Channel:
         try:
             return self._recvmsg(*RECEIVE)
         except ConnectionResetError:
-            # Said once when the other side closes with our messages unread; what it had sent
+            # Reported once if the other side closes with messages of ours unread; what it had sent
             # before is still in the queue behind this error.
             return self._recvmsg(*RECEIVE)
 

@@ -63,7 +63,7 @@ def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
             top = os.path.join(root, mount_point.lstrip("/"))
             below = _below(places[version], mounted_group)
             found += [CgroupLevel(version, folder) for folder in _upwards(top, below)]
-            del places[version]  # a second mount of the same tree says nothing new
+            del places[version]  # a second mount of the same tree adds nothing
     return found
 
 
@@ -155,7 +155,7 @@ _FEWER_BLOCKS = (
     "use a smaller batch_size, fewer num_workers or less prefetch, read fewer fields, or raise "
     "that limit"
 )
-_STRICT = 2  # vm.overcommit_memory: the kernel promises no more than it has
+_STRICT = 2  # vm.overcommit_memory: the kernel grants no more memory than it has
 
 
 class MemoryLimit(NamedTuple):
@@ -256,7 +256,7 @@ def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
     """Return what one control group leaves: limit - usage + page cache; None without a limit."""
     folder = level.folder
     if level.version == 2:
-        # Above "high" the kernel does not kill but stalls, which is as little use to a loader.
+        # Above "high" the kernel throttles instead of killing, which is as bad for a loader.
         caps = [read_number(f"{folder}/memory.{name}") for name in ("max", "high")]
         usage = "memory.current"
         cache: tuple[str, ...] = ("active_file", "inactive_file", "slab_reclaimable")
@@ -268,8 +268,8 @@ def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
     used_bytes = read_number(f"{folder}/{usage}")
     if limit_bytes is None or used_bytes is None:
         return None
-    # Only file pages give way: what the group calls its cache also counts shared memory, and that
-    # is what blocks are made of.
+    # Only file pages can be reclaimed: the group's "cache" also counts shared memory, which blocks
+    # are made of.
     figures = _table(read_text(f"{folder}/memory.stat"), unit_bytes=1)
     cache_bytes = min(used_bytes, sum(figures.get(name, 0) for name in cache))
     left_bytes = max(0, limit_bytes - used_bytes + cache_bytes)

@@ -50,7 +50,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 128 << 20
-_LARGEST_KEPT_BYTES = 32 << 20  # glibc takes no more
+_LARGEST_KEPT_BYTES = 32 << 20  # the largest value that glibc accepts
 _OF_MALLOC = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
 
 Given = tuple[int, FrameType | None]
@@ -81,8 +81,8 @@ def interrupts_held() -> Iterator[None]:
     Other threads never receive a KeyboardInterrupt anyway.
     """
     with _handler_held(lambda handler, given: handler(*given)):
-        # Within: an interrupt that another thread took, and that comes late, must not leave us here
-        # with the mask as it is.
+        # Inside the try: a late interrupt that another thread received must not leave the mask
+        # changed.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
@@ -108,10 +108,10 @@ class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # it takes none wh
 
 
 def _send_again(handler: Handler, given: Given) -> None:
-    if isinstance(handler, _HeldInterrupts):  # of a caller who will raise it
+    if isinstance(handler, _HeldInterrupts):  # the outer one raises it
         handler(*given)
         return
-    with contextlib.suppress(RuntimeError):  # the interpreter is ending
+    with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
         _thread.start_new_thread(_interrupt_once_out, (threading.get_ident(),))
 
 
@@ -280,7 +280,7 @@ def die_with_parent(parent_pid: int) -> None:
     with a single thread.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:  # it ended between fork and prctl: no signal will come
+    if os.getppid() != parent_pid:  # the parent ended between fork and prctl: no signal will come
         os._exit(1)
 
 
@@ -297,7 +297,7 @@ def yield_to_main() -> None:
     """
     try:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # a sandbox may refuse it, or main's own policy; it is not needed
+    except OSError:  # a sandbox or main's own policy may refuse it; it is optional
         return
 
 
@@ -342,7 +342,8 @@ class WakeupEvent(Closing):
     def __init__(self) -> None:
         with files_explained():
             self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._lock = threading.Lock()  # or a ring might go to what has got the number after a close
+        # Without it, `ring` could write to a descriptor that was reused after close
+        self._lock = threading.Lock()
         self._is_closed = False
 
     def fileno(self) -> int:
@@ -359,7 +360,7 @@ class WakeupEvent(Closing):
         """Clear the event."""
         try:
             os.eventfd_read(self._fd)
-        except BlockingIOError:  # it has not
+        except BlockingIOError:  # the event was not set
             return
 
     def close(self) -> None:

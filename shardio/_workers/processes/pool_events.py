@@ -88,7 +88,7 @@ class PoolEventLoop:
             try:
                 ready = held.epoll.poll(timeout_s, 64)
             except (OSError, ValueError):
-                if held.is_closing:  # by a signal handler, while this thread was in the call
+                if held.is_closing:  # closed by a signal handler while this thread was in the call
                     return []
                 raise
             if not ready or held.is_closing:
@@ -105,7 +105,7 @@ class PoolEventLoop:
                     self._receive(worker)
             if end_s is not None:
                 timeout_s = max(0.0, end_s - time.monotonic())
-            if has_rung:  # what has arrived with it is still to be taken
+            if has_rung:  # events that arrived with it are still to be received
                 end_s = timeout_s = 0.0
 
     def _handle_other(self, fd: int) -> bool:
@@ -132,13 +132,13 @@ class PoolEventLoop:
     def _flush(self, worker: WorkerHandle) -> None:
         """Send queued messages as far as the socket takes them."""
         try:
-            # Each result is in the list when the next is sent: Ctrl-C sends nothing twice.
+            # Each result is in the list before the next send: Ctrl-C cannot send anything twice.
             unsent = worker.outgoing[len(worker.sent) :]
             worker.sent.extend(starmap(worker.end.sendmsg, unsent))
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):
-            pass  # its death is told soon
+            pass  # its exit is reported soon
         self._held.epoll.modify(worker.end, _READABLE)
         done_fds = worker.outgoing_fds
         worker.outgoing, worker.outgoing_fds, worker.sent = [], [], []
@@ -146,11 +146,11 @@ class PoolEventLoop:
             os.close(fd)
 
     def _receive(self, worker: WorkerHandle) -> None:
-        # From the kernel to the list within one call: no signal handler can run in between.
+        # From the kernel into the list within one call: no signal handler can run in between.
         try:
             self._held.intake.extend(islice(worker.arrivals, 1))
         except (BlockingIOError, ConnectionResetError):
-            return  # a reset is said once, before what is still in the queue
+            return  # a reset is reported once, before what is still in the queue
 
     def _receive_letter(self, session: socket.socket) -> None:
         try:
@@ -182,7 +182,7 @@ class PoolEventLoop:
         held = self._held
         while held.letters:
             data, ancillary, flags, _ = held.letters[0]
-            if not data:  # the zygote has ended, which its pidfd says too
+            if not data:  # the zygote has ended, which its pidfd reports too
                 self._ignore(held.session)
             else:
                 kind, place, pid, how, status = REPLY.unpack(data)
@@ -237,7 +237,8 @@ class PoolEventLoop:
                 intake.extend(islice(worker.arrivals, 1))
             except ConnectionResetError:
                 continue
-            except BlockingIOError:  # empty, though a process that it started holds its end
+            # Empty, although a process started by the worker still holds its end
+            except BlockingIOError:
                 break
             _, (data, ancillary, _, _) = intake[-1]
             if not data and not ancillary:
@@ -266,7 +267,7 @@ def _await_end(worker: WorkerHandle) -> None:
     if worker.pidfd is not None:
         has_ended(worker.pidfd, 1.0)
         return
-    # The zygote ended while it started this one: nothing but the end of the channel tells.
+    # The zygote ended while starting this worker: only the end of the channel reveals it.
     poll = select.poll()
     poll.register(worker.end, 0)
     poll.poll(1000)

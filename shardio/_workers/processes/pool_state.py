@@ -23,10 +23,10 @@ from shardio._workers.processes.zygote import GRACE_S, REPLY, STARTED
 from shardio._workers.processes.zygote_client import Zygote, release
 from shardio.errors import UnsupportedEnvironment
 
-# How long an end waits, after SIGKILL, for the kernel to take the processes apart.
+# How long closing waits, after SIGKILL, for the kernel to tear the processes down.
 _PATIENCE_S = 0.8
 
-Arrival = tuple[int, Received]  # from the worker at this place
+Arrival = tuple[int, Received]  # from the worker of this number
 Rights = list[tuple[int, int, "array.array[int]"]]
 
 RECEIVE_NOW = (RECEIVE[0], RECEIVE[1], RECEIVE[2] | socket.MSG_DONTWAIT)
@@ -80,12 +80,14 @@ class WorkerHandle:
     def __init__(self, index: int, end: socket.socket) -> None:
         self.index = index
         self.end = end
-        # Endless: (index, what `recvmsg` gives), one call of `recvmsg` for each item taken.
+        # An endless iterator of (index, result of `recvmsg`): each item taken is one call of
+        # `recvmsg`.
         received = map(end.recvmsg, *map(repeat, RECEIVE_NOW))
         self.arrivals: Iterator[Arrival] = zip(repeat(index), received, strict=False)
         self.pid: int | None = None
         self.pidfd: int | None = None
-        # What the full socket did not take, as arguments of `sendmsg`, and its results so far.
+        # The messages that the full socket did not take, as arguments of `sendmsg`, and the results
+        # so far.
         self.outgoing: list[tuple[list[bytes], Rights]] = []
         self.outgoing_fds: list[int] = []
         self.sent: list[int] = []
@@ -108,16 +110,16 @@ class PoolState:
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
-        self.lock = threading.RLock()  # held while `wait` uses the descriptors that an end closes
+        self.lock = threading.RLock()  # held while `wait` uses the descriptors that closing closes
         self.epoll = select.epoll()
         self.workers: list[WorkerHandle] = []
         self.zygote: Zygote | None = None
         self.session: socket.socket | None = None
         self.bell: WakeupEvent | None = None
-        self.own_fds: list[int] = []  # the cargo, then copies of the fds that workers are given
-        self.letters: deque[Received] = deque()  # from the zygote, not yet acted upon
-        self.intake: list[Arrival] = []  # from workers, not yet handed over
-        self.gone: list[WorkerHandle] = []  # dead, not yet reported
+        self.own_fds: list[int] = []  # the payload's, then copies of the fds given to workers
+        self.letters: deque[Received] = deque()  # received from the zygote, not handled yet
+        self.intake: list[Arrival] = []  # received from workers, not returned yet
+        self.gone: list[WorkerHandle] = []  # exited, not reported yet
         self.is_closing = False
         self.is_closed = False
 
@@ -137,9 +139,10 @@ def end_all(held: PoolState) -> None:
             return
         held.is_closed = True
         try:
-            with contextlib.suppress(OSError):  # no descriptor to be had: they are killed below
+            # No descriptor is available: the workers are killed below
+            with contextlib.suppress(OSError):
                 _release_zygote(held)
-        finally:  # also when a second Ctrl-C interrupts the wait
+        finally:  # even if a second Ctrl-C interrupts the wait
             _let_go(held)
 
 
@@ -150,11 +153,11 @@ def _shut_sockets(held: PoolState) -> None:
     """
     ends = [(worker.end, socket.SHUT_RDWR) for worker in held.workers]
     if held.session is not None:
-        ends.append((held.session, socket.SHUT_WR))  # the zygote still has to tell of the ends
+        ends.append((held.session, socket.SHUT_WR))  # the zygote still has to report the exits
     for end, how in ends:
         try:
             end.shutdown(how)
-        except OSError:  # closed, or the other side is
+        except OSError:  # closed already, here or on the other side
             continue
 
 
@@ -220,7 +223,8 @@ def _kill(held: PoolState) -> None:
 
 
 def _let_go(held: PoolState) -> None:
-    with contextlib.suppress(UnsupportedEnvironment):  # no descriptors were left: said before
+    # Descriptors ran out, which was reported before
+    with contextlib.suppress(UnsupportedEnvironment):
         _note_starts(held)
     _kill(held)
     if held.zygote is not None:
@@ -228,7 +232,8 @@ def _let_go(held: PoolState) -> None:
         held.zygote = None
     for worker in held.workers:
         worker.close()
-    for _, (_, ancillary, flags, _) in held.intake:  # sent to us with events nobody waited for
+    # Descriptors that arrived with events nobody waited for
+    for _, (_, ancillary, flags, _) in held.intake:
         for fd in unpack_fds(ancillary, flags):
             os.close(fd)
     for fd in held.own_fds:
@@ -241,4 +246,4 @@ def _let_go(held: PoolState) -> None:
     held.epoll.close()
 
 
-# The arguments of one `recvmsg`, as the iterables that `map` wants.
+# The arguments of one `recvmsg`, as the iterables that `map` takes.

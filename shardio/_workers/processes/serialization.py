@@ -151,7 +151,7 @@ def pickle_apart(
     arrays = {np.ndarray: reduce, np.memmap: reduce}
     try:
         pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=apart.append)
-        # Half the time of a method `reducer_override`, which is asked about everything.
+        # Takes half the time of a `reducer_override` method, which is called for everything.
         pickler.dispatch_table = {**copyreg.dispatch_table, **arrays}
         pickler.dump(value)
     except Exception:  # noqa: BLE001  # what pickle does not know, cloudpickle may: it has the say
@@ -167,7 +167,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
     def __init__(
         self, file: io.BytesIO, arrays: dict[Any, Any], apart: list[pickle.PickleBuffer]
     ) -> None:
-        # First: what looks it up, once, is the __init__ of pickle.Pickler.
+        # Set first: the __init__ of pickle.Pickler looks it up, once.
         self.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **arrays}
         super().__init__(file, _PROTOCOL, apart.append)
 
@@ -177,7 +177,7 @@ def _reduce_array(least_bytes: int, array: Any) -> Any:
 
     NumPy's own way pickles all parts of a dtype with every array, which takes twice the time.
     """
-    if type(array) is np.memmap:  # of a file nothing but its values can travel
+    if type(array) is np.memmap:  # a memory map travels as its values only
         array = array.view(np.ndarray)
     dtype, flags = array.dtype, array.flags
     if dtype.hasobject or not dtype.itemsize:
@@ -190,16 +190,16 @@ def _reduce_array(least_bytes: int, array: Any) -> Any:
             memory: Any = pickle.PickleBuffer(array)
         else:
             memory = (bytearray if flags.writeable else bytes)((array if is_c else array.T).data)
-    except ValueError:  # of datetimes, for one, there are no buffers
+    except ValueError:  # an array of datetimes, for example, exports no buffer
         return array.__reduce_ex__(_PROTOCOL)
     args = (array.shape, dtype.str if dtype.isbuiltin == 1 else dtype, memory)
     return np.ndarray, args if is_c else (*args, 0, None, "F")
 
 
-# Bytes of the pickled surroundings; the pickled function follows them.
+# Size of the pickled environment; the pickled function follows it.
 _HEADER = struct.Struct("<Q")
 
-# cloudpickle's list of modules to pickle by value belongs to the whole process.
+# cloudpickle's list of modules to pickle by value is global to the process.
 _registering = threading.Lock()
 
 
@@ -210,7 +210,7 @@ def pack(target: Callable[..., object]) -> int:
     travel by value; those of other modules by name. Values they refer to are copied as they are
     now. Raises InvalidArgument when something cannot be pickled.
     """
-    # Of an engine's function, what it was given to call is what the user knows.
+    # For an engine's function, the user knows the function that it calls.
     known = target.args[0] if isinstance(target, partial) and target.args else target
     packed = pickled(target, "make those inside the function", known)
     surroundings = pickle.dumps(

@@ -63,7 +63,7 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
     if not (n_large and _KernelSupport.is_asked):
         return
     try:
-        # A page that has something is what others are collapsed with; of nothing, nothing is made.
+        # Pages are collapsed around an existing page; without any, nothing is collapsed.
         for start in range(0, n_large, LARGE_BYTES):
             os.pwrite(fd, b"\0", start)
         memory, first = _map_aligned(fd, n_large)
@@ -91,7 +91,7 @@ def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
         memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
     except (OSError, InsufficientMemory):
         memory, first = _map_plain(fd)
-    with contextlib.suppress(OSError):  # before 5.14; then pages come one by one
+    with contextlib.suppress(OSError):  # before Linux 5.14; pages are then made one by one
         if n_backed:
             memory.madvise(_MADV_POPULATE_WRITE, first, n_backed)
     return memory, first
@@ -123,7 +123,8 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
     Raises:
         InsufficientMemory: the memory is not available; nothing was reserved.
     """
-    require(n_bytes, what)  # before the reservation: over a cgroup's limit that kills, not fails
+    # Checked before reserving: beyond a cgroup's limit the kernel kills instead of failing
+    require(n_bytes, what)
     with _new_memory_file(n_bytes, what) as fd:
         take_large_pages(fd, n_bytes)
         with refusals_explained(n_bytes, what):

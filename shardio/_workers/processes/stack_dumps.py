@@ -54,7 +54,7 @@ class StepFiles(Closing):
 
     def close(self) -> None:
         """Let go of the files. Idempotent."""
-        self._steps = self._steps.copy()  # a map is a file, too
+        self._steps = self._steps.copy()  # a map keeps a file open, too
         for fds in (self.stacks, self._fds):
             while fds:
                 os.close(fds.pop())
@@ -122,7 +122,7 @@ def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list
         fds: the file that each worker writes to.
         send: sends a signal to a worker by number; False if there is no process to receive it.
     """
-    for fd in fds:  # shared with the worker, the place where it writes on, too
+    for fd in fds:  # shared with the worker, including the position where it writes
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
     before = _sizes(fds)
@@ -159,7 +159,7 @@ def shortened(text: str) -> str:
     kept: list[str] = []
     is_ours = False
     for line in text.splitlines():
-        if not line.startswith(" "):  # the next thread
+        if not line.startswith(" "):  # the next thread begins here
             is_ours = False
         is_ours = is_ours or (_OURS in line and bool(kept) and kept[-1].startswith(" "))
         if line.strip() and not is_ours:

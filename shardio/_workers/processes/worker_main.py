@@ -50,8 +50,8 @@ def import_all(names: tuple[str, ...]) -> None:
 def preload(names: tuple[str, ...]) -> None:
     """Import what workers will need, for all forks of this process."""
     import_all(names)
-    # Collections in workers would write to, and so copy, every page of these objects. None before:
-    # of 36,000 objects 500 are garbage, and to find them takes 12 ms.
+    # A collection in a worker would write to, and so copy, every page of these objects. None is run
+    # before: of 36,000 objects 500 are garbage, and finding them takes 12 ms.
     gc.freeze()
 
 
@@ -67,7 +67,7 @@ def execute(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
         "from shardio._workers.processes.worker_main import begin; "
         f"begin({place}, {fds!r}, {modules!r})"
     )
-    # The zygote's own command line: the same interpreter and flags, and last the code.
+    # The zygote's own command line: the same interpreter and flags; the code comes last.
     os.execv(sys.executable, [*sys.orig_argv[:-1], code])
 
 
@@ -75,7 +75,7 @@ def begin(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
     """Run as a worker in an interpreter of its own."""
     for fd in fds:
         os.set_inheritable(fd, False)
-    # Before the surroundings of main are taken over: these have one thread because of ours.
+    # Before main's environment is applied: it includes one thread per library, as set here.
     preload(modules)
     run(place, fds, None)
 
@@ -90,7 +90,7 @@ def run(place: int, fds: _Fds, target: Target | None) -> NoReturn:
     """
     name_process("shardio-worker")
     gc.enable()
-    # Late, for main: it reads this module's constants before it needs NumPy.
+    # Imported late, for main: it reads this module's constants before it needs NumPy.
     from shardio._workers.processes.global_generators import seed_generators_of_worker
 
     seed_generators_of_worker()
@@ -99,7 +99,7 @@ def run(place: int, fds: _Fds, target: Target | None) -> NoReturn:
     code = 0
     try:
         if target is None:
-            # Late, for main: it reads this module's constants before it needs cloudpickle.
+            # Imported late, for main: it reads this module's constants before it needs cloudpickle.
             from shardio._workers.processes.serialization import unpack
 
             target = unpack(cargo_fd)
@@ -114,9 +114,10 @@ def run(place: int, fds: _Fds, target: Target | None) -> NoReturn:
 
 
 def _report(channel: Channel, error: BaseException) -> None:
-    frames = error.__traceback__.tb_next if error.__traceback__ else None  # without `run` itself
+    # Without the frame of `run` itself
+    frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames))
     try:
         channel.report_failure(text)
     except (BrokenPipeError, ConnectionResetError):
-        return  # main has closed the pool, which is most often why `error` was raised
+        return  # main has closed the pool, the most frequent reason for `error`

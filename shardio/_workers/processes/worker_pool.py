@@ -117,7 +117,7 @@ class WorkerPool(Closing):
         except BlockingIOError:
             self._watch.queue(worker, message, fds)
         except (BrokenPipeError, ConnectionResetError):
-            return  # `wait` tells of its death
+            return  # `wait` reports its exit
 
     def set_cleanup_folder(self, folder: str) -> None:
         """Register a folder to be removed if this process is killed; "" for none.
@@ -173,7 +173,7 @@ class WorkerPool(Closing):
             events = [] if held.is_closing else self._watch.gather(timeout_s)
         if not events:
             self._check_usable()  # closed by another thread, or by a signal handler in this one
-        # From here to the caller there is no call, after which Ctrl-C could strike.
+        # No call between here and the caller: Ctrl-C cannot strike.
         held.intake, held.gone = [], []
         return events
 
@@ -196,7 +196,7 @@ class WorkerPool(Closing):
         May be called again, and from any thread. Workers get GRACE_S to leave by themselves.
         """
         with interrupts_held():
-            end_all(self._held)  # waits for another thread that may be at it
+            end_all(self._held)  # waits for another thread that may be closing
             self._finalizer.detach()
 
     def _check_usable(self) -> None:
@@ -230,7 +230,7 @@ class WorkerPool(Closing):
                     asked = REQUEST.pack(index, _WAYS.get(self._how, FORK))
                     socket.send_fds(held.session, [asked], request)
                 except (BrokenPipeError, ConnectionResetError):
-                    pass  # the zygote has ended; `wait` hears that from its pidfd
+                    pass  # the zygote has ended; `wait` learns that from its pidfd
         worker = WorkerHandle(index, ours)
         self._watch.add(worker)
         return worker

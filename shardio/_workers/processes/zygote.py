@@ -72,7 +72,7 @@ ASK_FOR_STACKS = signal.SIGRTMIN + 7
 
 def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoReturn:
     """Run the zygote until main exits or ends its half of the control socket."""
-    # Nothing of main's but these descriptors: a pipe held open here would never report its end.
+    # Nothing of main's but these descriptors: a pipe kept open here would never report its end.
     os.closerange(max(control_fd, main_pidfd) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     os.set_inheritable(control_fd, False)
     os.set_inheritable(main_pidfd, False)
@@ -83,21 +83,21 @@ def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoRetur
 
 def serve_forked(control: socket.socket, main_pidfd: int, target: Target) -> NoReturn:
     """Run the zygote in a fork of main, with all its memory, for workers that run `target`."""
-    signal.set_wakeup_fd(-1)  # an event loop of main's would hear of our signals
+    signal.set_wakeup_fd(-1)  # otherwise an event loop in main would receive our signals
     for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):  # main's, for main
+        if callable(signal.getsignal(number)):  # main's handlers are for main
             signal.signal(number, signal.SIG_DFL)
     _set_up()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    gc.freeze()  # what main had is never collected here: its finalizers are main's business
+    gc.freeze()  # main's objects are never collected here: their finalizers belong to main
     _Zygote(control, main_pidfd, (), target).run()
 
 
 def _set_up() -> None:
-    # Ctrl-C reaches the whole group; main decides what it means. SIGCHLD may be inherited as
-    # ignored, and then no exit status would be left to read.
+    # Ctrl-C reaches the whole group; main decides what it means. An inherited SIG_IGN for SIGCHLD
+    # would discard exit statuses.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -112,8 +112,8 @@ class _Session:
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
-        self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (place, pid)
-        self.replies: deque[tuple[bytes, list[int]]] = deque()  # main is behind in reading these
+        self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (number in the pool, pid)
+        self.replies: deque[tuple[bytes, list[int]]] = deque()  # replies that main has not read yet
         self.is_ending = False  # main has ended its half
         self.kill_at_s: float | None = None  # monotonic; while ending, until it is done
         self.cleanup_folder = b""  # the folder to remove if main ends
@@ -130,8 +130,8 @@ class _Zygote:
         target: Target | None = None,
     ) -> None:
         self.pid = os.getpid()
-        self.modules = modules  # what has been imported
-        self.target = target  # the function of every pool that this zygote is for, once it has it
+        self.modules = modules  # the modules that were imported
+        self.target = target  # the function of the pools that this zygote serves, once it has it
         self.has_loaded = target is not None
         self.control = control
         self.main_pidfd = main_pidfd
@@ -143,7 +143,8 @@ class _Zygote:
 
     def run(self) -> NoReturn:
         while True:
-            # One event at a time: a second one could be about a descriptor that the first closed.
+            # One event at a time: a second one could concern a descriptor that the first has
+            # closed.
             for fd, mask in self.epoll.poll(self._pause_s(), 1):
                 if fd == self.main_pidfd:
                     self._leave()
@@ -164,7 +165,7 @@ class _Zygote:
             data, ancillary, flags, _ = self.control.recvmsg(*RECEIVE)
         except ConnectionResetError:
             self._leave()
-        if not data:  # main has let go of the zygote
+        if not data:  # main has released the zygote
             self._leave()
         (fd,) = unpack_fds(ancillary, flags)
         self.sessions[fd] = _Session(socket.socket(fileno=fd))
@@ -176,7 +177,7 @@ class _Zygote:
 
     def _serve_session(self, session: _Session, mask: int) -> None:
         if session.is_ending:
-            if mask & (select.EPOLLHUP | select.EPOLLERR):  # main waits for nothing any more
+            if mask & (select.EPOLLHUP | select.EPOLLERR):  # main waits for nothing more
                 session.replies.clear()
             self._flush(session)
             self._close_if_over(session)
@@ -186,7 +187,8 @@ class _Zygote:
         if mask & ~select.EPOLLOUT:
             try:
                 data, ancillary, flags, _ = session.socket.recvmsg(*RECEIVE)
-            except ConnectionResetError:  # main went with replies unread; its end comes next
+            # Main exited with replies unread; the end of its socket comes next
+            except ConnectionResetError:
                 return
             if data.startswith(WARD):
                 session.cleanup_folder = data.removeprefix(WARD)
@@ -246,9 +248,10 @@ class _Zygote:
         try:
             from shardio._workers.processes.serialization import unpack
 
-            with contextlib.suppress(BaseException):  # user code: sys.exit and all
+            # User code may raise anything, sys.exit included
+            with contextlib.suppress(BaseException):
                 self.target = unpack(cargo_fd)
-                sys.stdout.flush()  # or every worker would write it once more
+                sys.stdout.flush()  # otherwise every worker would write it again
         finally:
             os.kill(guard, signal.SIGKILL)
             os.waitpid(guard, 0)
@@ -258,7 +261,7 @@ class _Zygote:
     def _become_worker(self, place: int, way: int, fds: tuple[int, ...]) -> NoReturn:
         try:
             die_with_parent(self.pid)
-            # A worker that held the zygote's sockets would keep their ends from being seen.
+            # A worker that held the zygote's sockets would hide that they were closed.
             self.epoll.close()
             self.control.close()
             for session in self.sessions.values():
@@ -269,7 +272,7 @@ class _Zygote:
                 execute(place, fds, self.modules)
             run(place, fds, self.target)
         finally:
-            os._exit(1)  # whatever happens, a worker never goes on as a second zygote
+            os._exit(1)  # whatever happens, a worker never continues as a second zygote
 
     def _report_exit(self, pidfd: int) -> None:
         ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
@@ -295,14 +298,15 @@ class _Zygote:
             except BlockingIOError:
                 break
             except (BrokenPipeError, ConnectionResetError):
-                pass  # main has closed its end: nobody is left to tell
+                pass  # main has closed its end: there is nobody to report to
             session.replies.popleft()
             for fd in fds:
                 os.close(fd)
         self._watch(session)
 
     def _watch(self, session: _Session) -> None:
-        # Of an ending session only the edge: level-triggered, its end would wake us for ever.
+        # Edge-triggered for a session that is ending: level-triggered, its end would wake us for
+        # ever.
         mask = select.EPOLLET if session.is_ending else select.EPOLLIN
         self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
 
@@ -311,7 +315,7 @@ class _Zygote:
         if session.is_ending and not session.workers and not session.replies:
             self.epoll.unregister(session.socket)
             del self.sessions[session.socket.fileno()]
-            # Not by close alone: a fork of main may hold a copy of this end.
+            # Closing is not enough: a fork of main may hold a copy of this end.
             session.socket.shutdown(socket.SHUT_RDWR)
             session.socket.close()
 

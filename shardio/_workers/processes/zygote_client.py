@@ -32,7 +32,8 @@ PRELOAD = (
     "shardio._workers.processes.global_generators",
 )
 
-# One thread per process is the point of worker processes; and a zygote must have a single thread.
+# One thread per library and process: that is the point of worker processes, and a zygote must be
+# single-threaded to fork.
 _SINGLE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 _CONTROL_FD, _MAIN_PIDFD = 3, 4
@@ -51,8 +52,8 @@ class Zygote:
 
     def __init__(self, target: Target | None = None, preload: tuple[str, ...] = ()) -> None:
         if target is not None:
-            # Where another thread is in the midst of such an import, this waits for its end; a fork
-            # made meanwhile would wait for ever.
+            # If another thread is in the middle of such an import, this waits for it; a fork made
+            # meanwhile would wait for ever.
             import_all(preload)
         self.users = 0
         main_pidfd = open_pidfd(os.getpid())
@@ -77,7 +78,7 @@ class Zygote:
         except ProcessLookupError as error:
             ours.close()
             raise self.unsuitable("at once") from error
-        except BaseException:  # it ends with its socket
+        except BaseException:  # the zygote ends when its socket closes
             ours.close()
             raise
         self._control = ours
@@ -94,7 +95,7 @@ class Zygote:
             try:
                 socket.send_fds(self._control, [names or b" "], [theirs.fileno()])
             except (BrokenPipeError, ConnectionResetError):
-                pass  # its pidfd says the same, and whoever waits looks there
+                pass  # its pidfd reports the same, and waiting callers watch that
         return ours
 
     def is_running(self) -> bool:
@@ -105,7 +106,7 @@ class Zygote:
         """Return the exit code of a zygote that exited by itself, else None."""
         try:
             ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # somebody else in this program has reaped it
+        except ChildProcessError:  # other code of this program has reaped it
             return None
         return ended.si_status if ended and ended.si_code == os.CLD_EXITED else None
 
@@ -123,7 +124,7 @@ class Zygote:
         try:
             os.waitpid(self.pid, 0)
         except ChildProcessError:
-            pass  # reaped by somebody else in this program
+            pass  # reaped by other code of this program
         os.close(self.pidfd)
         self._control.close()
 
@@ -192,7 +193,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
     environ = dict(os.environ)
     for name in _SINGLE_THREAD:
         environ.setdefault(name, "1")
-    # Above the numbers they are to get, so that the one is not overwritten by the other.
+    # Above the target numbers, so that one does not overwrite another.
     sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (control_fd, main_pidfd)]
     try:
         return os.posix_spawn(
@@ -214,7 +215,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
 
 def _fork(ours: socket.socket, theirs: socket.socket, main_pidfd: int, target: Target) -> int:
     """Fork this process into a zygote; return its pid."""
-    for stream in (sys.stdout, sys.stderr):  # or what they hold would be written twice
+    for stream in (sys.stdout, sys.stderr):  # otherwise buffered output would be written twice
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
     pid = os.fork()
@@ -223,7 +224,7 @@ def _fork(ours: socket.socket, theirs: socket.socket, main_pidfd: int, target: T
             ours.close()
             serve_forked(theirs, main_pidfd, target)
         finally:
-            os._exit(1)  # whatever happens, it never goes on as a second main
+            os._exit(1)  # whatever happens, it never continues as a second main
     return pid
 
 

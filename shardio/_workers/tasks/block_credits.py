@@ -37,7 +37,7 @@ class BlockLender(Closing):
         """The number of blocks that each worker that has asked should have."""
         self._were_held_up = set[int]()
         """The workers that have asked since the loop last had to wait for long."""
-        self._are_known = False  # how large samples are
+        self._are_known = False  # the size of samples
 
     def ask(self, worker: int) -> None:
         """Record that a worker has a large sample and no block."""
@@ -64,7 +64,8 @@ class BlockLender(Closing):
             InsufficientMemory: there is no memory for a single one.
         """
         for worker in self._n_each:
-            # Each has one, whatever memory allows: the others' may lie idle for long.
+            # Each worker gets one, whatever memory allows: those of the others may stay idle for
+            # long.
             if not self._of_worker[worker]:
                 self._give(worker, send, is_needed=True)
         for worker, n in self._n_each.items() if self._are_known else ():
@@ -153,7 +154,8 @@ class LentBlocks:
         if self._loss is not None and not self._idle:
             raise self._loss
         number = self._idle[-1]
-        if number not in self._maps:  # not before: here it is told of a sample that it fails
+        # Mapped here and not before: an error is then reported for a sample
+        if number not in self._maps:
             self._maps[number] = BlockMap(self._fds[number])
         block = self._maps[number]
         parts = [buffer.raw() for buffer in buffers]

@@ -78,7 +78,7 @@ class ResultChunks:
 
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
-        self._large: list[Any] = []  # what waits for a portion of its own
+        self._large: list[Any] = []  # results that each need a chunk of their own
         self.n_passed_over = 0
         """The number of results to omit, since main has them from a worker that exited."""
         self.is_over = False
@@ -135,9 +135,9 @@ class CallRequest(IntEnum):
     """The kind of a message from main."""
 
     CALL = 1  # call the function with the item that follows
-    BLOCK = 2  # here is a block: its descriptor comes along
-    HELLO = 3  # here is the file for stacks
-    GO_ON = 4  # have the generator that a call has made give more
+    BLOCK = 2  # a block, whose descriptor is attached
+    HELLO = 3  # the file for stacks is attached
+    GO_ON = 4  # send more results of the generator that a call returned
 
 
 class CallOutcome(IntEnum):
@@ -146,7 +146,7 @@ class CallOutcome(IntEnum):
     INLINE = 1  # the value follows
     IN_BLOCK = 2
     FAILED = 3  # the pickled exception follows, and its traceback as text
-    FORKED = 4  # a fork of the worker has come back from the call, and has ended
+    FORKED = 4  # a fork of the worker returned from the call, and has ended
 
 
 def pack_call(said: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0) -> bytes:
@@ -180,7 +180,8 @@ def call_for_main(
             at_work[channel.index] = step + 1
             with pack_message(caller.answer(unpack_message(message, fds))) as parcel:
                 channel.send(*parcel)
-            at_work[channel.index] = 0  # after: what has been answered no death takes back
+            # Reset after sending: an answered item is never attributed to a crash
+            at_work[channel.index] = 0
 
 
 class _Caller:
@@ -236,7 +237,7 @@ class _Caller:
         try:
             return function()
         finally:
-            if this_process.pid != self._pid:  # only one of two may answer
+            if this_process.pid != self._pid:  # only one of the two may answer
                 self._channel.send(ANSWER.pack(CallOutcome.FORKED, 0, 0, step, 0, 0))
                 os._exit(1)
 
@@ -247,7 +248,7 @@ class _Caller:
                 f"{self._most_bytes}: raise it, or return less at a time"
             )
         if (n_lacking := found.n_bytes - block.backed_bytes()) > 0:
-            # First, and in words that fit: what is asked for again below is told of batches.
+            # First, with a message that names the result: the check below speaks of batches.
             what = f"the bytes that {self._is_called} returned"
             require(n_lacking, what, "return less, or load fewer at a time")
         block.grow(found.n_bytes)

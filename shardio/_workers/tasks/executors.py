@@ -65,7 +65,7 @@ class ThreadExecutor(StageExecutor):
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
         self._runner, self._stages, self._n_left = runner, stages[::-1], n_threads
-        self._idle: list[threading.Lock] = []  # the one that has worked last is woken first
+        self._idle: list[threading.Lock] = []  # the one that worked last is woken first
         self._is_waking = self._is_closed = False
         self._left: list[Any] = []
 
@@ -85,7 +85,7 @@ class ThreadExecutor(StageExecutor):
     def close(self) -> None:
         """Wake all threads that are idle, for them to end."""
         with self._runner.lock:
-            # What generators do at their end is for a thread, too: it may take long.
+            # Generators are closed in a thread: their cleanup may take long.
             self._left = [each for stage in self._stages for each in stage.take_suspended()]
             self._is_closed = True
             for bell in self._idle:
@@ -108,7 +108,7 @@ class ThreadExecutor(StageExecutor):
                 else:
                     bell.acquire()
                 is_woken = job is None
-                del job  # nothing of the user's is held while there is nothing to do
+                del job  # an idle thread holds no object of the user's
         except BaseException as error:  # noqa: BLE001 - ours; the loop must not wait for ever
             self._runner.break_down(error)
 
@@ -120,7 +120,8 @@ class ThreadExecutor(StageExecutor):
                 self._is_waking = False
             if self._is_closed:
                 return None
-            for stage in self._stages if not runner.is_closed else ():  # and soon these are
+            # Once closed, the stages hold nothing more to do
+            for stage in self._stages if not runner.is_closed else ():
                 job = stage.begin()
                 if job is not None:
                     runner.settle_before(stage)
@@ -156,7 +157,7 @@ class ThreadExecutor(StageExecutor):
                 return
             if not self._runner.give(job, (value,), now_ns() - start_ns):
                 if self._runner.is_closed:
-                    job.results = None  # it ends here, and not with whoever clears the line
+                    job.results = None  # the generator is closed here, not by whoever drops the job
                 return
             start_ns = now_ns()
             del value
@@ -189,7 +190,7 @@ class AsyncExecutor(StageExecutor):
         """Stop the event loop, which cancels all coroutines."""
         try:
             self._loop.call_soon_threadsafe(self._loop.stop)
-        except RuntimeError:  # it is closed already
+        except RuntimeError:  # the loop is closed already
             return
 
     def _run(self) -> None:
@@ -227,7 +228,7 @@ class AsyncExecutor(StageExecutor):
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._runner.break_down(error)  # ours; the loop must not wait for ever
+            self._runner.break_down(error)  # our own failure; the consumer must not wait for ever
 
     def _next_jobs(self) -> list[StageJob]:
         jobs = []
@@ -246,7 +247,7 @@ class AsyncExecutor(StageExecutor):
                 return
             value = await result
         except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
-            if self._runner.is_closed:  # it was cancelled for that
+            if self._runner.is_closed:  # it was cancelled for that reason
                 return
             self._runner.fail(job, error, now_ns() - start_ns)
         else:
@@ -322,7 +323,7 @@ class ProcessExecutor(StageExecutor):
                 _chunked(stage.call, stage.name),
                 self._n_workers,
                 most_items=stage.concurrency,
-                in_order=False,  # the stage keeps what order there is
+                in_order=False,  # the stage itself keeps the order, if any
                 is_called=stage.name,
             ) as task_pool:
                 task_pool.error_budget = _ReportingBudget(self._fail)
@@ -339,7 +340,7 @@ class ProcessExecutor(StageExecutor):
     def _drive(self, task_pool: TaskPool) -> None:
         while not self._runner.is_closed:
             if (asked := self._asked) is not None:
-                self._asked = None  # who asks waits: there is no other
+                self._asked = None  # the only one that asks is waiting
                 asked.set_result(task_pool.at_work(lambda number: said(self._jobs[number])))
             self._put_all(task_pool)
             found = task_pool.take()
@@ -361,9 +362,9 @@ class ProcessExecutor(StageExecutor):
                 task_pool.go_on(job.results)
                 continue
             try:
-                job.results = task_pool.put(job.item)  # by which its generator is asked for more
+                job.results = task_pool.put(job.item)  # this also asks its generator for more
             except (UnsupportedEnvironment, InsufficientMemory):
-                raise  # it has been put
+                raise  # it was put despite the interrupt
             except BaseException as error:  # noqa: BLE001 - the item cannot be pickled
                 self._runner.fail(job, error, 0)
             else:
@@ -420,7 +421,7 @@ class FutureExecutor(ThreadExecutor):
             self._runner.fail(job, error, 0)
             return
         self._futures.add(future)
-        if self._runner.is_closed:  # and `close` may have been through with those before
+        if self._runner.is_closed:  # and `close` may have gone through the jobs before
             future.cancel()
         future.add_done_callback(partial(self._take, job))
 

@@ -110,7 +110,7 @@ class InlinePool(Closing):
             self.error_budget.skip(number, item, error)
             return None
         finally:
-            error = None  # its traceback leads here
+            error = None  # its traceback refers to this frame
             self._calling_ns += now_ns() - start_ns
         self._n_taken += 1
         return number, value

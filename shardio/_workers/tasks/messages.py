@@ -63,9 +63,9 @@ class MessageKind(IntEnum):
     HELLO = 1  # the worker is connected
     SAMPLES = 2
     IN_BLOCK = 6  # samples, of which the last one's larger arrays are in a block
-    SKIPPED = 3  # in the place of a sample an exception follows, as of `failures.pack_error`
+    SKIPPED = 3  # instead of a sample an exception follows, packed by `pack_error`
     FAILED = 4  # such an exception ended the worker's iteration
-    END = 5  # there is no more: the number is that of all samples of this worker
+    END = 5  # no more samples: the number is that of all samples of this worker
 
 
 def pack_head(kind: MessageKind, worker: int, number: int, n_samples: int = 0) -> bytes:
@@ -102,7 +102,7 @@ class MessageBatch:
         self._file.seek(self._end)
         try:
             pickle_apart(sample, self._file, self.apart, LEAST_APART_BYTES)
-        except BaseException:  # the others are as they were
+        except BaseException:  # the samples before stay as they were
             self.apart.clear()
             raise
         size = self._file.tell() - self._end
@@ -128,7 +128,7 @@ class MessageBatch:
         """
         self._file.seek(self._end)
         self._file.write(struct.pack(f"<{len(self)}Q", *self._sizes))
-        self._file.truncate()  # what could not be pickled, or was taken back
+        self._file.truncate()  # removes what could not be pickled, or was taken back
         self._file.seek(0)
         kind = MessageKind.SAMPLES if place is None else MessageKind.IN_BLOCK
         self._file.write(pack_head(kind, self._worker, first, len(self)))
@@ -190,7 +190,7 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
 
 
 _NAME: Final = "samples"
-_RANDOM_LETTERS: Final = 8  # of `tempfile.mkdtemp`
+_RANDOM_LETTERS: Final = 8  # as in the names that `tempfile.mkdtemp` makes
 _MOST_BYTES: Final = 107
 """Of the path of a socket: the kernel has no room for more."""
 
@@ -296,7 +296,7 @@ class _FrameKeeper(Closing):
     def __init__(self) -> None:
         self._held: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self._ended: deque[weakref.ref[Any]] = deque()
-        self._end = self._ended.append  # not in Python, where Ctrl-C would strike
+        self._end = self._ended.append  # not a Python function, in which Ctrl-C could strike
 
     def memory_of(self, frame: Any) -> npt.NDArray[np.uint8]:
         """Return the memory of a frame, valid for as long as anything refers to it."""

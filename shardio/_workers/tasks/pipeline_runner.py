@@ -81,7 +81,7 @@ def said(job: StageJob) -> str:
 
 
 def _stack(frame: FrameType) -> str:
-    # The innermost call first, as faulthandler has it, which `shortened` reads.
+    # The innermost call first, as in faulthandler's output, which `shortened` reads.
     calls = reversed(traceback.extract_stack(frame))
     lines = [f'  File "{call.filename}", line {call.lineno} in {call.name}' for call in calls]
     return without_ours("\n".join(["thread:", *lines])).partition("\n")[2]
@@ -180,7 +180,8 @@ class PipelineRunner(Closing):
             ClosedError: the runner was closed, or this is a fork of its process.
         """
         if not self._is_through:
-            self._check_open()  # first: in a fork the turn may be that of a thread left behind
+            # Checked first: in a fork the turn may belong to a thread that does not exist there
+            self._check_open()
         with self._turn:
             return None if self._is_through else self._take(timeout_s)
 
@@ -198,7 +199,7 @@ class PipelineRunner(Closing):
                 if self._results.is_over:
                     break
                 if self.is_closed or self._breakdown is not None:
-                    continue  # since the check: nobody will ring for it
+                    continue  # closed since the check: no wake-up will come
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):
                 raise self._overdue(timeout_s)
@@ -209,7 +210,7 @@ class PipelineRunner(Closing):
         try:
             raise error
         finally:
-            del error  # its traceback leads here
+            del error  # its traceback refers to this frame
 
     def _overdue(self, timeout_s: float | None) -> BatchTimeout:
         told = {stage: hands.tell() for stage, hands in self._executors.items()}
@@ -235,7 +236,8 @@ class PipelineRunner(Closing):
             self._end()
 
     def _end(self) -> None:
-        if self._pid != this_process.pid:  # the threads are the parent's, and so may the lock be
+        # The threads, and possibly the lock, belong to the parent
+        if self._pid != this_process.pid:
             return
         with self.lock:
             if self.is_closed:
@@ -245,7 +247,7 @@ class PipelineRunner(Closing):
             self._results.ring()
         for hands in {id(each): each for each in self._executors.values()}.values():
             hands.close()
-        for stage in self._stages:  # nobody looks there any more
+        for stage in self._stages:  # nothing reads these queues any more
             stage.clear()
         self._results.entries.clear()
 

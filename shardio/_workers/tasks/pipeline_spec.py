@@ -52,7 +52,7 @@ def user_call(name: str, function: Any) -> UserCall:
 
 
 def _kind(function: Callable[..., Any]) -> Kind:
-    # An object that is called is what its method is, but a class is no coroutine of its instances.
+    # For a callable object its `__call__` decides; for a class, its instances' methods do not.
     method = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
     for each in (function, method):
         if inspect.iscoroutinefunction(each):

@@ -53,9 +53,9 @@ _PARTS: Final = 16
 class Command(IntEnum):
     """The command of a message from main."""
 
-    CREDIT = 1  # so many bytes more have been handed over
-    BLOCK = 2  # the block of this number may be filled; the first time its descriptor comes along
-    GOODBYE = 3  # main has all that the worker has sent
+    CREDIT = 1  # the number of bytes handed over since the last credit
+    BLOCK = 2  # a block that may be filled; its descriptor is attached the first time
+    GOODBYE = 3  # main has received everything that the worker has sent
 
 
 class WorkerInfo(NamedTuple):
@@ -98,14 +98,15 @@ def send_all(
     keep_freed_memory()
     answer_with_stacks(channel.fds[channel.index])
     _here = WorkerInfo(channel.index, n_workers)
-    os.environ["WORKER"], os.environ["NUM_WORKERS"] = map(str, _here)  # webdataset looks there
+    # Webdataset reads these variables
+    os.environ["WORKER"], os.environ["NUM_WORKERS"] = map(str, _here)
     zmq = zeromq()
     channel.send(READY)
     address = channel.recv()
     if address is None:
         return
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.linger = 0  # nothing is under way when a worker ends, unless main has gone
+        socket.linger = 0  # nothing is unsent when a worker ends, unless main is gone
         socket.sndhwm = 0  # bytes are bounded, not messages
         socket.connect(os.fsdecode(address))
         with _Sender(socket, channel, most_bytes) as outbox, suppress(_MainExited):
@@ -154,13 +155,14 @@ class _Sender(Closing):
                         break
                 except _MainExited:
                     raise
-                except BaseException as error:  # sys.exit and all, as below
+                # User code may raise anything, sys.exit included; so below
+                except BaseException as error:
                     if most_skips is None:
                         raise
                     self._say(MessageKind.SKIPPED, pack_error(self._as_failure(error)))
                     self._n_sent += 1
                     n_left -= 1
-                    if n_left < 0:  # more than main forgives
+                    if n_left < 0:  # more failed than main allows
                         return
         except _MainExited:
             raise
@@ -192,7 +194,8 @@ class _Sender(Closing):
     def _send_next(self, samples: Iterator[Any]) -> bool:
         """Send a sample, at once or soon; return False if there are no more."""
         try:
-            sample = next(samples)  # no `for`: whose `__iter__` begins anew would never end
+            # Not a `for`: an object whose `__iter__` starts again would never end
+            sample = next(samples)
         except StopIteration:
             return False
         self._check_process()
@@ -208,7 +211,7 @@ class _Sender(Closing):
             if is_large or time.monotonic() - self._sent_s >= _SOON_S:
                 try:
                     self._flush()
-                except BaseException:  # the others are sent, with what is said of this one
+                except BaseException:  # the samples before are sent, together with the error
                     self._unsent.take_back()
                     raise
         if self._unsent:
@@ -221,13 +224,14 @@ class _Sender(Closing):
         if not sheaf:
             return
         n_bytes = sheaf.n_bytes
-        while 0 < self._n_under_way > self._most_bytes - n_bytes:  # one alone may be of any size
+        # A single sample may have any size
+        while 0 < self._n_under_way > self._most_bytes - n_bytes:
             self._receive_command()
         place = None
         if sheaf.n_apart_bytes >= LEAST_IN_BLOCK_BYTES:
             self._await_block()
             place = self._lent_blocks.fill(sheaf.apart)
-        # Copied, as the dataset may meanwhile write something else into its arrays.
+        # Copied: the dataset may reuse its arrays for the next sample.
         frames = sheaf.frames(self._n_sent, place)
         if place is not None:
             # Before sending: an interrupted call may have sent the message all the same.
@@ -256,7 +260,7 @@ class _Sender(Closing):
                     return
                 try:
                     self._flush()
-                except _MainExited:  # as the dataset's thread will see
+                except _MainExited:  # the dataset's thread notices by itself
                     return
 
     def close(self) -> None:

@@ -121,7 +121,7 @@ class ReceiveBuffer:
             )
             failure.__cause__ = error
             self.skip(worker, failure)
-            self._last_was_skipped[worker] = False  # there, all was well
+            self._last_was_skipped[worker] = False  # for this sample there was no error
             return SKIPPED
         self.n_arrived[worker] += 1
         return sample
@@ -232,16 +232,16 @@ class SampleStream(Closing):
         """Return the next sample of any worker."""
         if self._is_over:
             raise StopIteration
-        if self._pid != this_process.pid:  # the socket would be two processes'
+        if self._pid != this_process.pid:  # two processes would share the socket
             raise ClosedError(
                 "an iteration was begun before this process was forked off; begin another here"
             )
         try:
             return self._next()
-        except BaseException as error:  # Ctrl-C, too
+        except BaseException as error:  # Ctrl-C included
             if self._is_over and isinstance(error, ClosedError):  # another thread saw the end
                 raise StopIteration from None
-            # Of one that was ended from elsewhere that is said every time.
+            # If the loader was closed elsewhere, every call reports it.
             self._is_over = self._finalizer.alive
             self.close()
             raise
@@ -334,7 +334,8 @@ class SampleStream(Closing):
         """Release a worker whose samples have all arrived."""
         if self._loss is None:
             self._handle_events()
-        if text := self._last_words.get(worker):  # of a fork of it, as it lives itself
+        # The last words of a fork, as the worker itself is alive
+        if text := self._last_words.get(worker):
             raise TransformError(text)
         self._say(f"worker {worker} has finished: {self._arrivals.counted(worker)}")
         if self._arrivals.ended_with_a_skip(worker):
@@ -382,9 +383,9 @@ class SampleStream(Closing):
                 if event.worker in self._going:
                     self._record_exit(event)
                     if self._loss is not None:
-                        return  # nobody is left to be told anything
+                        return  # there is nobody left to report to
             elif event.data == WANT:
-                if event.worker in self._going:  # it may have got one since, and come to its end
+                if event.worker in self._going:  # it may have received one since, and finished
                     self._block_lender.ask(event.worker)
             else:
                 self._waiting.discard(event.worker)
@@ -421,7 +422,7 @@ class SampleStream(Closing):
         n_samples = self._arrivals.n_known(died.worker) + sum(head[3] for head in heads)
         said = f":\n\n{text}" if (text := self._last_words.get(died.worker)) else ""
         self._loss = WorkerDied(f"{died.manner}, after {n_samples} samples of it{said}")
-        self._pool.close()  # the others have nothing more to do
+        self._pool.close()  # the workers have nothing more to do
 
     def _overdue(self) -> Exception:
         stacks = self._pool.stacks(self._stacks)
@@ -445,7 +446,7 @@ def _let_go(
     """End everything that an iteration holds, workers first; in a fork of its owner nothing."""
     if os.getpid() != owner_pid:
         return
-    pool.close()  # also wakes whoever waits
+    pool.close()  # also wakes threads that wait
     with lock:
         for box in boxes:
             box.close()

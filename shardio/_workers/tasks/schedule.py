@@ -77,7 +77,7 @@ class Schedule:
     @property
     def n_wanted(self) -> int:
         """Return the number of steps to assign to workers that have room for them."""
-        # After a failure nothing new behind it will be delivered.
+        # After a failure, later steps would not be delivered.
         n_new = 0 if self._failed else max(0, self._last - self._next_assigned)
         n_left = len(self._lost) + n_new
         full = self._full
@@ -130,7 +130,7 @@ class Schedule:
         least = min(loads)
         if least >= self._full or not (self._free or self._lost):
             raise AssertionError("nothing can be assigned")
-        if self._lost:  # first: the loop may be waiting for it
+        if self._lost:  # lost steps first: the loop may be waiting for one
             step = min(self._lost)
             block = self._lost.pop(step)
         else:
@@ -148,7 +148,7 @@ class Schedule:
 
     def done(self, worker: int, step: int, *, is_quick: bool = False) -> None:
         """Record that a worker has filled the block of a step, and whether it was quick."""
-        self._ready[step] = self._tasks[worker].pop(step)  # `_answered`, without the call
+        self._ready[step] = self._tasks[worker].pop(step)  # `_answered`, inlined
         self.n_in_flight -= 1
         self._loads[worker] = load = self._loads[worker] - 1
         self._n_low += load == self._lows[worker]
@@ -160,7 +160,8 @@ class Schedule:
 
         A slow one with as many tasks as a quick one would delay all steps behind its own.
         """
-        if self._base_depth == 1:  # who takes one task at a time takes no more for being quick
+        # A worker that takes one task at a time keeps to that, even if it is quick
+        if self._base_depth == 1:
             return
         self._is_quick[worker] = is_quick
         full, depth = self._full, QUICK_DEPTH if is_quick else self._base_depth
@@ -213,8 +214,8 @@ class Schedule:
             self.n_circulating -= 1
         elif self.next_step in self._failed:
             self._last = self.next_step
-            # Kept nowhere, not even under a name: its traceback leads to the loop, and so to the
-            # loader, which would live on with it.
+            # Not bound to any name: its traceback refers to the loop, and so to the loader, which
+            # it would keep alive.
             raise self._failed.pop(self.next_step)
         return block
 
@@ -239,7 +240,7 @@ class Schedule:
             return step, block
         for step in self._failed:
             self._last = self.next_step
-            raise self._failed.pop(step)  # kept nowhere, as in `deliver`
+            raise self._failed.pop(step)  # not bound to a name, as in `deliver`
         return None
 
     def end_at(self, last: int) -> None:

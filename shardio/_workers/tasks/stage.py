@@ -117,7 +117,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self._schedule = Schedule(0, ENDLESS, 1, self.concurrency)
-        # As many again, so that one slow job does not hold up those behind it.
+        # Twice as many, so that one slow job does not hold up those behind it.
         for ticket in range(self.concurrency * (2 if self.in_order else 1)):
             self._schedule.free(ticket)
 
@@ -228,7 +228,8 @@ class Stage:
     def _may_give(self, step: int, *, is_next: bool) -> bool:
         if self.in_order and step != self._schedule.next_step:
             return len(self._held.get(step, ())) < _AHEAD
-        # It goes on when all is taken: a thread that is woken for every item costs more than most.
+        # Resumed when everything is taken: waking a thread for every item costs more than most
+        # items.
         return len(self.out) < (_MOST_OUT if is_next else 1)
 
     def finish(self, job: StageJob) -> None:
@@ -245,7 +246,7 @@ class Stage:
     def fail(self, job: StageJob, error: Exception) -> None:
         """Record that a job has failed; the stage fails when the job's turn comes."""
         self.n_failed += 1
-        self._has_failed = True  # nothing behind it will be asked for
+        self._has_failed = True  # nothing behind it will be requested
         self._leave(job)
         self._schedule.failed(0, job.step, _Failed(error))
         self._collect()
@@ -362,7 +363,7 @@ class OutputQueue:
         self.n_taken = self.waiting_ns = 0
         self._most = most
         self._is_awaited = False
-        # Of C alone: Ctrl-C comes before it is taken, or after.
+        # Implemented in C: Ctrl-C strikes before it is acquired, or after.
         self._bell = threading.Lock()
         self._bell.acquire()
 
@@ -394,7 +395,7 @@ class OutputQueue:
 
     def ring(self) -> None:
         """Wake the loop, if it waits."""
-        # It may have been woken already, by Ctrl-C.
+        # It may have been released already, by Ctrl-C.
         if self._is_awaited and self._bell.locked():
             self._bell.release()
         self._is_awaited = False

@@ -181,7 +181,7 @@ class TaskPool(Closing):
         self._schedule = Schedule(0, ENDLESS, n_workers)
         self._calls: dict[int, PendingCall] = {}
         self._parts: deque[PendingCall] = deque()
-        self._resumed: deque[tuple[int, int]] = deque()  # worker and step, to go on with
+        self._resumed: deque[tuple[int, int]] = deque()  # worker and step of generators to resume
         self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
         self._n_restarts = self._idle_deaths = 0
         self._last_words: dict[int, str] = {}
@@ -242,7 +242,7 @@ class TaskPool(Closing):
         named = request if item is None else item
         self._calls[self.n_put] = PendingCall(self.n_put, named, packed_request)
         self.n_put += 1
-        # A block of the schedule stands for an item here; the memory comes when it is given out.
+        # A block of the schedule stands for an item here; memory is assigned when the item is sent.
         self._schedule.free(0)
         self._send_waiting()
         return self.n_put - 1
@@ -284,7 +284,7 @@ class TaskPool(Closing):
         """Request the next value of such an item, whose latest value was taken."""
         call = self._calls[step]
         call.is_suspended = False
-        if call.worker is not None:  # else it goes to the next that has room
+        if call.worker is not None:  # otherwise the next worker with room gets it
             self._resumed.append((call.worker, step))
             self._send_waiting()
 
@@ -348,7 +348,7 @@ class TaskPool(Closing):
                 worker, step, _ = schedule.assign()
             call = self._calls[step]
             call.worker, call.block = worker, block
-            if call.is_suspended:  # the worker that had it is dead, and no more is asked for
+            if call.is_suspended:  # its worker has exited, and no more results are requested
                 call.give_back(self._blocks)
             else:
                 self._send(worker, step, call, block)
@@ -405,7 +405,7 @@ class TaskPool(Closing):
         how = died.manner
         if text := self._last_words.pop(worker, ""):
             raise TransformError(f"{self._is_called} cannot be had in a worker; {how}:\n\n{text}")
-        self._idle_deaths += step is None  # of an item only so many die
+        self._idle_deaths += step is None  # a crash over an item is limited per item
         if self._idle_deaths > 2 * self._n_workers + _MOST_DEATHS:
             raise UnsupportedEnvironment(f"workers die before they begin anything: {how}")
         tasks = self._schedule.tasks_of(worker)

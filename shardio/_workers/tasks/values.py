@@ -164,7 +164,7 @@ class ValueBlocks(Closing):
         if number is None:
             if self._n_under_way and not is_needed:
                 return None
-            number = pool.make_extra()  # nothing would come back that could be waited for
+            number = pool.make_extra()  # no block is out that could be waited for
         self._n_under_way += 1
         return pool[number]
 

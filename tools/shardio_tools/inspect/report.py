@@ -247,7 +247,7 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
         return inspection
     with dataset:
         inspection.facts |= dataset_facts(inspection, dataset)
-        groups = {"": dataset.shards, **dataset.sides}
+        groups = {"": dataset.shards, **dataset.column_groups}
         surveys = _surveys(inspection, path, [s.name for group in groups.values() for s in group])
         for side, shards in groups.items():
             listed = [surveys[shard.name] for shard in shards if shard.name in surveys]
@@ -268,7 +268,7 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
 def dataset_facts(inspection: Inspection, dataset: shardio.ShardDataset) -> Facts:
     """Return the facts stated by a generation; without inputs if their list is damaged."""
     outcomes: dict[str, int] = {}
-    sides = dataset.sides
+    sides = dataset.column_groups
     inputs = inspection.attempt(dataset.path, lambda: tuple(dataset.inputs)) or ()
     for entry in inputs:
         outcomes[entry["outcome"]] = outcomes.get(entry["outcome"], 0) + 1
@@ -312,7 +312,9 @@ def _list(facts: Facts, side: str, surveys: list[Survey]) -> None:
 
 def _schema_of(dataset: shardio.ShardDataset, side: str) -> shardio.Schema:
     """Return the expected schema of shards: of whole samples, or of an added column."""
-    names = [side] if side else [name for name in dataset.schema if name not in dataset.sides]
+    names = (
+        [side] if side else [name for name in dataset.schema if name not in dataset.column_groups]
+    )
     return shardio.Schema({name: dataset.schema[name] for name in names})
 
 
@@ -381,7 +383,9 @@ def dataset_sample(inspection: Inspection, dataset: shardio.ShardDataset, row: i
     shard = int(dataset.locate(np.array([row]))[0])
     in_shard = row - int(dataset.starts[shard])
     fields: Facts = {}
-    named = {"": dataset.shards[shard]} | {name: s[shard] for name, s in dataset.sides.items()}
+    named = {"": dataset.shards[shard]} | {
+        name: s[shard] for name, s in dataset.column_groups.items()
+    }
     for side, summary in named.items():
         place = os.path.join(dataset.path, summary.name)
         # That this shard does not open has been said already.
@@ -421,7 +425,7 @@ def inspect_url(url: str, sample: int | None) -> Inspection:
     with shardio.open(url) as dataset:
         inspection.facts |= dataset_facts(inspection, dataset)
         inspection.facts["shards"] = _listed(dataset.shards)
-        for name, beside in dataset.sides.items():
+        for name, beside in dataset.column_groups.items():
             inspection.facts.setdefault("column_groups", {})[name] = _listed(beside)
         row = checked_row(url, sample, len(dataset))
         if row is not None:
