@@ -113,7 +113,7 @@ class Collation:
             return None
         rule = self.named.get(name)
         if rule is None and self.others.kind == "stack":
-            return None  # without a word on it, what varies is a list
+            return None  # by default, a varying field becomes a list
         rule = rule or self.others
         if rule.kind == "list":
             return None

@@ -195,7 +195,7 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
             continue
         made = sample[name]
         if isinstance(made, _ARRAYS) and made.shape == field.shape and _is_dtype(made.dtype, field):
-            continue  # as nearly always: the rest takes ten times as long
+            continue  # the usual case: the general one takes ten times as long
         if not isinstance(made, _NUMBERS):
             raise SchemaError(
                 f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, "

@@ -71,12 +71,13 @@ class ExportTarget:
         make_folder(self.out.parent)
         sweep(self.out.parent)
         if (self._replaced / ABOUT_FILE).exists() and not os.path.lexists(self.out):
-            rename(self._replaced, self.out)  # an export was killed in the middle of `_rename`
+            rename(self._replaced, self.out)  # an export was killed during `_rename`
             self._check_out()
         self._staging, self._fd = make_staging(self.out.parent)
         self.folder = self._staging / "new"
         try:
-            if (self._replaced / ABOUT_FILE).exists():  # one was killed at the end of `_rename`
+            # An export was killed at the end of `_rename`
+            if (self._replaced / ABOUT_FILE).exists():
                 rename(self._replaced, self._staging / "older")
             make_folder(self.folder)
         except BaseException as error:
@@ -106,7 +107,7 @@ class ExportTarget:
             rename(self.folder, self.out)
         except BaseException as error:
             if is_replaced:
-                with contextlib.suppress(OSError):  # raise the first error
+                with contextlib.suppress(OSError):  # the first error is raised
                     rename(self._replaced, self.out)
             if not isinstance(error, OSError) or error.errno not in _NOT_EMPTY_ERRNOS:
                 raise
@@ -126,7 +127,7 @@ class ExportTarget:
             if error is None:
                 remove_tree(self._staging)
             else:
-                with contextlib.suppress(OSError):  # raise the first error
+                with contextlib.suppress(OSError):  # the first error is raised
                     remove_tree(self._staging)
         finally:
             os.close(self._fd)

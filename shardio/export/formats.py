@@ -75,7 +75,7 @@ _MAX_BYTES: Final = 16 << 20
 """Maximum bytes of columns, and of all other values, in one batch; a larger sample is its own
 batch.
 """
-_NUMBER_BYTES: Final = 8  # approximate; true, false and null count as much
+_NUMBER_BYTES: Final = 8  # approximate; true, false and null count the same
 Rows = npt.NDArray[np.int64]
 
 

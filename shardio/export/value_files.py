@@ -146,7 +146,7 @@ def npy_encoder(field: Array) -> Callable[[Any], bytes]:
         array = numbers(np.asarray(value, field.numpy))
         head = heads.get(array.shape)
         if head is None:
-            if len(heads) > 4096:  # each sample may have its own shape
+            if len(heads) > 4096:  # bounded: each sample may have a shape of its own
                 heads.clear()
             header = {"descr": dtype.str, "fortran_order": False, "shape": array.shape}
             file = io.BytesIO()

@@ -132,7 +132,7 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
         )
     found: set[str] = set()
     for name, field in fields.items():
-        # A suffix chosen by content may be any.
+        # A suffix chosen by the content may be any of several.
         suffix = "" if has_suffix(name, field) else suffix_of(name, field) or ".any"
         member_name = f"{name}{suffix}".lower()
         if member_name in found:

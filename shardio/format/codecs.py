@@ -100,7 +100,7 @@ def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
         return b""
     try:
         return zstandard.train_dictionary(size, samples, level=ZSTD_LEVEL).as_bytes()
-    except zstandard.ZstdError:  # too small, or too much alike to learn from
+    except zstandard.ZstdError:  # too little data, or records too similar to train on
         return b""
 
 

@@ -113,7 +113,7 @@ def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
     if not len(entries) or payload_bytes > _SIZE_MASK or isinstance(field, Array | List):
         return False
     if isinstance(field, MEDIA) and not sizes.all():
-        return False  # it is missing, if it may be
+        return False  # a missing value of an optional field
     fit = max(sizes.max(), offsets.max()) <= payload_bytes
     return bool(
         fit and (offsets + sizes).max() <= payload_bytes and (entries["stored"] == sizes).all()

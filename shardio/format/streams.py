@@ -267,7 +267,7 @@ def packets_error(packets: Packets, n_bytes: int) -> str | None:
     if (packet_flags(packets) & ~_FLAGS).any():
         return "a packet has a flag that is not known"
     offsets, sizes = packets["offset"], packet_sizes(packets).astype(np.uint64)
-    # No sum overflows where none of them is beyond n_bytes, which is less than 2^63.
+    # No sum overflows if each of them is at most n_bytes, which is below 2^63.
     is_inside = max(int(offsets.max()), int(sizes.max())) <= n_bytes
     ends = offsets + sizes
     tile = is_inside and offsets[0] == 0 and ends[-1] == n_bytes

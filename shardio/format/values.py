@@ -178,7 +178,7 @@ def encode_record(name: str, field: Field, value: object) -> tuple[memoryview, t
         return array.reshape(-1).view(np.uint8).data, array.shape
     if isinstance(field, Json):
         try:
-            record = canonical_json(value)  # first: it refuses what refers to itself
+            record = canonical_json(value)  # first: it rejects values that contain themselves
             check_json(value)
         except SchemaError as error:
             raise SchemaError(f"field {name!r}: {error}") from error
@@ -345,7 +345,7 @@ def row_encoder(name: str, field: Array) -> Callable[[Any], Content | None]:
                     return row
         elif kind is scalar:
             return value.tobytes()  # type: ignore[no-any-return]
-        elif kind is number and value == value:  # no NaN: of those there are many
+        elif kind is number and value == value:  # not NaN, which has many representations
             try:
                 return pack(value)
             except (struct.error, OverflowError):

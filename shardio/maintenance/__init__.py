@@ -59,7 +59,7 @@ __all__ = [
     "survey_shard",
 ]
 
-# Where each name lives.
+# The module of each public name.
 _HOMES = {
     "AuditProgress": "shardio.maintenance.verify.runner",
     "AuditReport": "shardio.maintenance.verify.dataset",

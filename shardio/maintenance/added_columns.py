@@ -231,7 +231,7 @@ def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
             raise TypeError
         found = iter(values)
         n_values = len(values) if isinstance(values, Sized) else len(dataset)
-    except TypeError as error:  # also of a NumPy array without dimensions
+    except TypeError as error:  # raised for a NumPy array without dimensions, too
         raise InvalidArgument(
             "values must be an iterable with one value for each sample, or a function; found a "
             f"{type(values).__name__}"

@@ -54,7 +54,7 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
         return value_digests(reader, name, rows)
     entries = reader.records.entries(name, rows)
     kinds = codecs(entries)
-    if (kinds > Codec.ZSTD).any():  # what the stored bytes mean depends on more than them
+    if (kinds > Codec.ZSTD).any():  # the meaning of the stored bytes depends on a dictionary
         return value_digests(reader, name, rows)
     digests = mix(entries["hash"].astype(np.uint64), kinds)
     if isinstance(field, STREAMED):
@@ -93,7 +93,7 @@ def mix(digests: Digests, *others: npt.NDArray[Any]) -> Digests:
 
 def _column_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
     digests = _row_digests(reader, name, rows)
-    if reader.schema.columns[name].optional:  # a row that is not there is zeros
+    if reader.schema.columns[name].optional:  # a missing row is zeros
         return mix(digests, reader.present(name, rows))
     return digests
 

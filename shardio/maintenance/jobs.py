@@ -124,7 +124,7 @@ class _Round:
         self._pieces.forget(died.worker)
         number = self._doing.pop(died.worker, None)
         if number is None:
-            return  # it had nothing to do, and there is nothing more
+            return  # it was idle, and no jobs are left
         self._n_deaths[number] += 1
         if self._n_deaths[number] == MAX_DEATHS:
             raise WorkerDied(
@@ -146,7 +146,8 @@ def _serve(function: Callable[[int], Any], channel: Channel) -> None:
         try:
             answer = _RESULT + pickle.dumps(function(int(message)))
         except Exception as error:  # noqa: BLE001  # it is raised in main
-            if not isinstance(error, ShardioError | OSError):  # these say themselves what is wrong
+            # These errors are clear by themselves
+            if not isinstance(error, ShardioError | OSError):
                 error.add_note(f"in a worker:\n{traceback.format_exc()}")
             answer = _ERROR + pack_error(error)
         send_chunks(channel, answer)

@@ -312,7 +312,7 @@ def _size_of(path: str) -> int:
     try:
         return os.path.getsize(path)
     except OSError:
-        return 0  # missing: that is said when its turn comes
+        return 0  # a missing file is reported when its turn comes
 
 
 def _save(parts: Sequence[Part], rewriting: Rewriting, found: ShardRepair) -> None:

@@ -190,7 +190,7 @@ def _remove_old(root: Path) -> int:
     named = {shard.name for shard, _ in published.files}
     n_removed = 0
     for name in sorted(set(_older_names(root, published.number)) - named):
-        with contextlib.suppress(FileNotFoundError):  # removed before
+        with contextlib.suppress(FileNotFoundError):  # removed already
             (root / name).unlink()
             n_removed += 1
     return n_removed
@@ -198,7 +198,7 @@ def _remove_old(root: Path) -> int:
 
 def _older_names(root: Path, number: int) -> Iterator[str]:
     for older in range(1, number):
-        with contextlib.suppress(DataError):  # verify names it
+        with contextlib.suppress(DataError):  # verification reports it
             yield from (shard.name for shard, _ in load_generation(root, older).files)
 
 

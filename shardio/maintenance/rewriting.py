@@ -116,7 +116,8 @@ def make_staging(root: Path) -> tuple[Path, int]:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
-        with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
+        # On a file system without locks, no process removes leftovers
+        with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(folder)):
@@ -142,14 +143,14 @@ def sweep(root: Path) -> None:
     The shards that they had named already are removed too, unless a generation names them.
     """
     for folder in root.glob(_PREFIX + "*"):
-        with contextlib.suppress(OSError):  # held, gone, or no folder
+        with contextlib.suppress(OSError):  # locked, removed meanwhile, or not a folder
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove_named(root, folder)
                 shutil.rmtree(folder, ignore_errors=True)
             except DataError:
-                continue  # a generation that cannot be read may name them: for a later sweep
+                continue  # a generation that cannot be read may name them: a later run removes them
             finally:
                 os.close(fd)
 
@@ -161,9 +162,10 @@ def _remove_named(root: Path, folder: Path) -> None:
     numbers = [int(p.stem) for p in (root / GENERATIONS).glob("[0-9]*.json") if p.stem.isdecimal()]
     named = {shard.name for n in numbers for shard, _ in load_generation(root, n).files}
     for line in (folder / _NAMES).read_text("utf-8").splitlines():
-        with contextlib.suppress(ValueError, FileNotFoundError):  # half a line; renamed never
+        # An incomplete line; its shard was never renamed
+        with contextlib.suppress(ValueError, FileNotFoundError):
             inode, name = json.loads(line)
-            # Under the name may lie what another writer put there.
+            # Another writer may have used the name since.
             if name not in named and (root / name).stat().st_ino == inode:
                 (root / name).unlink()
 
@@ -366,7 +368,7 @@ class Rewriting:
                         f"{self.root / name}: another writer has put it there meanwhile; nothing "
                         "of theirs was changed; choose another folder"
                     ) from error
-                continue  # of a writer that was killed, or is about to publish
+                continue  # left by a killed writer, or of one that is about to publish
             moved.append(name)
             return dataclasses.replace(part, name=name)
         raise AssertionError("names never run out")
@@ -384,7 +386,7 @@ class Rewriting:
         except DatasetNotFound:
             published = set()
         except (ShardioError, OSError):
-            return  # whether they are named cannot be told
+            return  # it is unknown whether a generation names them
         for name in set(moved) - published:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.root / name)
@@ -400,7 +402,7 @@ class Rewriting:
         shutil.rmtree(self.staging, ignore_errors=True)
         os.close(self._lock_fd)
         if self._made_root:
-            with contextlib.suppress(OSError):  # not empty: the dataset is there
+            with contextlib.suppress(OSError):  # not empty: the dataset is in it
                 self.root.rmdir()
 
 

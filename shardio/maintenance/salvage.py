@@ -108,7 +108,7 @@ class _Records:
     def hashes(self, first: int, last: int) -> bytes:
         """Return the hashes of chunks `first` to `last` - 1; b"" if one cannot be located."""
         numbers = np.arange(first, last).astype(np.uint64)
-        # Who has no chunks has the first one of the next.
+        # A record without chunks gets the first chunk of the next one.
         rows = np.searchsorted(self._firsts, numbers, side="right") - 1
         if not len(rows) or rows.min() < 0:
             return b""
@@ -270,7 +270,7 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
             reason = reason or header
             continue
         try:
-            check_place(header, header.file_size, path)  # the file itself may be cut or longer
+            check_place(header, header.file_size, path)  # the file itself may be shorter or longer
             end = header.table_offset + header.table_size
             if end > len(content):
                 raise ShardCorrupt(

@@ -146,7 +146,7 @@ def _allot(
 ) -> npt.NDArray[np.int64]:
     """Return the part of each group: in a random order, each to the part that lacks the most."""
     numbered, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
-    keys = mix(key, numbered, key, key)  # rounds enough for neighbours to have nothing in common
+    keys = mix(key, numbered, key, key)  # enough rounds to make the keys of neighbours independent
     lacking = [share * len(groups) for share in shares]
     numbers = np.zeros(len(counts), np.int64)
     for k in np.argsort(keys, kind="stable").tolist():

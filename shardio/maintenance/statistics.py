@@ -206,7 +206,7 @@ class _Tally:
         self._see_shape(values.shape[1:])
         if values.dtype.kind == "b":
             values = values.view(np.uint8)
-        if self._dtype == "bfloat16":  # held as the upper halves of float32
+        if self._dtype == "bfloat16":  # stored as the upper halves of float32
             values = (values.astype(np.uint32) << 16).view(np.float32)
         flat = values.reshape(-1)
         for first in range(0, len(flat), _CHUNK_ITEMS):
@@ -233,7 +233,7 @@ class _Tally:
             return
         self._see_range(numbers.min().item(), numbers.max().item())
         wide = numbers.astype(np.float64)
-        with np.errstate(all="ignore"):  # sums of what is near the largest float64
+        with np.errstate(all="ignore"):  # sums of values near the largest float64
             n, mean = len(wide), float(wide.mean())
             wide -= mean
             squares = float(wide @ wide)

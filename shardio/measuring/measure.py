@@ -292,7 +292,7 @@ def _run(
 ) -> LoadingRun:
     with ShardLoader(path, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
-        _iterate(loader, 1, None)  # until workers have started
+        _iterate(loader, 1, None)  # so that workers have started
         loader.load_state_dict(start)
         before, begin_s = cpu_times(), time.thread_time()
         n_batches = _iterate(loader, len(loader), seconds)
@@ -304,7 +304,7 @@ def _run(
         warm, main_cpu_s, end_s = LoadingStats(), 0.0, time.perf_counter() + seconds
         before = cpu_times()
         while not warm.n_batches or time.perf_counter() < end_s:
-            loader.load_state_dict(start)  # the same samples: all of them are in memory
+            loader.load_state_dict(start)  # the same samples: all of them are in memory now
             begin_s = time.thread_time()
             _iterate(loader, n_batches, None)
             main_cpu_s += time.thread_time() - begin_s

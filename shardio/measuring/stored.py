@@ -31,7 +31,7 @@ from shardio.media import AudioDecoder, ClipDecoder, decode_image
 _MAX_COMPARED: Final = 5  # files
 _MAX_ROWS: Final = 24
 _MAX_TAKEN: Final = 200
-_BEST_DB: Final = 100.0  # no difference at all would be infinite
+_BEST_DB: Final = 100.0  # equal pixels would give infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ def estimate(
         InvalidArgument, ShardioError: as of `convert`.
     """
     listing = list_inputs(os.fspath(src))
-    kind = kind or guess_kind(listing.inputs)  # of all names: some may promise something else
+    # From all names: a part of them may indicate another kind
+    kind = kind or guess_kind(listing.inputs)
     others = signature(convert).parameters
     own = {name: value for name, value in options.items() if name not in others}
     every = [one for one in join_parts(listing, make_source(kind, own)).inputs if not one.part_of]
@@ -110,7 +111,8 @@ def estimate(
         source = os.path.join(folder, "in")
         out = os.path.join(folder, "out")
         try:
-            with warnings.catch_warnings():  # of a split, by names of the temporary folder
+            # Warnings about folders like a split, naming the temporary folder
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
                 sample = convert(source, out, kind=kind, workers=workers, **options)
         except NoMatchingInputs as error:

@@ -111,7 +111,7 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
                 f"until every source is seen whole, an epoch would have more than {most // 2} "
                 "positions; the maximum is 2^48: give larger weights to large sources"
             )
-    least = -1  # the last that is known to go on
+    least = -1  # the last source known to continue
     while most - least > 1:
         n = (least + most) // 2
         least, most = (n, most) if goes_on(n) else (least, n)
@@ -201,7 +201,7 @@ class MixtureOrder:
         before, here = counts[:n], counts[n:] - counts[:n]
         # Positions past the epoch's end get an extra source, and stay at the end.
         here = np.concatenate([here, SPAN - here.sum(1, keepdims=True)], axis=1).reshape(-1)
-        in_turn = np.tile(np.arange(n_sources + 1, dtype=np.int16), n)  # small: it sorts faster
+        in_turn = np.tile(np.arange(n_sources + 1, dtype=np.int16), n)  # a small dtype sorts faster
         slots = np.repeat(in_turn, here).reshape(n, SPAN)
         first_slots = np.cumsum(here) - here
         before = np.pad(before, ((0, 0), (0, 1))).reshape(-1)
@@ -224,7 +224,7 @@ def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, 
     if not len(numbers):
         return
     first, last = int(numbers.min()), int(numbers.max())
-    if last - first < n_at_once:  # so it is for neighbours
+    if last - first < n_at_once:  # faster for positions that are close together
         yield np.arange(first, last + 1), slice(None)
         return
     wanted = distinct(numbers)
@@ -297,7 +297,7 @@ class _ShuffledSource:
             self._tables = permutations(self._n, keys)
         else:
             self._order = self._ordered(int(keys[0]))
-        self._rounds = rounds  # last: should Ctrl-C strike, it is done again
+        self._rounds = rounds  # set last: after Ctrl-C it is computed again
 
     def _ordered(self, key: int) -> Permutation | WindowedOrder | GroupedOrder | ClipGroupOrder:
         """Return the order of a round."""

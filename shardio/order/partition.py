@@ -97,7 +97,7 @@ class RankPartition:
 
         With `every=k`, only every k-th step, starting with the first.
         """
-        n_whole = (last_step - 1 - first_step) // every  # and one behind them
+        n_whole = (last_step - 1 - first_step) // every  # and one more behind them
         start, stop = self.read(first_step + n_whole * every)
         if self.world_size == every == 1:
             return np.arange(self.read(first_step)[0], stop)
@@ -110,7 +110,7 @@ _SLURM: Final = "SLURM_PROCID"
 _LAUNCHERS: Final = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    # Variables of the step: a batch script, which runs once, has a rank and SLURM_NTASKS, too.
+    # Variables of the job step: a batch script, which runs once, also has a rank and SLURM_NTASKS.
     (_SLURM, "SLURM_STEP_NUM_TASKS"),
 )
 """The variables in which launchers give a process its rank and the number of ranks."""

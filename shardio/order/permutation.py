@@ -180,10 +180,11 @@ def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U
         np.bitwise_xor(step, low, out=step)
         np.multiply(step, np.uint32(_MIX_32[1]), out=step)
         _scale(step, size, low)
-        # target = (target + step) % size: below 2 * size, and the smaller of both differences
+        # target = (target + step) % size: below 2 * size, and the smaller of the sum and the
+        # difference
         np.add(target, step, out=target)
         np.subtract(target, np.uint32(size), out=low)
-        np.minimum(target, low, out=target)  # wraps round to a large number where it was smaller
+        np.minimum(target, low, out=target)  # wraps around to a large number if it was smaller
     found: _U64 = halves[0].astype(np.uint64) * np.uint64(width) + halves[1]
     return found
 
@@ -191,7 +192,7 @@ def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U
 def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32]) -> None:
     """Scale 32-bit hashes to numbers below size, in products of 32 bits: step * size >> 32."""
     n_bits = max(1, (size - 1).bit_length())
-    if n_bits <= _MAX_BITS_SCALED_AT_ONCE:  # the lowest bits of the hash are given up
+    if n_bits <= _MAX_BITS_SCALED_AT_ONCE:  # the lowest bits of the hash are dropped
         np.right_shift(step, np.uint32(n_bits), out=step)
         np.multiply(step, np.uint32(size), out=step)
         np.right_shift(step, np.uint32(32 - n_bits), out=step)

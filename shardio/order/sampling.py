@@ -181,7 +181,7 @@ class WeightedOrder:
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
         self._sums, self._key = sums, derive_key(20, seed, epoch)
-        # Rounding may give the sum itself, which is then the last row with a weight.
+        # Rounding may yield the sum itself; that counts as the last row with a weight.
         self._last = int(np.searchsorted(sums, sums[-1], side="left"))
 
     def at(self, positions: Positions) -> Positions:
@@ -201,7 +201,7 @@ def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int)
     key = derive_key(21, seed, epoch)
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
-        with np.errstate(over="ignore"):  # of the smallest weights: they come last
+        with np.errstate(over="ignore"):  # overflow of the smallest weights, which come last
             keys[start : start + len(part)] = -_log(1 - _fractions(part, key)) / weights[part]
     return rows[np.argsort(keys, kind="stable")[:n]]
 

@@ -85,7 +85,7 @@ class WindowedOrder:
         self._window = window
         n_runs, n_rest = divmod(n, window.run)
         self._runs = Permutation(n_runs, derive_key(16, seed, epoch))
-        # The rest is a shorter run, at a random place among the others.
+        # The remainder is a shorter run, at a random position among the others.
         self._short_starts = derive_key(17, seed, epoch) % (n_runs + 1) * window.run
         self._n_short = n_rest
         self._to_short = n_runs * window.run - self._short_starts

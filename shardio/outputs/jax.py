@@ -67,7 +67,7 @@ def _find_device(jax: Any, name: str) -> Any:
     """Return the device with this platform name and optional number after a colon."""
     platform, _, number = name.partition(":")
     try:
-        if number.startswith("-"):  # which would count from the last one
+        if number.startswith("-"):  # which would count from the last device
             raise ValueError("numbers are from 0 up")
         return jax.devices(platform)[int(number or 0)]
     except (IndexError, RuntimeError, ValueError) as error:

@@ -65,7 +65,7 @@ class TorchAdapter:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         try:
             return torch.from_numpy(array)
-        except TypeError as error:  # unsigned ones of 16 bits and more, in torch before 2.3
+        except TypeError as error:  # unsigned integers of 16 bits and more, in torch before 2.3
             raise InvalidArgument(
                 f"torch {torch.__version__} has no dtype for {array.dtype}: leave the field out "
                 'with `fields=`, convert it in a transform, or use output="numpy"'
@@ -91,7 +91,8 @@ def _open(torch: Any, name: str) -> Any:
         raise InvalidArgument(f"torch has no device {name!r}: {error}") from error
     try:
         torch.empty(1, device=device)
-    except (AssertionError, NotImplementedError, RuntimeError) as error:  # as the backend fails
+    # Any error that the backend may raise
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise UnsupportedEnvironment(
             f"torch {torch.__version__} cannot open device {name} "
             f"({type(error).__name__}: {error}); device='cpu' works everywhere"

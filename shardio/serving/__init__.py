@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Server", "make_keys", "make_server"]
 
-# Where each name lives.
+# The module of each public name.
 _HOMES = {
     "Server": "shardio.serving.server",
     "make_keys": "shardio.serving.client.connection",

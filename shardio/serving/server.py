@@ -84,7 +84,7 @@ class Gatekeeper:
         request_id = frames[1] if len(frames) > 1 else b""
         try:
             code, said = (b"200", b"OK") if self._is_known(frames) else (b"400", b"unknown key")
-        except OSError as error:  # whoever reaches the port may have used up all files
+        except OSError as error:  # connections from anywhere may have used up all file descriptors
             code, said = str(ASK_AGAIN).encode(), str(error.strerror).encode("ascii", "replace")
         self.socket.send_multipart([_VERSION, request_id, code, said, b"", b""])
 
@@ -156,13 +156,13 @@ class Server(Closing):
         self._is_stopping = False
         self._at_work = threading.Lock()
         """Held by `run`, whose sockets no other thread may close."""
-        self._of_the_bell = threading.RLock()  # a signal may come while it is held
+        self._of_the_bell = threading.RLock()  # reentrant: a signal may arrive while it is held
         check_files(OWN_FILES)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context = zmq.Context()
         self.n_garbled = 0
         try:
-            # First: ZeroMQ lets everybody in where nobody answers.
+            # First: ZeroMQ accepts every client as long as no gatekeeper answers.
             self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
             self._socket = self._listen(asked, keys)
             self.address: str = self._socket.last_endpoint.rstrip(b"\0").decode()
@@ -175,7 +175,8 @@ class Server(Closing):
         zmq, socket = self._zmq, self._context.socket(self._zmq.ROUTER)
         socket.linger = 0
         socket.sndhwm, socket.rcvhwm = _MOST_UNSENT, _MOST_UNHEARD
-        socket.handshake_ivl = SILENCE_MS  # whoever connects and says nothing takes up a file
+        # A client that connects and stays silent uses up a descriptor
+        socket.handshake_ivl = SILENCE_MS
         socket.router_mandatory = True
         socket.maxmsgsize = MOST_HEAD_BYTES
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
@@ -224,7 +225,7 @@ class Server(Closing):
 
     def _ring(self) -> None:
         with self._of_the_bell:
-            if self._bell >= 0:  # a session may have outlived the server
+            if self._bell >= 0:  # a session may outlive the server
                 os.eventfd_write(self._bell, 1)
 
     def _post(self, session: Session, frames: Frames) -> None:
@@ -324,7 +325,7 @@ class Server(Closing):
         """Send heartbeats, and drop lost clients."""
         now_s = time.monotonic()
         over = {token for token, each in self._clients.items() if not each.session.is_running}
-        self._send_out()  # what they have said last
+        self._send_out()  # the sessions' last messages
         for token, client in list(self._clients.items()):
             if token in over:
                 self._release_worker(token)
@@ -390,7 +391,7 @@ def make_server(
         DatasetNotFound, DatasetCorrupt, …: from opening the dataset.
         UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
     """
-    # What would else be told to the first client only.
+    # Otherwise these errors would reach the first client only.
     for name, given, function in (
         ("transform", "sample", transform),
         ("batch_transform", "batch", batch_transform),
@@ -402,7 +403,7 @@ def make_server(
             count(name, value, least)
     path = os.fspath(dataset)
     with open_dataset(path):
-        pass  # damage is told before anybody connects
+        pass  # damage is reported before any client connects
 
     def make_loader(options: dict[str, Any]) -> ShardLoader:
         return ShardLoader(

@@ -101,7 +101,7 @@ class Session:
         with self._changed:
             if head["kind"] == "credit":
                 self._grant(head)
-            elif head["kind"] == "open":  # what was said before is of no use
+            elif head["kind"] == "open":  # earlier messages are obsolete
                 self._told = deque([head])
             elif len(self._told) < _MOST_TOLD:
                 self._told.append(head)
@@ -202,7 +202,7 @@ class Session:
 
     def _act(self, loader: ShardLoader, head: Head) -> None:
         kind = head["kind"]
-        if kind == "open":  # the client has lost the connection, and is here again
+        if kind == "open":  # the client lost the connection and has reconnected
             self._stop()
             self._say_opened(loader)
         elif kind == "check":
@@ -219,7 +219,7 @@ class Session:
         self._stop()
         self._number = number(head, "number")
         state, ahead = mapping(head, "state"), number(head, "ahead", MOST_AHEAD)
-        if state != self._follows:  # else workers may have begun with it already
+        if state != self._follows:  # otherwise workers may have begun with it already
             loader.load_state_dict(state)
         self._follows = {}
         self._batches = batches = cast(LoaderIterator, iter(loader))

@@ -108,7 +108,7 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
     if section is None:
         raise ShardCorrupt("there is no schema", code="section", path=path)
     if section is not list(sections.values())[-1]:
-        # So that one read of the end of a file is enough to open it.
+        # A limit on its position, so that one read of the file's end is enough to open it.
         raise _corrupt(path, section, "the schema is not the last section", None, section.name)
     if section.size > MAX_SCHEMA_BYTES:
         raise _corrupt(path, section, "the schema is too large", MAX_SCHEMA_BYTES, section.size)

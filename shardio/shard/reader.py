@@ -58,7 +58,7 @@ class ShardReader(Closing):
         self._is_open = True
         self._wholes: dict[str, npt.NDArray[Any]] = {}
         """Mapped columns from which a row has been read."""
-        self._place = os.path.abspath(path)  # looked at later, whatever chdir did meanwhile
+        self._place = os.path.abspath(path)  # absolute: it is used later, after a possible chdir
         self._bytes: Content
         if content is None:
             check_encodable(path, "path")
@@ -129,7 +129,7 @@ class ShardReader(Closing):
             whole = self._wholes.get(name)
             if whole is None or name in self._optional:
                 sample[name] = self._value(name, row)
-            else:  # as nearly always where a transform asks: the rest takes five times as long
+            else:  # the usual case in a transform: the general one takes five times as long
                 self.units.check_row(name, row)
                 sample[name] = whole[row]
         return sample

@@ -103,7 +103,7 @@ class Records:
         Raises:
             ShardCorrupt: naming the first sample with an invalid entry.
         """
-        content = self._bytes  # first: it refuses when all is released
+        content = self._bytes  # first: it raises if everything is released
         k, n_records = self._ids[name], len(self._ids)
         section = self._sections[Kind.INDEX, NO_FIELD, 0]
         numbers = rows * n_records + k
@@ -135,7 +135,7 @@ class Records:
             ShardCorrupt: a record cannot be decoded; ChecksumMismatch for changed bytes.
         """
         payload = self.offset
-        content = self._bytes  # release() lets go of the map; this iterator goes on
+        content = self._bytes  # release() drops the map; this iterator continues
         dictionary = self._dictionary(name)
         k = self._ids[name]
         is_checked = self._units.are_records_checked(k, rows)
@@ -198,7 +198,7 @@ class Records:
         n_dims = n_stored_dims(self._schema[name])
         if not n_dims:
             return np.empty((len(rows), 0), np.uint64)
-        content = self._bytes  # first: it refuses when all is released
+        content = self._bytes  # first: it raises if everything is released
         number = self._schema.field_id(name)
         section = self._sections[Kind.SHAPES, number, 0]
         self._units.check_blocks(Kind.SHAPES, number, rows * section.stride, section.stride)

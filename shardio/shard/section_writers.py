@@ -279,7 +279,7 @@ class StreamWriter:
         self.lines.write(pack_line(record.tables.line, first_packet, first_chunk))
         self.packets.write(record.tables.packets)
         hasher = Hasher()
-        for piece in record.pieces():  # written while the processor still has it
+        for piece in record.pieces():  # written while it is still in the processor's cache
             hashes = pack_hashes(chunk_hashes(piece))
             self.chunks.write(hashes)
             hasher.update(hashes)
@@ -345,7 +345,7 @@ class PayloadWriter:
         if not self._is_learning:
             self._write(records)
             return
-        # Copies: what a record lies in is the caller's, and may change before it is written.
+        # Copies: the caller may change the memory of a record before it is written.
         kept = [_kept(record) for record in records]
         self._waiting.append(kept)
         self._n_waiting_bytes += sum(map(_n_bytes, kept))

@@ -225,7 +225,7 @@ class VerifiedUnits:
         if self._verify == "off" or not len(starts):
             return
         hashed = self._hashed[kind, field]
-        if self._verify == "first":  # as nearly always: which blocks it is need not be known
+        if self._verify == "first":  # the usual case, in which the blocks need not be known
             marks, lasts = self.marks[hashed.first_mark + 1 :], starts + (n_bytes - 1)
             if marks[starts // BLOCK_BYTES].all() and marks[lasts // BLOCK_BYTES].all():
                 return

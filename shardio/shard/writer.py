@@ -98,13 +98,13 @@ class ShardWriter(Publishing):
         self.path = os.fspath(path)
         self.schema = check_schema(schema)
         self.n_samples = 0
-        self._place = os.path.abspath(path)  # whatever chdir does meanwhile
+        self._place = os.path.abspath(path)  # absolute: valid after a chdir
         self._folder, name = os.path.split(self._place)
         if not name.endswith(".shard"):
             raise InvalidArgument(f"{self.path}: a shard's file name must end in .shard")
         if os.path.lexists(self._place):
             raise _exists_error(self.path)
-        # Cut: a name may be as long as a file system allows, and this one must fit, too.
+        # Shortened: the name may be as long as the file system allows, and this one is longer.
         temporary = f".{name[:40]}.{secrets.token_hex(6)}.tmp"
         self._temporary = os.path.join(self._folder, temporary)
         self._file: IO[bytes] | None = create(self._temporary)
@@ -116,7 +116,7 @@ class ShardWriter(Publishing):
         self._rows_of = [(n, row_encoder(n, f)) for n, f in schema.columns.items()]
         self._records_of = [(n, record_encoder(n, f)) for n, f in schema.records.items()]
         self._row_bytes = sum(field.stride for field in schema.columns.values())
-        n_hashes = DIMENSION.size * len(self._columns)  # at most: one for each row
+        n_hashes = DIMENSION.size * len(self._columns)  # at most one for each row
         self._most_row_bytes = self._row_bytes + n_hashes + len(self._validity)
         self._dominant: SectionBuffer | None = None
         self._next_look = SPOOL_BYTES
@@ -157,7 +157,7 @@ class ShardWriter(Publishing):
             if self._n_spooled() >= self._next_look:
                 self._place_spools()
         except BaseException:
-            self.abort()  # half a sample may be written: what follows would be shifted
+            self.abort()  # a sample may be half written, and would shift all that follows
             raise
         self.n_samples += 1
 
@@ -325,7 +325,8 @@ class ShardWriter(Publishing):
         if self._file is None:
             return
         self._release()
-        with contextlib.suppress(OSError):  # hidden: whoever asked knows what went wrong before
+        # Suppressed: the caller handles the error that came before
+        with contextlib.suppress(OSError):
             unlink(self._temporary)
 
     def _release(self) -> None:

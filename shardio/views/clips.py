@@ -102,7 +102,7 @@ class Clip:
         if self.around is not None:
             self._check_around(self.around)
         elif self.where == "all":
-            # Said or not, the same step: options that give the same clips are the same.
+            # Given or not, the same step: options that give the same clips are equal.
             step = self.frames * self.stride if self.step is None else self.step
             object.__setattr__(self, "step", _check_number("step", step, 1 << 62))
         elif self.step is not None:
@@ -144,7 +144,8 @@ class Clip:
     @property
     def rate(self) -> Fraction | None:
         """Frames of a clip per second; None if clips are defined by frames of the video."""
-        return self.fps if isinstance(self.fps, Fraction) else None  # made one when it was checked
+        # Made a Fraction when it was checked
+        return self.fps if isinstance(self.fps, Fraction) else None
 
     @property
     def goes_by_times(self) -> bool:
@@ -154,7 +155,7 @@ class Clip:
     @property
     def n_before(self) -> int:
         """The number of frames of a clip before that of its event."""
-        # What was written as 0.3 is three tenths.
+        # A number written as 0.3 is three tenths.
         return math.floor(Fraction(repr(self.lead or 0.0)) * (self.frames - 1))
 
     @property
@@ -171,7 +172,7 @@ class Clip:
         if self.fps is not None:
             known["fps"] = str(self.fps)
         if self.around is not None:
-            known["lead"] = self.n_before  # leads that give the same clips are the same
+            known["lead"] = self.n_before  # values of lead that give the same clips are equal
         if self.where == "all":
             del known["per_video"]
         return "clips " + json.dumps(known, sort_keys=True, separators=(",", ":"))
@@ -244,7 +245,7 @@ class Clips:
         if self.clip.rate is not None and self.clip.where == "random":
             return (draws >> np.uint64(32)).astype(np.int64)
         if self.clip.where == "random":
-            # 32 bits decide: of 100,000 starts none is likelier than another by 1 in 40,000.
+            # 32 bits suffice: of 100,000 starts none is more likely than another by 1 in 40,000.
             upper = (draws >> np.uint64(32)) * n_starts.astype(np.uint64)
             return (upper >> np.uint64(32)).astype(np.int64)
         numbers = positions - self._begins[videos]

@@ -202,7 +202,7 @@ class PackedWindows:
         self.n_windows: _Numbers = self.count(self._stops - self._starts)
         """The number of windows of each source."""
         self._behind: _Numbers = np.cumsum(self.n_windows)
-        # A table: of 10^10 tokens, two searches for each window took 4 µs, as much as all else.
+        # A table: with 10^10 tokens, two searches per window took 4 µs, as long as everything else.
         self.firsts: _Numbers = self._find_firsts() if firsts is None else firsts
 
     def __len__(self) -> int:
@@ -270,6 +270,5 @@ class PackedWindows:
         found = WindowParts(
             windows, places, documents, from_ - starts, to - from_, is_last, ends - begins
         )
-        # Empty documents are nowhere; nor is the one that the next window begins with, if all of it
-        # is there.
+        # Empty documents are in no window; neither is one that the next window contains as a whole.
         return found if (is_there := to > from_).all() else found.some(is_there)

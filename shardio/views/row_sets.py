@@ -54,7 +54,7 @@ class RowRuns:
         except (ValueError, OverflowError) as error:
             raise InvalidArgument(f"not runs of rows: {error}") from error
         gaps, counts = numbers[:, 0], numbers[:, 1]
-        # Each is bounded before they are added up: no sum wraps.
+        # Each is bounded before they are added: no sum overflows.
         if (numbers < 0).any() or (numbers > min(n_rows, _MAX_ROWS)).any() or (counts < 1).any():
             raise InvalidArgument(f"a run of rows lies outside of the dataset's {n_rows}")
         if (gaps[1:] < 1).any():
@@ -94,7 +94,7 @@ class RowRuns:
         """Return the number of rows below each of `limits`."""
         before = np.searchsorted(self._starts, limits, "left")
         ends, starts = np.concatenate([[0], self._ends]), np.concatenate([[0], self._starts])
-        # All of the runs that begin below it, but what reaches beyond it of the last of them.
+        # All runs that begin below the limit, minus the part of the last one that lies beyond it.
         counts = np.concatenate([[0], self._counts])
         found: _Numbers = ends[before] - np.maximum(0, starts[before] + counts[before] - limits)
         return found

@@ -73,7 +73,7 @@ class FrameTimes:
 
     def ticks_at(self, fps: Fraction) -> Fraction:
         """Return the ticks between consecutive times at `fps` per second."""
-        if fps is not self._fps:  # that of all clips of a loader is the same object
+        if fps is not self._fps:  # all clips of a loader share one object
             self._fps, self._every = fps, 1 / (fps * self.time_base)
         return self._every
 

@@ -110,14 +110,14 @@ def _any_header(content: Content, path: str) -> Header | None:
         try:
             return unpack_header(bytes(content[offset : offset + PAGE]), path, offset=offset)
         except DataError:
-            continue  # opening has said what is wrong; the other page may still help
+            continue  # the error was recorded when opening; the other page may still help
     return None
 
 
 def _sections(content: Content, header: Header, findings: Findings) -> _Sections:
     end = header.table_offset + header.table_size
     if end > content.nbytes:
-        return {}  # cut off: that the file is too short is known
+        return {}  # truncated, which is recorded already
     with findings.catching():
         table = bytes(content[header.table_offset : end])
         return {s.key: s for s in unpack_table(table, header, findings.path)}
@@ -184,8 +184,8 @@ def audit_shard(
     if not workers:
         return list(examine(path, access).findings)
     place = Path(path)
-    with contextlib.suppress(ShardIncomplete):  # a finding
-        open_content(os.fspath(place), "pread")  # that it is missing is none here
+    with contextlib.suppress(ShardIncomplete):  # recorded as a finding
+        open_content(os.fspath(place), "pread")  # a missing file is not reported here
     found = examine_all(place.parent, [place.name], 1, None, access)
     return list(found[place.name].findings)
 
@@ -242,7 +242,8 @@ def audit_dataset(
     else:
         names = [name for name in unknown if name.endswith(".shard")]
         unknown = []
-    n_whole = len(published.shards) if published else len(names)  # the others lie beside them
+    # Otherwise all shards lie side by side
+    n_whole = len(published.shards) if published else len(names)
     examined = examine_all(root, names, workers, progress, access, where)
     if published is not None:
         findings += _disagreements(root, published, examined)

@@ -105,7 +105,7 @@ def audit_payload(
         _check_tiling(payload, walk, first_row, entries, bad)
         for k, audit in streams.items():
             audit.check(first_row, entries[k :: len(fields)], bad[k :: len(fields)])
-            bad[k :: len(fields)] = True  # they are done
+            bad[k :: len(fields)] = True  # these fields are done
         _check_records(payload, walk, first_row, entries, bad)
     for audit in streams.values():
         audit.close()

@@ -116,7 +116,7 @@ def _examine_on_nodes(
     tally: _Tally, root: Path, workers: int | None, access: Access, engine: Engine
 ) -> None:
     """Verify shards on the machines of a cluster, each shard as a whole."""
-    # Late: who audits here does without all that reads datasets.
+    # Imported late: verification in this process needs nothing that reads datasets.
     from shardio.dataset.manifest import POINTER
 
     there, pointer = Path(os.path.abspath(root)), root / POINTER
@@ -169,7 +169,7 @@ def _size_of(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        return 0  # missing or unreadable: the audit of the shard says so
+        return 0  # a missing or unreadable shard is reported when it is verified
 
 
 class _ShardScheduler:
@@ -190,7 +190,7 @@ class _ShardScheduler:
         """Return when all shards are done; some of them here, if main takes part."""
         for worker in self._tasks:
             self._assign(worker)
-        while takes_part and self._waiting:  # workers take a quarter of a second to be there
+        while takes_part and self._waiting:  # workers take a quarter of a second to start
             name = self._waiting.pop()
             self._tally.enter(name, examine_anyhow(self._root / name, "pread"))
             for event in self._pool.wait(0):

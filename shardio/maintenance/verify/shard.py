@@ -91,7 +91,8 @@ def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, i
     """First row and number of rows of windows: whole units, and whole pages where that can be."""
     unit = stride * per_unit
     n_bytes = math.lcm(unit, PAGE)
-    n_whole = (WINDOW_BYTES + n_bytes // 2) // n_bytes  # the nearest: two rows of 600 KB are one
+    # Rounded to the nearest: two rows of 600 KB make one piece
+    n_whole = (WINDOW_BYTES + n_bytes // 2) // n_bytes
     step = (n_whole * n_bytes // unit or WINDOW_BYTES // unit or 1) * per_unit
     for first in range(0, n_samples, step):
         yield first, min(step, n_samples - first)
@@ -303,7 +304,7 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
         return schema
     names = list(schema)
     for section in sections.values():
-        # Of a kind that a later version will know, the number may mean anything.
+        # Of a kind that only later versions know, the number may mean anything.
         field = names[section.field] if section.field < len(names) else None
         _audit_plain(content, section, sections, field, findings)
     n_samples = header.n_samples

@@ -109,7 +109,7 @@ def check_value(
         return
     if isinstance(field, List):
         unpack_list(field.element, record)
-        # The bytes themselves: of a bool of 2 that is no array, NumPy makes 1.
+        # The bytes themselves: NumPy would read a bool of 2, which is invalid, as 1.
         items = np.frombuffer(items_of(field.element, record), np.uint8)
         if field.element.dtype == "bool" and (items > 1).any():
             raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")
@@ -238,7 +238,7 @@ class StreamAudit:
         n_data = n_bytes - n_parameters - int(line["extradata_bytes"])
         self._check_packets(row, line, n_data)
         if self._findings.n_found != n_before:
-            return  # what the bytes say is of no interest where they are not what was written
+            return  # the meaning of bytes that were changed does not matter
         parameters = bytes(self._content.bytes[offset : offset + n_parameters])
         if (wrong := _why_parameters_are_wrong(parameters)) is not None:
             self._findings.add(

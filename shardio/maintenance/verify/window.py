@@ -70,7 +70,8 @@ class Content:
             if self._unforgotten > CHUNK_BYTES:
                 self.forget()
             return self.bytes[start:end]
-        # From a page's start to that of a buffer: some processors copy a quarter as fast otherwise.
+        # From the start of a page to the start of a buffer: otherwise some processors copy at a
+        # quarter of the speed.
         skipped = start % PAGE
         n_bytes = skipped + end - start
         if self._buffer.nbytes < n_bytes:
@@ -136,7 +137,7 @@ class Content:
 def _new_buffer(n_bytes: int) -> memoryview:
     """Memory that begins on a page: a large one where there are any, 1 ms less to be given."""
     buffer = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(AttributeError, OSError):  # of another system, or a kernel without
+    with contextlib.suppress(AttributeError, OSError):  # not available on this system or kernel
         buffer.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(buffer)
 

@@ -80,7 +80,7 @@ class TensorTemplates:
         """Make a tensor over a buffer of the same number of elements, which it owns."""
         template, leaf, number, wrapping = self._template(shape, dtype)
         fresh = self._fresh(leaf, number)
-        self._buffers[fresh] = buffer.ref(1)  # this is what owns the Buffer: it goes with `fresh`
+        self._buffers[fresh] = buffer.ref(1)  # this owns the Buffer, and is released with `fresh`
         if wrapping is None:
             return self._derive(template, lambda _: fresh)
         op, kind, sources, argument, tag = wrapping
@@ -212,7 +212,7 @@ class GraphViews:
     def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
         """Return a Buffer's arguments for external memory: the handle and the specification."""
         spec = self._graphs.BufferSpec(external_ptr=address)
-        # Not `alloc`, which would keep an entry per address forever.
+        # Not `alloc`, which would keep an entry per address for ever.
         found = self._allocator._alloc(n_bytes, spec), spec
         if len(self._places) >= self.MOST_PLACES:
             self._places.clear()
@@ -228,7 +228,7 @@ def find_view(device: str) -> MakeView | None:
             if _view_works(view, device):
                 return view
         except INTERNALS_CHANGED:
-            continue  # the next one is slower, and needs less of tinygrad
+            continue  # the next method is slower, and depends on less of tinygrad
     return None
 
 
@@ -281,7 +281,7 @@ class FastSynchronize:
         device = self._device
         if len(self._queues) != len(device.workers):
             self._queues = [(_counter(each.put), _counter(each.done)) for each in device.workers]
-        # Queues first: work that one queues on another counts as issued before it is done.
+        # Queues first: work that one queue issues to another is counted before it is done.
         is_idle = all(done[0] >= put[0] for put, done in self._queues)
         if not is_idle or self._done[0] < self._issued[0] - 1 or device.prof_ents:
             device.synchronize()
@@ -308,6 +308,6 @@ def synchronizer_for(name: str) -> Callable[[], object]:
     device: Any = Device[name]
     try:
         return FastSynchronize(device)
-    except INTERNALS_CHANGED:  # another device, another tinygrad
+    except INTERNALS_CHANGED:  # another device, or another version of tinygrad
         wait: Callable[[], object] = device.synchronize
         return wait

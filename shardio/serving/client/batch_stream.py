@@ -140,7 +140,7 @@ class Stream(Closing):
         if wait_s is None:
             self._wait(lambda: self.queue or not self._is_going, f"batch {self._next}")
         elif not self.queue and self._is_going:
-            self._go_on(wait_s, 0.0)  # who looks in again and again was never elsewhere
+            self._go_on(wait_s, 0.0)  # a caller that polls never leaves the stream alone for long
         if not self.queue:
             return None
         arrived = self.queue.popleft()
@@ -164,7 +164,7 @@ class Stream(Closing):
     def stop(self) -> None:
         """End the pass before its end."""
         if self._pid != this_process.pid:
-            return  # a fork lets go of what is another process's
+            return  # a fork drops what belongs to another process
         with self._lock:
             if self._is_going and self._link is not None:
                 self._link.send(pack("stop", number=self._pass))
@@ -179,7 +179,7 @@ class Stream(Closing):
 
     def close(self) -> None:
         """Take leave of the server, and close the connection. Idempotent."""
-        self.interrupt()  # first: who waits lets go of the lock
+        self.interrupt()  # first: a waiting thread then releases the lock
         with self._lock:
             self._leave()
 
@@ -293,7 +293,7 @@ class Stream(Closing):
             self._servers.see_progress()
 
     def _iterate(self) -> None:
-        self._pass += 1  # what was sent before is of no use
+        self._pass += 1  # messages of the pass before are ignored
         ahead = max(1, self._n_ahead - len(self.queue))
         if self._link is not None:
             message = {"number": self._pass, "state": self._state, "ahead": ahead}
@@ -319,7 +319,7 @@ class Stream(Closing):
             self._begun, self._next = head, first
             return
         left = range(self._next, self._begun["last"])
-        # Where nothing is left, a server may count an incomplete batch or not.
+        # At the end of an epoch, servers may differ in whether they count an incomplete batch.
         if epoch != self._begun["epoch"] or range(first, last) != left:
             raise Lost(
                 f"it has batches {first} to {last} of epoch {epoch}, and not {left.start} to "
@@ -342,9 +342,9 @@ class Stream(Closing):
         if head.get("number") is not None and number(head, "number") != self._pass:
             return
         error = protocol.from_json(mapping(head, "error"))
-        if not self._is_open:  # this server has made no loader: the next one may
+        if not self._is_open:  # this server could not make a loader: another one may
             if self.opened is not None and isinstance(error, UnsupportedEnvironment):
-                raise Lost(str(error))  # as one that has all of another server's clients by now
+                raise Lost(str(error))  # such as a server that now has all clients of another one
             self._leave()
         self._is_going = False
         if isinstance(error, InsufficientMemory):

@@ -99,7 +99,7 @@ def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
     own.mkdir(mode=0o700)
     _write(own / "client.secret", secret, 0o600)
     _write(own / "server.public", _read(place / "server.public"), 0o644)
-    _write(listed, public, 0o644)  # last: the client is complete by then
+    _write(listed, public, 0o644)  # written last: the client's files are complete by then
     return own
 
 
@@ -244,7 +244,7 @@ class Link(Closing):
     def _set_up(self, keys: ClientKeys | None) -> None:
         socket = self._socket
         socket.linger = 0
-        socket.rcvhwm = socket.sndhwm = 0  # credit bounds what is under way
+        socket.rcvhwm = socket.sndhwm = 0  # credit bounds the messages under way
         socket.maxmsgsize = self._most_bytes
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
         socket.ipv6 = self.address.is_ipv6
@@ -386,7 +386,7 @@ class Servers:
         away_s = now_s - self._lost_s
         if away_s >= self._patience_s or self._denied.issuperset(self._addresses):
             said = self.said
-            self.see_progress()  # who tries again has as much patience as before
+            self.see_progress()  # after progress, the full patience applies again
             raise ServerUnreachable(f"no server to load from, for {away_s:.0f} s now: {said}")
         self._try_s = now_s + self._pause_s
         self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)

@@ -136,7 +136,8 @@ def _from_json(name: str, value: Any) -> Any:
             return kind(**given)
         except InvalidArgument:
             raise
-        except (ArithmeticError, TypeError, ValueError) as error:  # numbers that none would type
+        # Numbers beyond the limits of Python's arithmetic
+        except (ArithmeticError, TypeError, ValueError) as error:
             raise Garbled(f"{name} is no {kind.__name__}: {error}") from error
     if name == "collate" and isinstance(value, dict):
         return {field: _tuple(rule) for field, rule in value.items()}

@@ -150,7 +150,7 @@ def _check_extents(
     field = layout.schema[slot.name]
     if isinstance(field, Array):
         shapes = layout.shapes(block, slot)[:n_rows].astype(np.float64)
-        # Exact as far as a heap can reach; and with a size of 0 the others are bounded as well.
+        # Exact up to the largest possible heap; a dimension of 0 bounds the others as well.
         is_wrong = shapes.prod(axis=1) * field.numpy.itemsize != sizes
         if bool((is_wrong | (np.maximum(shapes, 1).prod(axis=1) >= _MOST_VALUES)).any()):
             raise Garbled(f"field {slot.name!r}: a value that is not as large as its shape")

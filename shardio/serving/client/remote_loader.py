@@ -293,7 +293,7 @@ class RemotePass:
         self._n_skipped += len(batch.skipped)
         if self._adapter is not None:
             batch = batch.of(self._adapter.wrap)
-        self.state = arrived.state  # last: it counts as consumed from here on
+        self.state = arrived.state  # set last: from here on the batch counts as consumed
         return batch
 
     def end(self) -> None:

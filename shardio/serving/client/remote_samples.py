@@ -123,7 +123,8 @@ class RemoteSamples(Closing):
     def _begin(self, number: int) -> Iterator[Any]:
         self.skipped.clear()
         passes = []
-        for rank in range(len(self._loaders)):  # one that returned may have another by now
+        # A server that returned may have another rank by now
+        for rank in range(len(self._loaders)):
             self._check_shares(rank)
         for loader in self._loaders:
             state = loader.state_dict()
@@ -197,7 +198,7 @@ class RemoteSamples(Closing):
     def close(self) -> None:
         """Leave all servers; for any thread. Idempotent."""
         self._is_closed = True
-        for loader in self._loaders:  # first: who waits lets go of the lock
+        for loader in self._loaders:  # first: a waiting thread then releases the lock
             loader.interrupt()
         with self.lock:
             for loader in self._loaders:
