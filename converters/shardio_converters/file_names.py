@@ -7,7 +7,7 @@ import os
 
 def named_path(folder: str, name: str) -> str:
     """Return the path of a file that data names relative to a folder."""
-    # JSON can escape halves of characters: no file has such a name, and none is found.
+    # JSON can escape lone surrogates: no file has such a name, so none is found.
     return os.path.join(folder, os.fsdecode(name.encode("utf-8", "surrogatepass")))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardio import MediaError
 
-_MAX_DEPTH: Final = 256  # what a Json field holds
+_MAX_DEPTH: Final = 256  # the limit of a Json field
 _INFINITY: Final = float("inf")
 _RUN: Final = (
     96  # any 200 digits in a row contain a whole block of 96 that begins at a multiple of 96
@@ -17,8 +17,8 @@ _RUN: Final = (
 _DIGITS: Final = np.frombuffer(b"\1" * 8, np.uint64)[0]  # eight True bytes as one word
 _PART: Final = (
     1 << 15
-)  # characters at a time; larger arrays are allocated anew, at a third of the speed
-_PADDING: Final = b"    "  # for what may follow an "e" that ends a text
+)  # characters at a time; larger arrays are allocated anew each time, at a third of the speed
+_PADDING: Final = b"    "  # room for what may follow an "e" at the end of a text
 _MAX_SHOWN: Final = 40
 
 
@@ -34,7 +34,7 @@ def float_of(text: str) -> float:
         ValueError: the text is not a number.
     """
     value = float(text)
-    if value and -_INFINITY < value < _INFINITY:  # as a rule
+    if value and -_INFINITY < value < _INFINITY:  # the usual case
         return value
     if is_out_of_range(text, value):
         shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

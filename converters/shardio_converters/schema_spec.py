@@ -118,7 +118,7 @@ def check_names(names: Iterable[str], what: str, hint: str = "rename it or leave
         raise MediaError(f"names of {what} must be names of fields: {why_not}; {hint}")
 
 
-@lru_cache(maxsize=16)  # the files of one conversion mostly have the same names
+@lru_cache(maxsize=16)  # the files of a conversion usually have the same field names
 def _names_error(names: tuple[str, ...]) -> str:
     """Return why names cannot be the fields of one sample; "" if they can."""
     try:

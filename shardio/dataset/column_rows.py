@@ -241,7 +241,7 @@ class PooledRows(MappedRows):
 
     def attach(self, shard: int, place: ColumnLocation) -> None:
         """Map the file of a shard into a free part."""
-        if not self._free:  # Ctrl-C may have lost some
+        if not self._free:  # Ctrl-C may have lost some of the buffers
             taken = self._parts.values()
             self._free = [part for part in range(len(self._range.slots)) if part not in taken]
         part = self._free[-1]

@@ -147,7 +147,7 @@ class ColumnGather:
                 try:
                     self._open_shard(shard)
                     break
-                except UnsupportedEnvironment:  # no more maps
+                except UnsupportedEnvironment:  # the limit on maps is reached
                     if not self._files.halve():
                         raise
         return bool(self._is_open[wanted].all())

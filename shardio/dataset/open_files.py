@@ -155,7 +155,7 @@ class OpenFiles:
                 if open_file is None:
                     raise AssertionError("the owner of the files opens them")
                 return open_file(file)
-            except UnsupportedEnvironment:  # no more maps
+            except UnsupportedEnvironment:  # the limit on maps is reached
                 if not self.halve():
                     raise
 

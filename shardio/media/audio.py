@@ -110,7 +110,7 @@ def _checked_seconds(value: Any) -> Fraction:
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
             raise ValueError
-        # What was written as 0.64 is 64 hundredths.
+        # A number written as 0.64 is 64 hundredths.
         found = Fraction(repr(value) if isinstance(value, float) else value)
     except (ValueError, ZeroDivisionError):
         found = Fraction(0)
@@ -125,8 +125,8 @@ Samples = npt.NDArray[np.float32]
 
 _EXACT_CODECS = ("pcm_", "flac", "alac", "wavpack", "tta", "ape")
 MIN_RATE, MAX_RATE = 1000, 768_000  # samples per second
-_MOST_SAMPLES = 1 << 31  # at once; only an invalid table asks for more
-_TAPS = 64  # samples on either side that the resampler looks at, and some
+_MOST_SAMPLES = 1 << 31  # at once; only a damaged table leads to more
+_TAPS = 64  # samples on either side that the resampler uses, and some more
 
 
 @dataclass(slots=True)
@@ -250,7 +250,7 @@ class AudioDecoder(Closing):
         first = max(0, (begin * source_rate // rate - margin) // unit * unit)
         last = min(n_all, -(-end * source_rate // rate) + margin)
         found = _resample(_decode_span(opened, first, last), layout, rate)
-        # The whole sound has `end` samples: the resampler's last ones fade into nothing.
+        # The stream has `end` samples: the last ones that the resampler makes fade out.
         offset = begin - first * rate // source_rate
         part = found[offset : offset + end - begin]
         out[begin - start :][: len(part)] = part

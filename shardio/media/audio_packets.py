@@ -412,7 +412,7 @@ def decode_frames(
             except av.FFmpegError:
                 if at >= n_dropped:
                     raise
-                continue  # what leads up to a span may lack what came before it
+                continue  # the packets before a span may depend on packets before them
             for frame in frames:
                 if frame.is_corrupt and at >= n_dropped:
                     raise MediaError(f"packet {number} does not decode without concealment")

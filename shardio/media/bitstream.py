@@ -127,7 +127,7 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
 
     def changes(packet: memoryview) -> bool:
         if size and len(packet) > size and packet[size] & mask < behind:
-            return False  # most packets begin with a picture, and are many
+            return False  # most packets begin with a picture
         head = bytes(packet[:_MOST_HEAD])
         for first, _ in _unit_headers(head, 0, len(head), size):
             if first & mask in kinds:
@@ -242,7 +242,8 @@ def _disposable_layer_hevc(data: bytes, begin: int, stop: int, length_size: int)
     for first, second in _unit_headers(data, begin, stop, length_size):
         kind = first >> 1 & 63
         if kind in _HEVC_SLICES:
-            if kind >= 16 or kind & 1:  # the even ones below are no references in their layer
+            # Those with even numbers below are not references in their layer
+            if kind >= 16 or kind & 1:
                 return -1
             layer = (second & 7) - 1
     return layer

@@ -90,7 +90,7 @@ def verify_by_decoding(
     shown = _DigestDecoder(stream).decode_all()
     flags = packet_flags(stream.packets)
     out = np.fromiter(shown, np.int64, len(shown))
-    order = out[(flags[out] & PacketFlag.HIDDEN) == 0]  # an edit list may hide what comes out
+    order = out[(flags[out] & PacketFlag.HIDDEN) == 0]  # an edit list may hide a decoded frame
     flags |= PacketFlag.HIDDEN
     flags[order] &= ~np.int64(PacketFlag.HIDDEN)
     times = _times(stream, order, untimed, interval)

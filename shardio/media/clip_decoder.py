@@ -77,7 +77,7 @@ def check_outputs(
 class _OpenStream:
     """A recently decoded stream: its frame table, and the key of its decoder."""
 
-    stream: EncodedStream  # keeps its id from being given to another
+    stream: EncodedStream  # keeps its id from being reused
     table: FrameTable
     key: tuple[object, ...]
     aspect: Fraction
@@ -322,7 +322,7 @@ class _RunDecoder:
         except av.FFmpegError as error:
             place = where if isinstance(where, str) else f"packet {where}"
             raise MediaError(f"{place} does not decode: {error.strerror}") from error
-        except DataError:  # of the packets, as they are read
+        except DataError:  # raised while packets are read
             raise
         except ValueError as error:
             raise MediaError(str(error)) from error

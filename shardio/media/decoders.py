@@ -111,7 +111,8 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
         raise MediaError(f"a stream's parameters are not acceptable: {error}") from error
     from av.codec.context import Flags2
 
-    codec.flags2 |= Flags2.skip_manual  # samples are left out by their numbers, not by the decoder
+    # Samples are dropped by their numbers here, not by the decoder
+    codec.flags2 |= Flags2.skip_manual
     _open_context(codec, extradata)
     return codec
 
@@ -169,7 +170,7 @@ def numbered_packet(
     zeros, because decoders read past the end. Some decoders use the keyframe flag, too: without it,
     the PNG decoder adds a picture to the previous one.
     """
-    import av  # not `from av`, which costs a fifth of all this
+    import av  # not `from av`, which takes a fifth of the time of all this
 
     if lead:
         part = lead + bytes(part)

@@ -54,7 +54,7 @@ def keep_scheduling_policy() -> Iterator[None]:
         yield
     finally:
         for thread in map(int, os.listdir("/proc/self/task") if policy not in real_time else ()):
-            with contextlib.suppress(ProcessLookupError):  # it has ended
+            with contextlib.suppress(ProcessLookupError):  # the process has ended
                 if os.sched_getscheduler(thread) in real_time:
                     os.sched_setscheduler(thread, policy, priority)
 
@@ -159,7 +159,7 @@ class StreamEncoder:
         self._parts: list[bytes] = []
         self._flags: list[int] = []
         self._times: list[int] = []
-        self._packet_frames: list[int] = []  # which picture each packet is
+        self._packet_frames: list[int] = []  # the picture of each packet
 
     def _open_codec(self, gop: int, crf: int) -> VideoCodecContext:
         import av
@@ -167,7 +167,8 @@ class StreamEncoder:
         from av.video.codeccontext import VideoCodecContext
 
         encoder, settings = _ENCODERS[self._codec_name]
-        os.environ.setdefault("SVT_LOG", "0")  # or SVT-AV1 prints its settings for every stream
+        # Otherwise SVT-AV1 prints its settings for every stream
+        os.environ.setdefault("SVT_LOG", "0")
         try:
             codec = av.CodecContext.create(encoder, "w")
         except (ValueError, av.FFmpegError) as error:

@@ -13,7 +13,7 @@ from shardio.format.streams import PacketFlag, Packets, packet_flags, packet_siz
 
 __all__ = ["FrameTable", "DecodeRun"]
 
-_MAX_STEPS = 32  # keyframes back: a table may be made to need all of them for all frames
+_MAX_STEPS = 32  # keyframes back: a damaged table may require all of them for every frame
 
 
 @dataclass(slots=True)

@@ -35,10 +35,10 @@ _APP1, _START_OF_SCAN, _END, _FILL = 0xFFE1, 0xFFDA, 0xFFD9, 0xFFFF
 _FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
 # Tables, comments, and application data except APP1.
 _SKIPPED = frozenset((0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, *range(0xFFE2, 0xFFF0), 0xFFFE))
-_STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD9)))  # no size follows these
+_STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD9)))  # markers without a size
 _EXIF = b"Exif\0\0"
 _MAX_SEGMENTS = 4096  # before the first scan; an extended XMP of 100 MB takes 1,600
-_MAX_SCANS = 500  # writers make about 10; each of them passes over all of the picture
+_MAX_SCANS = 500  # encoders write about 10; each passes over the whole picture
 _PROGRESSIVE = frozenset((0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE))
 
 

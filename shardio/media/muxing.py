@@ -231,7 +231,7 @@ def _packets(stream: EncodedStream, shift: int, is_sound: object) -> Iterator[An
     in_order = np.sort(pts)
     dts = in_order - max(0, int((in_order - pts).max(initial=0)))
     durations = table["duration"].astype(np.int64)
-    if is_sound and len(pts):  # nothing is heard of the last packet behind the end
+    if is_sound and len(pts):  # the part of the last packet behind the end is silent
         end = int(pts[0]) + int(stream.parameters.get("skip", 0)) + stream.n_frames
         durations = np.clip(end - pts, 0, durations)
     keys = packet_flags(table) & PacketFlag.KEY != 0

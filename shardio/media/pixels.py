@@ -43,7 +43,7 @@ def exif_orientation(exif: bytes) -> int:
                 (found,) = struct.unpack_from(order + "HI"[kind == _LONG], block, entry + 8)
                 return int(found) if found in range(1, 9) else UPRIGHT
     except struct.error:
-        pass  # it ends early
+        pass  # the segment is truncated
     return UPRIGHT
 
 

@@ -132,7 +132,7 @@ def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
         raise InvalidArgument(f"{path}: expected an array with one row per sample")
     if field is not None:
         return field, array
-    try:  # one of its own, as the dtype has no byte order: that is changed on writing
+    try:  # a dtype object: the string has a byte order, which writing would convert
         return Array(array.dtype.name, array.shape[1:]), array
     except SchemaError as error:
         raise SchemaError(f"{path}: {error}") from error

@@ -75,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
         print_json(report.as_json())
     elif not options.quiet:
         _print_report(report)
-    if report.timeline is not None:  # last: what was measured is said also if it cannot be saved
+    # Last: the result is printed even if the timeline cannot be saved
+    if report.timeline is not None:
         report.timeline.save(options.timeline)
         if not options.json and not options.quiet:
             print_out(f"drew {report.timeline.title}: {escaped(options.timeline)}")

@@ -102,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 stream.flush()
             except OSError:
-                redirect_to_null(stream)  # Python flushes once more at exit, and would complain
+                # Python flushes once more at exit, and would report an error
+                redirect_to_null(stream)
         return BROKEN_PIPE
     return ENVIRONMENT if is_report_lost() and code in (OK, BAD_DATA) else code
 
@@ -137,7 +138,7 @@ def _run(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except ClosedError:
-        raise  # nothing that a user types leads there: a bug, which keeps its traceback
+        raise  # no user input leads here: a bug, which keeps its traceback
     except shardio.ShardioError as error:
         _print_exception(error, str(error))
         return exit_code(error)
@@ -151,7 +152,8 @@ def _print_exception(error: BaseException, what: str) -> None:
     """Print an error message and the notes attached to the exception."""
     keeps_lines = isinstance(error, shardio.WorkerDied | TransformError)
     for text in (what, *getattr(error, "__notes__", ())):
-        # A worker's traceback keeps its lines; in a name, a line's end would pass for one of ours.
+        # A worker's traceback keeps its lines; a newline in a file name must not look like one of
+        # ours.
         print_error("\n".join(map(escaped, text.splitlines())) if keeps_lines else escaped(text))
 
 

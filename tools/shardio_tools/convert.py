@@ -34,8 +34,8 @@ from shardio_tools.output import (
 __all__ = ["CONVERTER_OPTIONS", "add_arguments", "run"]
 
 
-# What the converter takes, beside what every conversion takes: none of these is passed on unless
-# it is given, so that its default is stated in one place, the converter.
+# Options of converters, beside those of every conversion. They are passed on only if given: the
+# converter alone states the defaults.
 CONVERTER_OPTIONS: Final = (
     "frames",
     "stride",
@@ -254,7 +254,7 @@ def _read_fields(path: str) -> Any:
     try:
         with open(path, encoding="utf-8-sig") as file:
             return json.load(file, object_pairs_hook=named_once)
-    except shardio.InvalidArgument:  # which is a ValueError
+    except shardio.InvalidArgument:  # it is a ValueError, too
         raise
     except (ValueError, RecursionError) as error:
         raise shardio.InvalidArgument(f"{path}: not JSON: {error}") from error

@@ -243,7 +243,7 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
         words = "no sample"
     yield f"{words}: {format_count(len(group), 'file')}"
     if outcome == "part":
-        return  # as many as a store has chunks
+        return  # a store may have as many as it has chunks
     lines = []
     for source in group:
         kept = (

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compare, report, and return the exit code."""
     for path in (options.path, options.other):
-        is_dataset(path)  # that it is there, and no pipe
+        is_dataset(path)  # checks that it exists and is not a pipe
     report = diff(options.path, options.other)
     if options.json:
         print_json(report.as_json())

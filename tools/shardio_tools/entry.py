@@ -20,5 +20,5 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return cli.main()
-    except KeyboardInterrupt:  # while arguments are parsed, or what was printed is flushed
+    except KeyboardInterrupt:  # while arguments are parsed, or output is flushed
         return cli.INTERRUPTED

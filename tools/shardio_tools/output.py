@@ -113,7 +113,7 @@ def is_report_lost() -> bool:
 
 def redirect_to_null(stream: TextIO) -> None:
     """Redirect a stream, including its buffered text, to /dev/null."""
-    with contextlib.suppress(OSError):  # one that is no file of the system's
+    with contextlib.suppress(OSError):  # a stream without a file of the system
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
@@ -121,7 +121,7 @@ def redirect_to_null(stream: TextIO) -> None:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print one standard JSON object, without NaN, infinities or invalid escapes."""
-    # Where the encoding lacks a character, Python would write it as \x or \U, which JSON lacks.
+    # For characters that the encoding lacks, Python would write \x or \U, which JSON does not know.
     is_utf8 = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
     print_out("".join(_json_pieces(content, json.JSONEncoder(ensure_ascii=not is_utf8))))
 
@@ -258,7 +258,7 @@ class ProgressLine:
         trace: types.TracebackType | None,
     ) -> None:
         if self._bar is not None:
-            with contextlib.suppress(OSError):  # the terminal has gone
+            with contextlib.suppress(OSError):  # the terminal is gone
                 self._bar.stop()
 
     def show(self, n_bytes_done: int, n_bytes: int, note: str) -> None:

@@ -24,8 +24,8 @@ RATE = 24
 HEIGHT, WIDTH = 120, 160
 
 Picture = npt.NDArray[np.uint8]
-# From the share of the clip that has passed, 0 to 1, to where the shape is, in units of the
-# picture's height from its centre, and how large.
+# From the fraction of the clip that has passed, 0 to 1, to the shape's position, in picture heights
+# from the centre, and its scale.
 Motion = Callable[[float], tuple[float, float, float]]
 
 
@@ -56,7 +56,7 @@ def frames(motion: Motion, rng: np.random.Generator) -> Iterator[Picture]:
         right, down, scale = motion(start + i / N_FRAMES)
         across, below = np.abs(x - centre_x - right), np.abs(y - centre_y - down)
         distance = np.hypot(across, below) if is_round else np.maximum(across, below)
-        # One pixel of transition, as a lens would give it.
+        # A transition of one pixel, as a lens would give it.
         cover = np.clip((radius * scale - distance) * HEIGHT + 0.5, 0, 1)[..., None]
         yield (background * (1 - cover) + colour * cover).round().clip(0, 255).astype(np.uint8)
 
@@ -71,7 +71,7 @@ def write_clip(path: Path, pictures: Iterator[Picture]) -> None:
         else:
             stream = container.add_stream("mpeg4", rate=RATE)
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-        # The bytes of several encoder threads depend on how many there are.
+        # With several encoder threads, the bytes would depend on their number.
         stream.codec_context.thread_count = 1
         for picture in pictures:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.engine != "local":
         raise InvalidArgument(f"--engine {options.engine}: for datasets; a shard is checked here")
     else:
-        # A process of its own for what may kill it.
+        # In a worker process, if reading may kill the process.
         workers = int(options.access == "mmap") if options.workers is None else options.workers
         found = audit_shard(options.path, workers=workers, access=options.access)
         findings = tuple(found)

@@ -29,9 +29,9 @@ from shardio_converters.schema_spec import (
 )
 
 _BLOCK_BYTES: Final = 4 << 20
-_MAX_BLOCK_BYTES: Final = 256 << 20  # of rows that share chunks: beyond, chunks are read again
+_MAX_BLOCK_BYTES: Final = 256 << 20  # for rows that share chunks; beyond it, chunks are read again
 _MAX_PLAIN_BYTES: Final = 1 << 30
-_MAX_RATIO: Final = 1000  # about what deflate can do
+_MAX_RATIO: Final = 1000  # roughly the best ratio of deflate
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class ArraySamples(InferringConverter, ABC):
     `fields` are sorted by name, so that an append has them in the same order.
     """
 
-    what: ClassVar[str]  # the files in words
-    rows_of_many: ClassVar[bool]  # whether also several files are taken by rows where they can be
+    what: ClassVar[str]  # a plain-language name of the files
+    rows_of_many: ClassVar[bool]  # True if several files may be read by rows, too
 
     rows: bool | None = None
     fields: Mapping[str, str] | None = None
@@ -198,7 +198,8 @@ class ArraySamples(InferringConverter, ABC):
             for sample in self._samples(arrays):
                 sample.update(about)
                 if has_row:
-                    sample["row"] = np.int64(n_samples)  # an int would be checked for its range
+                    # A plain int would be checked for its range
+                    sample["row"] = np.int64(n_samples)
                 yield sample
                 n_samples += 1
         return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
@@ -250,7 +251,7 @@ class _Merged:
     """
 
     def __init__(self, rows: bool) -> None:  # noqa: FBT001
-        self.reason = ""  # why the first file that has no part in the fields has none
+        self.reason = ""  # why the first file that matches none of the fields does not
         self._rows = rows
         self._fields: dict[str, tuple[str, Shape]] = {}
         self._counts: Counter[str] = Counter()

@@ -50,15 +50,15 @@ def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | 
     """
     h5py = importlib.import_module("h5py")
     with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module("hdf5plugin")  # more filters, where it is installed
+        importlib.import_module("hdf5plugin")  # more filters, if it is installed
     with open(path, "rb"):
-        pass  # what cannot be read is told by the system
+        pass  # a file that cannot be read is reported by the system call below
     if not h5py.is_hdf5(path):
         if name.lower().endswith(SUFFIXES):
             raise MediaError("not HDF5: signature not found")
         return None
     try:
-        # Without locks: nothing is written, and a file that changes is noticed.
+        # Without locks: nothing is written, and a file that changes is detected.
         file = files.enter_context(h5py.File(path, "r", locking=False))
         return [_open(h5py, one, where, path) for where, one in _walk(h5py, file)]
     except MediaError:
@@ -78,7 +78,7 @@ def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
     while waiting:
         path, one = waiting.pop()
         address = h5py.h5o.get_info(one.id).addr
-        if address in seen:  # by another hard link
+        if address in seen:  # reached by another hard link before
             continue
         seen.add(address)
         if isinstance(one, h5py.Dataset):
@@ -136,7 +136,7 @@ def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
 def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
     try:
         dtype = dataset.dtype
-    except TypeError as error:  # such as times, and whole numbers of 3 bytes
+    except TypeError as error:  # such as times, and integers of 3 bytes
         raise MediaError(f"dataset {path!r}: found a type that NumPy lacks: {error}") from error
     if h5py.check_string_dtype(dtype) is not None:
         return _Kind(TEXT)

@@ -32,7 +32,7 @@ NOT_ZIP: Final = (
     *(EOFError, NotImplementedError, RuntimeError, ValueError),
 )
 """Exceptions that `zipfile` raises for damaged archives, besides OSError for a bad offset."""
-_BLOCK_BYTES: Final = 1 << 20  # of rows that are read at a time
+_BLOCK_BYTES: Final = 1 << 20  # bytes of rows that are read at a time
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
 ONLY: Final = "array"
 """The field name of the one array of a .npy file."""
 _NPY_MAGIC: Final = b"\x93NUMPY"
-_MAX_HEADER: Final = 100_000_000  # bytes of a safetensors header: what its own library allows
+_MAX_HEADER: Final = 100_000_000  # the limit of the safetensors library for a header, in bytes
 _TENSORS: Final = {
     "BOOL": "bool",
     "I8": "int8",
@@ -272,7 +272,7 @@ def _read_header(file: IO[bytes], name: str) -> Header:
         raise MediaError(f"array {name!r}: the header is damaged: {error}") from error
 
 
-@lru_cache(maxsize=64)  # as a rule all files have the same
+@lru_cache(maxsize=64)  # usually all files have the same header
 def _parse_header(version: tuple[int, int], header: bytes) -> Header:
     """Parse a header; versions 2 and 3 differ in the characters allowed in field names."""
     read = np.lib.format.read_array_header_2_0

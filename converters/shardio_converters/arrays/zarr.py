@@ -48,7 +48,7 @@ _REFUSED: Final = {
     "S": "bytes that end where a zero begins: store uint8, or strings",
     "c": "complex: store real and imaginary part",
 }
-_MAX_TEXT: Final = 16 << 20  # bytes of a description
+_MAX_TEXT: Final = 16 << 20  # bytes of a metadata file
 _DAMAGE: Final = (
     *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, MemoryError),
     *(AttributeError, AssertionError, ArithmeticError, BufferError),
@@ -66,7 +66,7 @@ class _Store:
 
     zarr: Any
     store: Any
-    read: Callable[[str, int], bytes]  # of a file, so many bytes at most
+    read: Callable[[str, int], bytes]  # reads at most the given number of bytes of a file
     size: Callable[[str], int]
     names: Sequence[str]
     n_bytes: int
@@ -116,7 +116,8 @@ def open_store(source: Input, files: ExitStack) -> list[BlockArray] | None:
         else:
             return None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what other versions of zarr may not read
+            # Warnings about features that other versions of zarr may not read
+            warnings.simplefilter("ignore")
             arrays = _arrays_of(found)
             return [_open_array(found, *each) for each in arrays.items()]
     except MediaError:
@@ -152,7 +153,7 @@ def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
     names = archive.namelist()
     if len({*names}) < len(names):
         raise MediaError("damaged: two members of the archive have one name")
-    for member in archive.infolist():  # a chunk with another name than it had would be a lost one
+    for member in archive.infolist():  # a chunk under a wrong name would count as missing
         archive.open(member).close()
 
     def read(name: str, n_bytes: int) -> bytes:
@@ -168,7 +169,7 @@ def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
 
 
 def _close(store: Any) -> None:
-    with contextlib.suppress(AttributeError):  # zarr cannot close one that it has not read yet
+    with contextlib.suppress(AttributeError):  # zarr cannot close a store that it has not read yet
         store.close()
 
 
@@ -235,7 +236,7 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
     if not is_text and dtype.name not in DTYPES:
         why = _REFUSED.get(dtype.kind, f"expected one of {', '.join(sorted(DTYPES))}, or strings")
         raise MediaError(f"{what}: found dtype {dtype}: {why}")
-    pieces = array.shards or array.chunks  # what is read and decoded at once
+    pieces = array.shards or array.chunks  # the unit that is read and decoded at once
     n_bytes = max(prod(shape), prod(pieces)) * dtype.itemsize
     refuse_bomb(what, n_bytes, found.n_bytes)
     return BlockArray(

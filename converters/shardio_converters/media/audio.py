@@ -75,7 +75,7 @@ def is_media(source: Input) -> bool:
             return has_media_signature(file.read(HEAD_BYTES)) or has_media_suffix(source.name)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP) and not has_media_suffix(source.name):
-            return False  # a link to nowhere: there is nothing to be read
+            return False  # a dangling link: there is nothing to read
         raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
 
 
@@ -131,7 +131,7 @@ def with_sound(
     """
     outcome = yield from samples
     if sound.failure is not None:
-        # The pictures that there are may be kept, so that what is known of them is told.
+        # The frames read so far may be kept, so the facts about them are recorded.
         if outcome.kind == "broken":
             return outcome
         reason = str(sound.failure).removeprefix(f"{sound.path}: ")

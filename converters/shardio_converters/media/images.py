@@ -129,7 +129,7 @@ def _read(source: Input) -> bytes | None:
             return head + file.read()
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP) and not promised:
-            return None  # a link to nowhere: there is nothing to be read
+            return None  # a dangling link: there is nothing to read
         raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
 
 

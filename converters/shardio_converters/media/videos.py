@@ -56,8 +56,8 @@ _STORES_OF: Final = {
     "check": ("packets",),
     "fps": ("raw", "jpeg", "h264"),
 }
-_MIN_CODED: Final = 16  # pixels: encoders refuse smaller pictures
-_MAX_CODED: Final = 8192  # and those of 16384
+_MIN_CODED: Final = 16  # pixels; encoders refuse smaller pictures
+_MAX_CODED: Final = 8192  # pixels; the largest size that all encoders accept
 
 
 def settled(options: Any) -> Mapping[str, Any]:
@@ -85,7 +85,7 @@ def settled(options: Any) -> Mapping[str, Any]:
         if (value := getattr(options, name)) is not None and type(value) is not bool:
             raise InvalidArgument(f"{name} is {value!r}; it must be True or False")
     if options.audio is False:
-        found["audio"] = None  # as if nothing had been said of it
+        found["audio"] = None  # as if the option had not been given
     if store == "h264":
         found |= _coded(options)
     if store == "jpeg":
@@ -289,7 +289,8 @@ class Videos:
     audio: bool | None = None
 
     def __post_init__(self) -> None:
-        # Said or not, the same values are recorded: the options that give the same bytes are.
+        # Given or by default, the same values are recorded: options that give the same bytes are
+        # equal.
         for name, value in settled(self).items():
             object.__setattr__(self, name, value)
 
@@ -408,7 +409,7 @@ class Videos:
 
     @property
     def _step(self) -> int:
-        return self.step or 1  # never None once __post_init__ has run
+        return self.step or 1  # set by __post_init__
 
     @property
     def _span(self) -> int:

@@ -54,7 +54,7 @@ def _reader() -> Any:
 def _records(path: bytes) -> Generator[bytes]:
     try:
         with closing(_reader()(path, "max_parallelism:2")) as reader:
-            if not reader.ok():  # such as one without an end: it would read as one of no records
+            if not reader.ok():  # such as a truncated file: it would read as one without records
                 reader.read_all()
                 raise MediaError("it cannot be opened")
             for _ in range(reader.num_records()):

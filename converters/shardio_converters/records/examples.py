@@ -23,7 +23,7 @@ _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
 _FIRST: Final = 0x0A  # field 1 that has a length: a message, a string, packed numbers
 _SECOND: Final = 0x12  # field 2 that has a length
 _LISTS: Final = {0x0A: _BYTES, 0x12: _FLOATS, 0x1A: _INTS}
-_FEW: Final = 16  # bytes of numbers that are sooner read one by one than by NumPy
+_FEW: Final = 16  # bytes of numbers below which Python is faster than NumPy
 _MAX_VARINT: Final = 10  # bytes
 _TOO_EARLY: Final = "the message ends within a field"
 
@@ -127,7 +127,7 @@ def _values(data: bytes, start: int, end: int, kind: int) -> Values:
         return _strings(data, start, end)
     if start == end:
         return np.empty(0, np.float32 if kind == _FLOATS else np.int64)
-    if data[start] == _FIRST:  # packed, as a rule in one piece
+    if data[start] == _FIRST:  # packed, usually in one piece
         n_bytes, first = _length(data, start + 1)
         if first + n_bytes == end:
             return _floats(data, first, end) if kind == _FLOATS else _ints(data, first, end)
@@ -157,7 +157,7 @@ def _strings(data: bytes, at: int, end: int) -> list[bytes]:
 def _floats(data: bytes, start: int, end: int) -> npt.NDArray[Any]:
     if (end - start) % 4:
         raise ValueError(f"{end - start} bytes of floats, expected a multiple of 4")
-    # A copy: small numbers shall not keep a large record in memory.
+    # A copy: a few numbers must not keep a large record in memory.
     return np.frombuffer(data, "<f4", (end - start) // 4, start).astype(np.float32)
 
 
@@ -321,7 +321,7 @@ class FeatureInference:
         found = {}
         for name, seen in self._seen.items():
             optional = seen.n_records < self.n_records
-            # A dimension of 0 is none that a field can have.
+            # A field cannot have a dimension of 0.
             shape = () if seen.n_values == 1 else (seen.n_values or None,)
             if seen.dtype == "bytes" and shape:
                 spec = STRINGS + "?" * optional

@@ -212,7 +212,7 @@ INDEX: Final = "index.json"
 SUFFIXES: Final = (".mds", ".mds.zstd")
 
 _COMPRESSED: Final = (".mds.br", ".mds.bz2", ".mds.gz", ".mds.snappy")
-_MAX_TEXT: Final = 256 << 20  # bytes of an index, and of a shard's account of its columns
+_MAX_TEXT: Final = 256 << 20  # bytes of an index, and of a shard's column descriptions
 _CHUNK: Final = 1 << 20
 _U32: Final = np.dtype("<u4")
 
@@ -308,7 +308,7 @@ def _compare(file: IO[bytes], path: str, key: str) -> None:
     except MediaError as error:
         raise MediaError(f"{INDEX} beside it: {error}") from error
     if not shards:
-        return  # of something else
+        return  # not an index of MDS
     name = data_name(os.path.basename(path))
     found = [entry[key] for entry in shards if entry.get(key) and entry[key]["basename"] == name]
     if not found:
@@ -372,7 +372,7 @@ def _rows(
     file: IO[bytes], columns: Sequence[MdsColumn], sizes: npt.NDArray[np.int64], n_bytes: int | None
 ) -> Iterator[list[Piece]]:
     fixed = [column.n_bytes for column in columns]
-    arrays = [column.is_array for column in columns]  # of which no copy is made
+    arrays = [column.is_array for column in columns]  # arrays are not copied
     n_head = 4 * fixed.count(None)
     for number, size in enumerate(sizes.tolist()):
         data = _read(file, size, n_bytes)

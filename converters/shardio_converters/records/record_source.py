@@ -42,7 +42,7 @@ class RecordConverter(InferringConverter, ABC):
 
     kind: ClassVar[str]
     version: ClassVar[str] = "1"
-    what: ClassVar[str]  # such a file, in words
+    what: ClassVar[str]  # a plain-language name of the files
 
     records: str | None = None
     fields: Mapping[str, str] | None = None

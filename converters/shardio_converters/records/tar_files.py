@@ -24,8 +24,8 @@ SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 _BLOCK: Final = 512
 _HEADER: Final = Struct("100s 24x 12s 12x 8s s 100x 8s 80x 155s 12x")
 """Name, size, checksum, type, magic, prefix; the rest concerns owners, times and links."""
-_CHECKSUM: Final = slice(148, 156)  # counts as spaces in the sum
-_USTAR: Final = b"ustar\0"  # of POSIX; GNU's own, with two spaces, has no prefix
+_CHECKSUM: Final = slice(148, 156)  # counted as spaces in the checksum
+_USTAR: Final = b"ustar\0"  # POSIX; the magic of GNU tar, with two spaces, has no prefix field
 _REGULAR: Final = (b"0", b"\0", b"7")
 _FOLDER: Final = b"5"
 _OTHERS: Final = {
@@ -39,9 +39,9 @@ _OTHERS: Final = {
 }
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL = b"L", b"K", b"x", b"g"
 _EXTENSIONS: Final = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL)
-_MAX_EXTENSION: Final = 1 << 20  # bytes of a name, or of what else comes before a header
-_MAX_MEMBER: Final = 4 << 30  # bytes that are held in memory, once they are there
-_PIECE: Final = 16 << 20  # bytes that are asked for at a time: a size is believed no further
+_MAX_EXTENSION: Final = 1 << 20  # bytes of a name, or of another extension before a header
+_MAX_MEMBER: Final = 4 << 30  # bytes of a member that may be held in memory
+_PIECE: Final = 16 << 20  # bytes read at a time, so that a false size allocates little
 _DAMAGED: Final = (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError)
 
 
@@ -202,7 +202,7 @@ class _Stream:
     """A reader of exact byte counts that reports where a file is truncated."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile, n_bytes: int | None) -> None:
-        self._file, self._n_bytes = file, n_bytes  # None where it is compressed
+        self._file, self._n_bytes = file, n_bytes  # None for a compressed file
         self.position = 0
 
     def read(self, n_bytes: int) -> bytes:

@@ -15,10 +15,10 @@ from shardio import Input, MediaError
 from shardio_converters.records.record_source import RecordConverter
 
 _NAME: Final = re.compile(r"\.tfrec(ords?)?(-\d+-of-\d+)?(\.gz|\.zlib)?$", re.IGNORECASE)
-_HEAD: Final = struct.Struct("<QI")  # bytes of the record, checksum of that number
-_MAX_RECORD: Final = (1 << 31) - 1  # bytes: no message of protobuf has more
-_BLOCK_BYTES: Final = 1 << 20  # that are read at a time
-_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32  # told from the first bytes
+_HEAD: Final = struct.Struct("<QI")  # size of the record in bytes, checksum of the size
+_MAX_RECORD: Final = (1 << 31) - 1  # bytes; the limit of protobuf messages
+_BLOCK_BYTES: Final = 1 << 20  # bytes that are read at a time
+_GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32  # the format is detected from the first bytes
 
 
 class _Bytes(Protocol):

@@ -17,7 +17,7 @@ DTYPES: Final = ("uint8", "uint16", "uint32", "int32", "int64")
 LENGTH: Final = 1024
 
 _MAX_LENGTH: Final = 1 << 24
-_BLOCK_TOKENS: Final = 1 << 20  # that are read at a time
+_BLOCK_TOKENS: Final = 1 << 20  # tokens that are read at a time
 _HEADER_BYTES: Final = 1024  # 256 numbers int32: magic, version, number of tokens, zeros
 _HEADERS: Final = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 """Magic and version of llm.c files, with the dtype of their tokens."""

@@ -256,7 +256,7 @@ class WebDataset(InferringConverter):
 
         def take(name: str, member: Member) -> Any:
             if name not in fields:
-                facts_of(name, member)  # which may say why
+                facts_of(name, member)  # whose error may be the reason
                 raise MediaError(f"expected one of {', '.join(fields)}")
             return value_of(name, schema[name], member)
 

@@ -10,7 +10,7 @@ import zstandard
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_CHUNK_BYTES = 16 << 10  # a frame of nothing but repeats gives 500 MB of these, at most
+_CHUNK_BYTES = 16 << 10  # of input: a frame that only repeats itself expands this to at most 500 MB
 
 
 def open_zstd(file: IO[bytes]) -> IO[bytes]:
@@ -28,7 +28,7 @@ class _ZstdFrames(io.RawIOBase):
         self._decompressor = zstandard.ZstdDecompressor()
         self._frame = self._decompressor.decompressobj()
         self._is_within = False
-        self._rest = b""  # of the file, behind a frame
+        self._rest = b""  # input behind the end of a frame
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:

@@ -34,7 +34,7 @@ from shardio_converters.tabular.arrow import refuse_other_type
 from shardio_converters.tabular.arrow_columns import ArrowColumn, columns_of, values_of
 from shardio_converters.tabular.arrow_files import open_table
 
-_HALF: Final = 0.5  # of the time from one frame to the next
+_HALF: Final = 0.5  # of the time between two frames
 
 
 class Cameras:
@@ -191,7 +191,7 @@ def refuse_other_frames(frames: EpisodeFrames, length: int, tasks: Mapping[int, 
 
 _OF_ALL: Final = ("timestamp", "frame_index", NUMBER, "index", "task_index")
 """Features that every dataset has, and that identify the frames of an episode."""
-_MAX_NAMED: Final = 5  # broken episodes of a file
+_MAX_NAMED: Final = 5  # broken episodes named for one file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +238,7 @@ class LeRobot(InferringConverter):
             try:
                 robot_set = open_set(place[0])
             except (MediaError, OSError):
-                continue  # said where the file is read
+                continue  # reported when the file is read
             below = f"{place[1]}/" if place[1] else ""
             for name in robot_set.rows:
                 if below + name in known:
@@ -265,7 +265,8 @@ class LeRobot(InferringConverter):
                 where = f"{place[1]}: " if place[1] else ""
                 reason = reason or f"; {where}{error}".replace(f"{place[0]}/", "")
                 continue
-            # One that differs from those before it is left out, and broken where it is read.
+            # A feature that differs between files is left out; the file that deviates is reported
+            # as broken when it is read.
             if all(each.get(name, spec) == spec for each in found for name, spec in specs.items()):
                 found.append(specs)
         if not found:

@@ -39,7 +39,7 @@ _TASK_LINES: Final = "meta/tasks.jsonl"
 _TASK_TEXTS: Final = ("task", "__index_level_0__")
 """Names of the text column in the table of tasks; the second is a pandas index."""
 
-_MAX_BYTES: Final = 256 << 20  # of a text
+_MAX_BYTES: Final = 256 << 20  # bytes of a text file
 _MAX_NUMBER: Final = 1 << 31
 _DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 """Exceptions raised by unexpected content."""
@@ -154,7 +154,7 @@ def _check(columns: Columns) -> None:
     """
     for key, values in columns.items():
         least = 1 if key == "length" else 0
-        wrong = ~((values >= least) & (values < _MAX_NUMBER))  # NaN is neither
+        wrong = ~((values >= least) & (values < _MAX_NUMBER))  # false for NaN, in both comparisons
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise MediaError(f"row {row:,}, {key!r}: found {values[row]}, expected {least} or more")
@@ -301,7 +301,7 @@ def open_set(root: str) -> RobotSet:
     return _open_set(root, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=4)  # the inputs of a data set come one after the other
+@lru_cache(maxsize=4)  # the inputs of a dataset come one after the other
 def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
     info = read_info(root)
     with naming(INFO):
@@ -350,7 +350,7 @@ def _spec(name: str, feature: Mapping[str, Any]) -> str:
         return "json"
     if len(shape) > _MAX_DIMS or not all(type(n) is int and n > 0 for n in shape):
         raise MediaError(f"feature {name!r}: found the shape {shape}")
-    dims = [] if shape == [1] else shape  # numbers that stand alone are stored so
+    dims = [] if shape == [1] else shape  # single numbers are stored with shape [1]
     spec = f"{dtype}[{','.join(map(str, ['*', *dims]))}]"
     try:
         parse_field(name, spec)

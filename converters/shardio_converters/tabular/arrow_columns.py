@@ -317,7 +317,7 @@ def values_of(
                 found = [None if no else one for no, one in zip(is_null, found, strict=True)]
     except MediaError as error:
         raise MediaError(f"{place}: {error}") from error
-    except ValueError as error:  # as of text that is not UTF-8
+    except ValueError as error:  # for example, text that is not UTF-8
         raise MediaError(f"{place}: damaged: {error}") from error
     if not (field.optional or isinstance(field, Json)) and _is_missing(array, found):
         row = first_row + [one is None for one in found].index(True)
@@ -362,7 +362,7 @@ def _unpacked(array: pa.Array) -> pa.Array:
 def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]:
     """Return an array per row, of the field's shape."""
     found = _blocks(array, field.dtype)
-    if is_tensor(column.type):  # it lies flat
+    if is_tensor(column.type):  # stored as one flat list
         found = np.reshape(found, (len(array), *column.type.shape))
     dims = field.shape
     if isinstance(found, np.ndarray) and fits(found.shape[1:], dims):
@@ -414,7 +414,7 @@ def _lists(array: pa.Array, element: Array) -> list[list[npt.NDArray[Any]]]:
     """Return a list of arrays per row, each of the element's shape."""
     offsets, values = _split(array)
     inner = _blocks(values, element.dtype)
-    if [*element.shape] != [None]:  # which all have
+    if [*element.shape] != [None]:  # lists of lists all have this shape
         inner = [_shaped(one, element.shape) for one in inner]
     return [list(inner[start:end]) for start, end in pairwise(offsets.tolist())]
 
@@ -438,7 +438,7 @@ def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
     if not pa.types.is_temporal(array.type):
         dtype = np.dtype(array.type.to_pandas_dtype())
     if dtype != wanted and array.null_count:
-        array = array.fill_null(0)  # anything may lie there
+        array = array.fill_null(0)  # the value of a null is arbitrary
     data = array.buffers()[1]
     if data is None or not len(array):
         return np.zeros(len(array), wanted)

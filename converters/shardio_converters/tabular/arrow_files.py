@@ -22,9 +22,9 @@ STATE: Final = "state.json"
 """The name of the file in which Hugging Face's `datasets` lists the tables of a data set."""
 
 _MAX_STATE_BYTES: Final = 64 << 20
-_N_ROWS: Final = 4096  # at most, of a batch
-_BATCH_BYTES: Final = 8 << 20  # about, of a batch
-_BUFFER_BYTES: Final = 1 << 20  # of a column of Parquet that are read at a time
+_N_ROWS: Final = 4096  # maximum number of rows of a batch
+_BATCH_BYTES: Final = 8 << 20  # approximate size of a batch
+_BUFFER_BYTES: Final = 1 << 20  # bytes of a Parquet column that are read at a time
 _FILE_MAGIC: Final = b"ARROW1"
 _FEATHER_1: Final = b"FEA1"
 _ENDS: Final = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
@@ -37,7 +37,7 @@ class ParquetTable:
 
     def __init__(self, path: str) -> None:
         self._file = pq.ParquetFile(
-            pa.OSFile(os.fsencode(path)),  # pyarrow takes no text for names that are no UTF-8
+            pa.OSFile(os.fsencode(path)),  # pyarrow refuses str for names that are not UTF-8
             buffer_size=_BUFFER_BYTES,
             pre_buffer=False,
             page_checksum_verification=True,
@@ -90,7 +90,8 @@ class ArrowTable:
         for batch in self._whole_batches():
             if columns is not None:
                 batch = batch.select(columns)
-            batch.validate(full=True)  # Arrow itself trusts the offsets that it finds in a file
+            # Arrow trusts the offsets in a file unless asked to validate them
+            batch.validate(full=True)
             row_bytes = batch.nbytes // max(1, batch.num_rows)
             n_rows = max(1, min(_N_ROWS, _BATCH_BYTES // max(1, row_bytes)))
             for first in range(0, batch.num_rows, n_rows):
@@ -124,7 +125,7 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
         MediaError: the file is damaged, or of an unsupported kind.
         OSError: the file cannot be opened.
     """
-    with open(path, "rb") as file:  # an error of this one names the file
+    with open(path, "rb") as file:  # an error of `open` names the file
         head = file.read(len(_FILE_MAGIC))
         n_bytes = os.fstat(file.fileno()).st_size
     if not n_bytes:
@@ -178,7 +179,7 @@ def _listed(path: str) -> frozenset[str] | None:
     return _listed_then(path, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=16)  # the tables of one folder come one after the other
+@lru_cache(maxsize=16)  # the tables of a folder come one after the other
 def _listed_then(path: str, changed_ns: int, n_bytes: int) -> frozenset[str] | None:
     try:
         with open(path, "rb") as file:

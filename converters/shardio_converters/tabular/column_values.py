@@ -22,8 +22,8 @@ FLOAT: Final = "float"
 BOOL: Final = "bool"
 TEXT: Final = "text"
 
-_MAX_NUMBER: Final = 400  # characters: what is longer is no number, and Python would not read it
-# Digits with a zero before them are no number: they are a postal code, or the like.
+_MAX_NUMBER: Final = 400  # characters; no longer text is read as a number, as Python refuses it
+# Digits after a leading zero are not a number but a postal code, or the like.
 _WHOLE: Final = r"[+-]?(?:0|[1-9][0-9]*+)"
 _TOKENS: Final = {
     BOOL: r"(?i:true|false)",
@@ -61,7 +61,7 @@ def cell_kind(cells: Sequence[str], known: str | None) -> str | None:
 
 MAX_EXACT: Final = 1 << 53
 """Largest magnitude up to which float64 represents every integer."""
-_MAX_DIMS: Final = 17  # of a field, and rows
+_MAX_DIMS: Final = 17  # the dimensions of a field, and one of rows
 
 
 def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
@@ -125,7 +125,7 @@ def cast(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return found
 
 
-_MAX_DEPTH: Final = 256  # what a field of JSON holds
+_MAX_DEPTH: Final = 256  # the limit of a Json field
 _MAX_SHOWN: Final = 40
 _KIND_BY_DTYPE: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
 _ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
@@ -193,7 +193,7 @@ def _of_values(field: ValueField, values: Column) -> Iterable[Any]:
     if isinstance(field, Text):
         if {*map(type, values)} - {str}:
             raise ValueError(_expected(field, values[0]))
-        "".join(values).encode()  # JSON can escape halves of characters, which are no text
+        "".join(values).encode()  # JSON can escape lone surrogates, which are not text
         return values
     return _arrays(field, values)
 
@@ -228,7 +228,7 @@ def _rows(field: Array, values: Column) -> Iterable[npt.NDArray[Any]]:
 
 def _array(field: Array, value: Any) -> npt.NDArray[Any]:
     found = as_numbers([value]) if type(value) is list or not field.shape else None
-    if value == [] and len(field.shape) > 1:  # of any number of dimensions
+    if value == [] and len(field.shape) > 1:  # an empty list, of any number of dimensions
         return np.empty((0, *(n or 0 for n in field.shape[1:])), field.numpy)
     if found is None or found.ndim != 1 + len(field.shape):
         raise ValueError(_expected(field, value))

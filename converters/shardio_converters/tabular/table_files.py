@@ -33,7 +33,7 @@ MAX_LINE: Final = 1 << 28
 """Characters per line and CSV cell: bounds memory for a file without line ends."""
 _BLOCK_CHARS: Final = 1 << 17
 _BLOCK_ROWS: Final = 256
-_SPACE: Final = " \t\r\n"  # of JSON
+_SPACE: Final = " \t\r\n"  # the whitespace of JSON
 _SCAN: Final = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
 _SCAN_CHECKED: Final = make_scanner(json.JSONDecoder(parse_float=float_of))  # type: ignore[arg-type]
 
@@ -100,7 +100,7 @@ class _Lines:
 def _read_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
     blocks = _blocks_of_csv(lines, delimiter)
     while True:
-        # The limit is the process's own, 131,072 by default: others find it as it was.
+        # The limit (131,072 by default) is global to the process, and restored afterwards.
         limit = csv.field_size_limit(MAX_LINE)
         try:
             block = next(blocks, None)
@@ -183,7 +183,7 @@ def _load_line(text: str, number: int) -> dict[str, Any]:
     except OutOfRange as error:
         raise MediaError(f"line {number}{_column_out_of_range(text)}: {error}") from error
     except (ValueError, RecursionError) as error:
-        reason = str(error).removeprefix("Expecting ")  # the place in it is said by the rest
+        reason = str(error).removeprefix("Expecting ")  # the rest of the message gives the position
         raise MediaError(f"line {number}: not JSON: {reason}") from error
     if type(row) is not dict:
         raise MediaError(f"line {number}: expected an object, found {text[:40]}")
@@ -217,21 +217,22 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
     whole = "\n".join(texts)
     scan = _SCAN_CHECKED if may_be_out_of_range(whole) else _SCAN
     try:
-        found = [*map(scan, texts, repeat(0))]  # which stops at a text that begins as none does
+        # Which stops at a text that does not begin with a value
+        found = [*map(scan, texts, repeat(0))]
     except (ValueError, RecursionError):
         return None
     rows = [row for row, _ in found]
     if [end for _, end in found] != [*map(len, texts)] or {*map(type, rows)} - {dict}:
         return None
     n_names = sum(map(len, rows))
-    if whole.count("{") > len(rows):  # objects in objects, or in texts
+    if whole.count("{") > len(rows):  # objects within objects, or braces in texts
         inner = inside(rows)
         while not NESTED.isdisjoint(map(type, inner)):
             n_names += sum([len(each) for each in inner if type(each) is dict])
             inner = inside(inner)
     if n_names == whole.count(":"):
         return rows
-    # The colon of a name is behind a quote or a space; fewer of those in texts are.
+    # The colon of a name follows a quote or a space; fewer colons in texts do.
     return rows if n_names == sum(map(whole.count, ('":', " :", "\t:"))) else None
 
 
@@ -273,7 +274,8 @@ def load(text: str) -> Any:
     """
     text = text.strip(_SPACE)
     value, end = _DECODER.raw_decode(text)
-    return value if end == len(text) else _DECODER.decode(text)  # which says what is too much
+    # Raises an error that shows the extra characters
+    return value if end == len(text) else _DECODER.decode(text)
 
 
 def leaves_of(block: RowBlock, schema: Schema) -> dict[str, Sequence[Any]]:
@@ -310,7 +312,7 @@ def _add_leaves(
                 raise MediaError(
                     f"line {line}, column {name!r}: expected {what}, found {value!r:.40}"
                 )
-        if not is_group:  # named, without rows
+        if not is_group:  # a group that is named without rows
             raise MediaError(f"column {name!r}: expected no such column")
         inner = columns_of([value or {} for value in values])
         _add_leaves(inner, lines, schema, found, f"{name}.")
@@ -374,7 +376,7 @@ def _read(table: Input, field: FileField, reference: Any, parts: Mapping[str, In
         data = file.read()
     if isinstance(field, Image):
         try:
-            decode_image(data)  # so that a damaged one is found
+            decode_image(data)  # decoded to find damage
         except MediaError as error:
             raise MediaError(f"{reference!r}: {error}") from error
     return data

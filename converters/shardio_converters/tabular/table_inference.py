@@ -78,8 +78,8 @@ class _ColumnInference:
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
-        self._kinds: set[str] = set()  # of values of JSON
-        self._cell_kind: str | None = None  # of cells of CSV
+        self._kinds: set[str] = set()  # the kinds of JSON values
+        self._cell_kind: str | None = None  # the kind of CSV cells
         self._has_cells = False
         self._n_given = self._n_empty = 0
         self._least = self._most = 0
@@ -195,7 +195,7 @@ class _Lists:
         if array is None:
             self._dtypes.add(_NO_NUMBERS)
             return
-        if array.size:  # one without numbers is of any dtype
+        if array.size:  # an array without elements fits any dtype
             self._dtypes.add(array.dtype.name)
         if array.size and array.dtype.kind in "iu":
             self._largest = max(self._largest, int(array.max()), -int(array.min()))

@@ -104,7 +104,7 @@ class Tables(InferringConverter):
             return Outcome("unsupported", "not a table")
         about = self.additional_values(source)
         parts = {one.name: one for one in source.parts}
-        n_together = 1 if parts else 256  # of files, one in memory is enough
+        n_together = 1 if parts else 256  # samples with files: one at a time in memory
         n_samples = 0
         for block in read_blocks(source.path, source.name):
             columns = dict(self._values(source, block, parts))

@@ -83,7 +83,7 @@ class ManifestCache:
         if number is None:
             with contextlib.suppress(*_DAMAGED_ERRORS):
                 number = int(json.loads(Path(self._path(POINTER)).read_bytes())["generation"])
-        if number is not None:  # else reading it explains the damage
+        if number is not None:  # otherwise reading it reports the damage
             name = f"{GENERATIONS}/{number:06d}.json"
             self._download(name)
             for part in self._parts(self._path(name)):
@@ -150,7 +150,7 @@ class ManifestCache:
         """Return the names of a generation's external list files; none if it is damaged."""
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             raw = Path(generation).read_bytes()
-            if b'"external_lists"' in raw:  # in almost no generation
+            if b'"external_lists"' in raw:  # rare among generations
                 named = self._list_files(json.loads(raw))
                 return [name for name in sorted(named) if name == os.path.basename(name)]
         return []

@@ -138,7 +138,7 @@ def _font() -> FreeTypeFont | ImageFont:
 
     try:
         return ImageFont.load_default(size=_LETTERS)
-    except ImportError:  # a Pillow without FreeType has letters of one size
+    except ImportError:  # without FreeType, Pillow has one font size
         return ImageFont.load_default()
 
 
@@ -286,7 +286,7 @@ def _name(part: str, path: str) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
-        # A file system without links: whoever takes the name in between loses it.
+        # On a file system without links: a file created under the name meanwhile is overwritten.
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
         os.rename(part, path)

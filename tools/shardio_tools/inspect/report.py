@@ -41,7 +41,7 @@ def value_facts(value: Any, kind: Any) -> dict[str, Any]:
     if isinstance(kind, shardio.Json):
         return {"type": "Json", "value": value}
     numbers = np.asarray(value)
-    if kind.dtype == "bfloat16":  # held as the upper halves of float32
+    if kind.dtype == "bfloat16":  # stored as the upper halves of float32
         numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
     facts = {"type": "Array", "dtype": kind.dtype, "shape": list(numbers.shape)}
     if numbers.size:
@@ -65,7 +65,7 @@ def _stream_facts(stream: shardio.EncodedStream, kind: str) -> dict[str, Any]:
 
 
 def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:
-    with np.errstate(all="ignore"):  # infinities have no mean, and what is no number no order
+    with np.errstate(all="ignore"):  # infinities have no mean, and NaN has no order
         return {
             "min": numbers.min().item(),
             "max": numbers.max().item(),
@@ -240,7 +240,7 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
         inspection.findings.append(_finding(path, error))
         dataset = None
     if dataset is None:
-        # The shards lie there still: what they hold is not lost.
+        # The shards still exist: their content is not lost.
         surveys = _surveys(inspection, path, in_folder)
         schema = next((survey.schema for survey in surveys.values() if survey.schema), None)
         inspection.facts["schema"] = schema_facts(schema)
@@ -388,7 +388,7 @@ def dataset_sample(inspection: Inspection, dataset: shardio.ShardDataset, row: i
     }
     for side, summary in named.items():
         place = os.path.join(dataset.path, summary.name)
-        # That this shard does not open has been said already.
+        # An error that keeps this shard from opening was reported before.
         open_one = partial(dataset.reader, shard, side or None)
         reader = None if place in inspection.bad_files else inspection.attempt(place, open_one)
         if reader is not None:

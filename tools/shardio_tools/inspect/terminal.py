@@ -64,7 +64,7 @@ def protocol_of(environment: Mapping[str, str]) -> Protocol:
     """Return a terminal's graphics protocol, from the environment variables that it sets."""
     term = environment.get("TERM", "")
     if "TMUX" in environment or term.startswith(_MULTIPLEXERS):
-        return "blocks"  # what stands between passes no picture on
+        return "blocks"  # a terminal multiplexer passes no pictures on
     if term in _KITTY:
         return "kitty"
     if environment.get("TERM_PROGRAM") in _ITERM or environment.get("LC_TERMINAL") == "iTerm2":
@@ -100,11 +100,11 @@ def _room() -> Size:
     """Return height and width of the terminal in pixels."""
     try:
         answer = fcntl.ioctl(sys.stdout.fileno(), termios.TIOCGWINSZ, bytes(8))
-    except (OSError, ValueError):  # a stream without a number, or one that is no terminal after all
+    except (OSError, ValueError):  # a stream without a descriptor, or one that is not a terminal
         answer = bytes(8)
     lines, columns, width, height = struct.unpack("HHHH", answer)
     lines, columns = lines or _LINES, columns or _COLUMNS
-    # A line is left for what is chunks about the picture.
+    # One line is left for the text about the picture.
     return (height or lines * _CELL[0]) * (lines - 1) // lines or 1, width or columns * _CELL[1]
 
 
