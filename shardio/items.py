@@ -74,7 +74,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
         self._is_over = self._is_closed = self._is_within = False
-        self._alone = SingleCaller("this pass is for one thread at a time, and waits for an item")
+        self._alone = SingleCaller("this pass is in use by another thread, which waits for an item")
 
     def __enter__(self) -> Self:
         self._begin()
@@ -310,10 +310,10 @@ class SharedMemoryShim(Loader):
 
 
 def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
-    """Load items one by one, when they are asked for, all in this process.
+    """Load items one by one, on demand, in this process.
 
     Raises:
-        what the loader or the source raises, with a note of where.
+        Exception: raised by the loader or the source, with a note of the item.
     """
     _check_loader(loader)
     task_pool = InlinePool(loader.load, is_called=named(loader, "load"))
@@ -334,22 +334,23 @@ def load_with_workers(
     memory_bytes: int | None = None,
     start_method: Start = "zygote",
 ) -> ItemIteration:
-    """Load items in worker processes; gives what `post_process` returns, item by item.
+    """Load items in worker processes; yield the results of `post_process`, item by item.
 
     Args:
-        loader: how; it is pickled once, by cloudpickle.
-        items: taken one by one, only so far ahead; may be endless.
-        num_worker: how many processes; by default as many as this one may use CPUs. 0 loads in
-            this process.
-        shared_memory_enabled: changes nothing: arrays always come through shared memory.
-        memory_pool_block_count: how many items may be under way; at least, and by default, two for
+        loader: loads an item; pickled once, by cloudpickle.
+        items: an iterable, which may be endless; items are taken one by one, a bounded number
+            ahead.
+        num_worker: the number of processes; by default the number of CPUs that this one may use. 0
+            loads in this process.
+        shared_memory_enabled: accepted and ignored: arrays always travel through shared memory.
+        memory_pool_block_count: the number of items in flight; at least, and by default, two for
             each worker and two more.
-        order: "input", or "completion": as they are loaded.
+        order: "input", or "completion", the order in which items are loaded.
         on_error: "raise" the first failure of `load`, or "skip" the item.
-        max_skips: how many items may be skipped, from 0 up.
-        timeout_s: how long the loop waits for an item; None for ever.
-        memory_bytes: budget of the shared memory, and the most that one item may take; by default
-            half of what is available.
+        max_skips: the number of items that may be skipped, from 0 up.
+        timeout_s: how long the loop waits for an item; None waits for ever.
+        memory_bytes: the budget of the shared memory, and the limit for one item; by default half
+            of the available memory.
         start_method: how workers start: "zygote", "spawn", "forkserver" or "fork".
 
     Raises:
@@ -384,7 +385,7 @@ def load_with_workers(
 
 def _check_loader(loader: Any) -> None:
     if isinstance(loader, type):
-        raise InvalidArgument(f"loader is the class {loader.__name__}; give one of it")
+        raise InvalidArgument(f"loader is the class {loader.__name__}; pass an instance of it")
     lacking = [name for name in _METHODS if not callable(getattr(loader, name, None))]
     if lacking:
         raise InvalidArgument(

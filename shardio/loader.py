@@ -23,7 +23,7 @@ from shardio._loading.options import (
     cut_of,
 )
 from shardio._loading.prefetch import RemotePrefetch, remote_of
-from shardio._loading.prefetch import preload as bring_in
+from shardio._loading.prefetch import preload as preload_files
 from shardio._loading.progress_bar import ProgressBar
 from shardio._loading.timeline import Timeline, timeline_of
 from shardio._workers.processes.linux import Finalizer
@@ -47,89 +47,100 @@ class ShardLoader(Closing):
     """Iterates over the batches of a dataset; every iteration is one epoch.
 
     The batches are a pure function of dataset, seed and epoch: the same for any number of workers
-    and any prefetch. Workers start in the constructor and live until `close()` (or the end of the
-    `with`, of the loader, or of the process); leaving a loop early leaves nothing behind. One
-    loader is for one process; its iterators may be used from several threads, one at a time each.
+    and any prefetch. Workers start in the constructor and live until `close()`, the end of the
+    `with` block, of the loader, or of the process; leaving a loop early leaves nothing behind. A
+    loader belongs to one process; its iterators may be used from several threads, one at a time
+    each.
 
     Args:
-        dataset: a folder, the URL of one in an object store (s3://, gs://, az://, https://), an
-            open ShardDataset (whose files are then opened anew), or a mixture (`shardio.mix`); or
-            a server's address, or a list of several, as "tcp://host:5555", for batches that
+        dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
+            an open ShardDataset, whose files are opened again; a mixture (`shardio.mix`); or the
+            address of a server, or a list of several, as "tcp://host:5555", for batches that
             `shardio serve` decodes there.
         batch_size: samples per batch.
-        fields: which fields to read; nothing is read of the others. All by default.
-        shuffle: True or "full" permutes all samples, anew each epoch; "blocks" in windows of 256
-            MiB, for data larger than memory; "shards" in windows of 8 shards; False not at all.
-        seed: of the order and of the transform's generators, from 0 up.
-        sampler: the numbers of the samples of an epoch in their order, also repeatedly; a sampler
-            as torch has them, iterated for each epoch with the global generators seeded; or a
-            function of the epoch's number that gives them, always the same for the same one.
-        weights: how likely each sample is, from 0 up; an epoch then has draws.
-        replacement: whether a sample may be drawn again within an epoch.
-        n_draws: how many an epoch has; by default as many as there are samples, and without
-            replacement as many as have a weight above 0.
-        num_workers: worker processes; by default as many as this process may use CPUs. 0 runs
-            everything in this process, with the same batches.
+        fields: the fields to read, by default all; other fields are not read.
+        shuffle: True or "full" permutes all samples, differently each epoch; "blocks" permutes
+            within windows of 256 MiB, for data larger than memory; "shards" within windows of 8
+            shards; False keeps the order.
+        seed: the seed of the order and of the transform's generators, from 0 up.
+        sampler: the numbers of an epoch's samples in their order, repetitions allowed; a torch
+            sampler, iterated for each epoch with the global generators seeded; or a function that
+            maps the number of an epoch to such numbers, always the same ones.
+        weights: the relative probability of each sample, from 0 up; an epoch then consists of
+            draws.
+        replacement: True if a sample may be drawn more than once in an epoch.
+        n_draws: the number of draws in an epoch; by default the number of samples or, without
+            replacement, the number of samples with a weight above 0.
+        num_workers: the number of worker processes; by default the number of CPUs that this process
+            may use. 0 does all work in this process, with the same batches.
         transform: `f(sample)` or `f(sample, rng)`, from a dict of fields to a dict of fields, run
-            in the workers. Arrays it is given are read-only. `rng` is a numpy Generator keyed by
-            (seed, epoch, position); the global generators of Python, NumPy and torch (on the CPU)
-            are keyed likewise. Every sample must have the fields, dtypes and shapes of the first.
-        batch_transform: `f(batch)` or `f(batch, rng)`, from a dict of what is in a whole batch to
-            another, run in the workers; its generators are keyed by the position of the first
-            sample, so that what it draws depends on batch_size, rank and world_size.
-        output: "tinygrad", "torch" or "jax" for their tensors or arrays, or "numpy".
-        device: of the tensors: a name; of tinygrad also a tuple, to shard along the batch. By
-            default the CPU for torch, else what tinygrad or JAX has for a default.
+            in the workers. The arrays that it gets are read-only. `rng` is a NumPy Generator keyed
+            by (seed, epoch, position); the global generators of Python, NumPy and torch (on the
+            CPU) are keyed in the same way. All results must have the fields, dtypes and shapes of
+            the first one.
+        batch_transform: `f(batch)` or `f(batch, rng)`, from a dict of the arrays and lists of a
+            whole batch to another dict, run in the workers; its generators are keyed by the
+            position of the first sample, so its draws depend on batch_size, rank and world_size.
+        output: "tinygrad", "torch" or "jax" for tensors or arrays of these frameworks, or "numpy".
+        device: the name of the tensors' device; for tinygrad also a tuple of names, to shard along
+            the batch. By default the CPU for torch, otherwise the default of tinygrad or JAX.
         tail: "short" delivers the last, incomplete batch as it is; "drop" leaves it out; "pad"
-            fills it up with copies of its rows, where `batch.valid` is False. With several ranks
-            "pad" is the default, else "short".
-        rank, world_size: which part of every epoch this process has, of how many; batch_size is
-            for each. By default as torchrun, mpirun or srun say in the environment, else 0 of 1.
-            Ranks share seed and dataset; their batches together are those of one epoch.
-        prefetch: how many blocks beyond one per worker are filled ahead; by default 2, or where
-            they have at most 1 MiB 10, and 7 for each worker.
-        memory_bytes: budget of all blocks; by default half of what is available.
-        verify: "first" checks every hash when its bytes are first read, "always", or "off".
+            fills it up with copies of its rows, for which `batch.valid` is False. The default is
+            "pad" with several ranks, otherwise "short".
+        rank, world_size: the part of every epoch that this process loads, and the number of parts;
+            batch_size is per rank. By default taken from the environment of torchrun, mpirun or
+            srun, otherwise 0 of 1. Ranks share seed and dataset; together they load one epoch.
+        prefetch: the number of blocks filled ahead, beyond one per worker; by default 2 or, for
+            blocks of at most 1 MiB, 10 and 7 more for each worker.
+        memory_bytes: the budget of all blocks; by default half of the available memory.
+        verify: "first" checks every hash when its bytes are first read, "always" each time, "off"
+            never.
         access: "mmap" maps the shards, "pread" reads them by offset, "auto" maps them unless they
-            lie on a network file system. The same batches either way.
-        on_error: "raise", or "skip": the row of a sample that fails every time is filled by another
-            one, drawn for it, `batch.valid` is False there, and `batch.skipped` says which and why.
-        max_skips: how many samples of an epoch may fail with "skip", where it is needed; one more
-            is a TooManySkipped.
-        timeout_s: how long the loop waits for a batch before it is an error that says what every
-            worker is doing; None for ever. Without workers nothing is interrupted.
-        reuse: the fast lane: a batch is valid only until the next one.
-        collate: how arrays of unequal shapes become part of a batch: "stack" (an error, but a list
-            of what the dataset says varies), "pad" (zeros behind, and `NAME_mask`), "ragged" (one
-            after another, and `NAME_offsets`) or "list"; a dict that says so of single fields, or
-            has the shape to pad them to; or `f(samples)`, from a list of dicts to a dict.
-        start_method: how workers come to be: "zygote" forks them from a small process of shardio's
-            own; "spawn" executes an interpreter for each; "forkserver" loads what the transform
-            needs once and forks; "fork" forks this program; "thread" takes threads of it. The same
-            batches from each.
-        record: keep when the latest batches were filled and handed over, for `timeline`.
-        subset: the name of a subset, to have its samples alone; by default an open ShardDataset's.
-        decode: whether pictures arrive as pixels, uint8 (height, width, 3): stacked where all have
-            one size, else as `collate` says. False for the bytes of files.
+            are on a network file system. The batches are the same.
+        on_error: "raise", or "skip": the row of a sample that fails is filled by another sample,
+            drawn as a substitute; `batch.valid` is False there, and `batch.skipped` names the
+            sample and the reason.
+        max_skips: the number of samples of an epoch that may fail, required with "skip"; one more
+            raises TooManySkipped.
+        timeout_s: how long the loop waits for a batch before it raises a BatchTimeout that shows
+            what every worker is doing; None waits for ever. Without workers nothing is interrupted.
+        reuse: True if a batch may become invalid as soon as the next one is requested, which is
+            faster.
+        collate: how arrays of different shapes are combined: "stack" (an error for them; fields
+            that the dataset declares as varying become lists), "pad" (with zeros at the end, and
+            `NAME_mask`), "ragged" (concatenated, with `NAME_offsets`) or "list"; a dict from fields
+            to one of these, or to the shape to pad to; or `f(samples)`, from a list of dicts to a
+            dict.
+        start_method: how workers start: "zygote" forks them from a small process of shardio;
+            "spawn" executes an interpreter for each; "forkserver" imports what the transform needs
+            once and forks; "fork" forks this program; "thread" uses threads of this program. The
+            batches are the same.
+        record: True records when the latest batches were filled and delivered, for `timeline`.
+        subset: the name of a subset, to load only its samples; by default that of an open
+            ShardDataset.
+        decode: True delivers images as pixels, uint8 (height, width, 3): stacked if all have one
+            size, otherwise as `collate` says. False delivers the bytes of their files.
         dct: "accurate", or "fast": JPEGs in about 5 % less time, most pixels within 2 levels.
-        clip: a `shardio.Clip`: which clips of the videos in a field the samples are, and how their
-            pixels arrive. By default those that the dataset says, else `Clip()`.
-        sound: a `shardio.views.Sound`: how sound arrives; of a clip, what is heard while it lasts.
-            `NAME_span` says from which to which sample there is sound, and not silence.
-        pack: a `shardio.views.Pack`: samples are windows of tokens, cut out of all documents.
-        preload: bring what is read of the samples into the page cache in the constructor, or raise
-            a InsufficientMemory where that does not fit; nothing keeps it there.
-        cache: of a URL, the folder that shards are downloaded to; by default what SHARDIO_CACHE
-            names, else ~/.cache/shardio.
-        cache_bytes: how much may lie there; by default nine tenths of what is free.
-        storage_options: of a URL, what obstore takes: credentials, endpoint, client_options.
-        keys: of an address: the folder of this client's keys; by default what SHARDIO_KEYS says.
+        clip: a `shardio.Clip`: the clips of videos that are the samples, and the form of their
+            pixels. By default the dataset's own view, or `Clip()`.
+        sound: a `shardio.views.Sound`: the form of audio. With clips, the audio during the clip;
+            `NAME_span` gives the range of its samples that are not padding.
+        pack: a `shardio.views.Pack`: the samples are windows of tokens over all documents.
+        preload: True reads the samples' data into the page cache in the constructor, or raises
+            InsufficientMemory if it does not fit; nothing pins it there.
+        cache: for a URL, the folder that shards are downloaded to; by default SHARDIO_CACHE from
+            the environment, otherwise ~/.cache/shardio.
+        cache_bytes: the size limit of that folder; by default nine tenths of the free space.
+        storage_options: for a URL, options of obstore: credentials, endpoint, client_options.
+        keys: for an address, the folder of this client's keys; by default SHARDIO_KEYS from the
+            environment.
 
     Raises:
-        InvalidArgument: an option is not acceptable; the message lists what is.
-        DatasetNotFound, DatasetCorrupt, ShardNotFound, …: from opening the dataset.
-        ShardCorrupt, TransformError, WorkerDied, InsufficientMemory: (in the loop) with the sample.
-        TooManySkipped: (in the loop) naming the last.
+        InvalidArgument: an option is not acceptable; the message lists the accepted values.
+        DatasetNotFound, DatasetCorrupt, ShardNotFound, …: the dataset cannot be opened.
+        ShardCorrupt, TransformError, WorkerDied, InsufficientMemory: in the loop, naming the
+            sample.
+        TooManySkipped: in the loop, naming the last sample.
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
@@ -228,8 +239,8 @@ class ShardLoader(Closing):
             self._engine.open(opened)
             if self._options.preload:
                 self._prefetch.download_all()
-                bring_in(opened, self._options.media.fields)
-            self._handover = self._handover_of(opened)
+                preload_files(opened, self._options.media.fields)
+            self._assembler = self._assembler_for(opened)
         except BaseException:
             self.close()
             raise
@@ -249,7 +260,7 @@ class ShardLoader(Closing):
             n_records=N_RECORDS if options.record else 0,
         )
 
-    def _handover_of(self, opened: Dataset) -> BatchAssembler:
+    def _assembler_for(self, opened: Dataset) -> BatchAssembler:
         adapter = create_adapter(self._options.output, self._options.device)
         if adapter is not None and adapter.aliases:
             self._engine.settle_by(adapter.synchronize)
@@ -280,7 +291,7 @@ class ShardLoader(Closing):
         iteration = self._epochs.begin(self._engine)
         self._prefetch.follow(iteration)
         kind = RecordedIterator if self._options.record else LoaderIterator
-        return kind(self, self._engine, self._handover, iteration)
+        return kind(self, self._engine, self._assembler, iteration)
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
         """Iterate, as `iter(loader)` does, and show how far it is.

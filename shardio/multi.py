@@ -37,48 +37,53 @@ class _Far(NamedTuple):
 
 
 class MultiLoader(Closing):
-    """Iterates over what several processes find in a dataset, as it comes.
+    """Iterates over the samples that several processes read from a dataset, as they arrive.
 
-    Each worker iterates the whole dataset from its beginning, so that n workers give every sample n
-    times, unless the dataset leaves out what is the others' (see `worker_info`). The samples of one
-    worker come in its order. Larger arrays arrive without a copy, in memory that stays the caller's
-    for as long as anything refers to it; in a fork of this process it does not: copy them before.
+    Each worker iterates the whole dataset from its beginning: n workers yield every sample n times,
+    unless the dataset skips the samples of the other workers (see `worker_info`). The samples of a
+    worker arrive in its order. Larger arrays arrive without a copy, in memory that belongs to the
+    caller as long as anything refers to it. A fork of this process does not own it: copy the arrays
+    first.
 
-    Every iteration starts workers anew, and ends those of the one before. Workers end with their
-    iteration: when it is over, has failed, is let go of, at `kill()`, or with this process.
+    Every iteration starts new workers, and ends those of the iteration before. Workers end with
+    their iteration: when it is exhausted, has failed or is dropped, at `kill()`, and with this
+    process.
 
     Args:
-        dataset: any iterable; None with `address`. It travels to the workers by pickle; what
-            cannot, such as a generator or an open file, is there by a fork of this process, which a
-            warning says.
-        workers: how many processes.
-        verbose: say on standard error where the socket is, and which workers have finished.
-        nokill: let earlier iterations go on when another one begins.
-        prefix: how the path of the folder for the socket begins, which only this user can enter,
-            and which is there while workers connect.
-        memory_bytes: how much all workers together may have sent that has not been handed over,
-            and how large their blocks for large arrays may be together.
-        timeout_s: how long to wait for a sample before it is an error that says what every worker
-            is doing; None for ever.
-        start_method: how workers come to be, as for `ShardLoader`: "zygote", "spawn", "forkserver"
-            or "fork".
-        on_error: "raise" what the dataset raises, or "skip" that sample and have its iterator go
-            on. One that cannot, as a generator, ends there, which a warning says, and the other
-            workers go on. The death of a worker is an error in any case.
-        max_skips: how many samples of an iteration may be skipped, from 0 up.
-        address: of a server that `shardio serve` runs, or a list of several of one dataset, whose
-            samples are iterated then: each is a worker that has its part, every sample comes once,
-            as a dict, and every iteration is one epoch. What says how workers start is not used.
-        keys: with `address`, the folder of this client's keys, by default what SHARDIO_KEYS says.
-        options: with `address`, of ShardLoader: fields, shuffle, seed, clip, … `batch_size` is how
-            many samples travel together, 32 by default.
+        dataset: any iterable; None with `address`. It is pickled for the workers. An object that
+            cannot be pickled, such as a generator or an open file, reaches them by a fork of this
+            process, with a warning.
+        workers: the number of processes.
+        verbose: True prints the path of the socket, and the workers that have finished, to standard
+            error.
+        nokill: True lets earlier iterations continue when another one begins.
+        prefix: the beginning of the path of the socket's folder, which only this user may enter and
+            which exists while workers connect.
+        memory_bytes: the limit for samples that the workers have sent and that were not delivered
+            yet; and, separately, for the blocks that hold their larger arrays.
+        timeout_s: how long to wait for a sample before a BatchTimeout that shows what every worker
+            is doing; None waits for ever.
+        start_method: how workers start, as for `ShardLoader`: "zygote", "spawn", "forkserver" or
+            "fork".
+        on_error: "raise" the exception of the dataset, or "skip" the sample and continue with its
+            iterator. An iterator that cannot continue, such as a generator, ends there, with a
+            warning, and the other workers continue. A crash of a worker is always raised.
+        max_skips: the number of samples of an iteration that may be skipped, from 0 up.
+        address: the address of a server that `shardio serve` runs, or a list of addresses of
+            servers of one dataset. Each server counts as a worker with its part of the dataset;
+            every sample arrives once, as a dict, and every iteration is one epoch. `start_method`
+            is then ignored.
+        keys: with `address`, the folder of this client's keys; by default SHARDIO_KEYS from the
+            environment.
+        options: with `address`, options of ShardLoader: fields, shuffle, seed, clip, …
+            `batch_size` is the number of samples in a message, by default 32.
 
     Raises:
-        InvalidArgument: an argument is not acceptable; the message lists what is.
-        ServerUnreachable: (also in the loop) a server does not answer.
+        InvalidArgument: an argument is not acceptable; the message lists the accepted values.
+        ServerUnreachable: also in the loop: a server does not answer.
         UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
-        WorkerDied, TransformError, BatchTimeout: (in the loop) naming the worker.
-        TooManySkipped: (in the loop) one more sample failed than may.
+        WorkerDied, TransformError, BatchTimeout: in the loop, naming the worker.
+        TooManySkipped: in the loop: one sample more failed than allowed.
     """
 
     def __init__(
@@ -113,9 +118,7 @@ class MultiLoader(Closing):
         elif keys is not None or options is not None:
             raise InvalidArgument("keys and options are for the address of a server; there is none")
         elif not hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__"):
-            raise InvalidArgument(
-                f"dataset must be something to iterate; found {shortened(dataset)}"
-            )
+            raise InvalidArgument(f"dataset must be iterable; found {shortened(dataset)}")
         self.dataset = dataset
         self.workers = count("workers", workers, 1, _MOST_WORKERS)
         self.verbose, self.nokill = bool(verbose), bool(nokill)

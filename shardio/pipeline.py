@@ -37,18 +37,18 @@ _BUFFER: Final = 3
 
 
 class Pipeline(PipelineIterations):
-    """Items of a source through functions, some of them at once, to a loop.
+    """A chain of functions through which the items of a source reach a loop, several at once.
 
-    Every method gives a new Pipeline, and leaves this one as it is; iterating begins a pass:
+    Every method returns a new Pipeline and leaves this one unchanged; iterating begins a pass:
 
         pipeline = Pipeline(paths).pipe(decode, concurrency=4).aggregate(32).pipe(stack).sink(3)
         for batch in pipeline: ...
 
     Args:
-        source: iterable or async iterable; asked anew for every pass.
-        on_error: "raise" what a function raises, with its item named; or "skip": the item is
-            dropped, and counted in `stats()`. What the source raises is always raised.
-        max_skips: for "skip", how many calls of a pass may fail.
+        source: an iterable or async iterable; iterated again for every pass.
+        on_error: "raise" the exception of a function, naming its item; or "skip" the item, which
+            `stats()` counts. Exceptions of the source are always raised.
+        max_skips: with "skip", the number of calls of a pass that may fail.
 
     Raises:
         InvalidArgument: an argument is not acceptable.
@@ -79,14 +79,14 @@ class Pipeline(PipelineIterations):
         """Call a function with every item.
 
         Args:
-            function: gives a result, or None, which drops the item; of a generator function, every
-                result goes on by itself. Async functions and generators are awaited in an event
-                loop. A mapping or a sequence looks the item up.
-            concurrency: how many items it works on at once.
-            executor: None runs it in threads of its own; "process" in worker processes, whose
-                arrays come back through shared memory; or an Executor of yours.
-            order: in which results go on: as they are ready, or that of their items.
-            name: in errors and figures; None is the function's.
+            function: returns a result, or None to drop the item; every result of a generator
+                function is an item of its own. Async functions and generators are awaited in an
+                event loop. A mapping or a sequence is indexed by the item.
+            concurrency: the number of items processed at once.
+            executor: None runs the function in threads; "process" in worker processes, whose arrays
+                arrive through shared memory; or an Executor of the caller.
+            order: the order of the results: as they are completed, or that of their items.
+            name: the name of the step in errors and statistics; by default the function's.
         """
         given = getattr(function, "__name__", None) or type(function).__name__
         step = piped(
@@ -101,7 +101,7 @@ class Pipeline(PipelineIterations):
         return self._with(step)
 
     def aggregate(self, n: int, *, drop_last: bool = False) -> Pipeline:
-        """Gather lists of `n` items; of what is left at the end a shorter one, or none."""
+        """Gather lists of `n` items; the last one may be shorter, or is dropped."""
         drop = one_of("drop_last", drop_last, (True, False))
         return self._with(BatchStep(count("n", n, 1), drop))
 
@@ -113,7 +113,7 @@ class Pipeline(PipelineIterations):
         )
 
     def sink(self, buffer: int = _BUFFER, *, timeout: float | None = None) -> Pipeline:
-        """Let at most `buffer` results wait for the loop, and it `timeout` seconds for one."""
+        """Buffer at most `buffer` results; the loop waits `timeout` seconds for one."""
         made = self._with()
         made._n_buffered = count("buffer", buffer, 1)
         made._timeout_s = seconds("timeout", timeout)
@@ -202,7 +202,7 @@ class DataLoader(PipelineIterations):
             steps.append(step)
             self._call = step.call
         elif executor is not None:
-            raise InvalidArgument("executor is for a preprocessor, and there is none")
+            raise InvalidArgument("executor needs a preprocessor, and there is none")
         if batch_size is not None:
             steps.append(BatchStep(self._n_per_result, self._drops_last))
         if aggregator is not None:
@@ -261,7 +261,7 @@ class DataLoader(PipelineIterations):
     def _check_order(self) -> None:
         if not self._is_ordered:
             raise InvalidArgument(
-                "what comes in order of completion has no position to go on from: ask for "
+                "results in order of completion have no position to resume from: pass "
                 "output_order='input'"
             )
 

@@ -29,7 +29,7 @@ from shardio.views.row_sets import check_positions
 
 _VERSION: Final = 1
 _MOST: Final = 1 << 60
-_ADVICE: Final = "load it into a loader that is made as the one was that it comes from"
+_ADVICE: Final = "load it into a loader with the same options as the one that it comes from"
 
 
 class LoaderState(NamedTuple):

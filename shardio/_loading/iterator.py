@@ -210,7 +210,7 @@ class BatchAssembler:
         if pool.n_copies == 1:
             warnings.warn(
                 f"batches are copied: the program holds all {len(pool)} blocks that memory_bytes, "
-                "or the limit of open files, allows; let go of batches, or raise that limit",
+                "or the limit of open files, allows; release batches, or raise that limit",
                 RuntimeWarning,
                 stacklevel=caller_stacklevel(),
             )

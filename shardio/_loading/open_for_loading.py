@@ -123,7 +123,7 @@ def mix(
         access = source.access if isinstance(source, ShardDataset) else "auto"
         opened.append(open_one(source, _VERIFY, access, None, RemoteOptions()))
         if not len(opened[-1]):
-            raise InvalidArgument(f"{opened[-1]} is to be mixed, and has no samples: leave it out")
+            raise InvalidArgument(f"{opened[-1]} has no samples and cannot be mixed: leave it out")
     mixture = Mixture(opened, mixing, _VERIFY)
     _ = mixture.mixture_sizes.n_positions  # raises if there are too many
     return mixture
@@ -149,7 +149,7 @@ def _shares(weights: Any, n: int) -> tuple[int, ...]:
     what = f"weights must be {n} numbers above 0, one for each source"
     try:
         if isinstance(weights, (str, *_UNORDERED)):
-            raise TypeError("they have no order, or are no numbers")
+            raise TypeError("they are not numbers, or cannot be compared")
         # A float as it is written: 0.3 and 0.7 are 3 to 7.
         numbers = [Fraction(repr(float(each))) for each in weights]
     except (TypeError, ValueError, OverflowError) as error:

@@ -45,7 +45,7 @@ class MapIterator:
             )
         if sampler is None and not (isinstance(mapping, Mapping) or hasattr(mapping, "__len__")):
             raise InvalidArgument(
-                "the keys are not known of a mapping without a length; give a sampler"
+                "the keys of a mapping without a length are unknown; pass a sampler"
             )
         if not (sampler is None or _is_iterable(sampler)):
             raise InvalidArgument(f"sampler must be iterable; found {shortened(sampler)}")
@@ -183,7 +183,7 @@ class PipelineSource:
     def _check_positions(self) -> None:
         if not (self._has_state or self._is_sequence or isinstance(self.source, MapIterator)):
             raise InvalidArgument(
-                "a pass over this source cannot go on in its midst: expected a sequence, a "
+                "a pass over this source cannot resume in the middle: expected a sequence, a "
                 "MapIterator, or something with state_dict and load_state_dict; found "
                 f"{shortened(self.source)}"
             )

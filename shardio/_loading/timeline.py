@@ -131,7 +131,7 @@ class Timeline:
             raise InvalidArgument(f"n_batches must be an integer from 1 up; found {n_batches!r}")
         shown = self.main[-n_batches:]
         if not shown:
-            return _Drawing(f"{self.title}: nothing was handed over", 0, 0, 1).text()
+            return _Drawing(f"{self.title}: no batch was delivered", 0, 0, 1).text()
         start_s, end_s = shown[0].asked_s, shown[-1].got_s
         steps = f"batches {shown[0].step} to {shown[-1].step}"
         drawing = _Drawing(f"{self.title}: {steps}", len(self.workers) + 1, start_s, end_s)

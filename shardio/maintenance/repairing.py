@@ -86,7 +86,7 @@ def plan_repair(source: str) -> RepairPlan:
         return RepairPlan(shards, generation.whole_schema, generation, unnamed)
     names = sorted(name for name in os.listdir(source) if name.endswith(".shard"))
     if not names:
-        raise DatasetNotFound(f"{source}: holds neither a dataset nor any shard")
+        raise DatasetNotFound(f"{source}: contains neither a dataset nor a shard")
     paths = [os.path.join(source, name) for name in names]
     generation = _without_shards(root)
     schema = _schema_of(paths) if generation is None else generation.schema
@@ -147,7 +147,7 @@ def _schema_of(paths: list[str]) -> Schema:
             return schema_of(path)
         except DataError as error:
             reason = reason or error
-    raise DatasetCorrupt(f"nothing can be told of the data: {reason}") from reason
+    raise DatasetCorrupt(f"the state of the data is unknown: {reason}") from reason
 
 
 _MAX_REASON: Final = 300
@@ -375,7 +375,7 @@ def _check_identity(reader: ShardReader, part: Part) -> None:
     named = part.named
     if named is not None and (reader.id, len(reader)) != (named.id, named.n_samples):
         raise DatasetCorrupt(
-            f"another shard has taken its place: expected id {named.id}, found {reader.id}"
+            f"another shard has replaced it: expected id {named.id}, found {reader.id}"
         )
 
 

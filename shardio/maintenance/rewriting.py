@@ -332,7 +332,7 @@ class Rewriting:
     def report_beside(self, **details: Any) -> MaintenanceReport:
         """Name the shards and publish them beside those of the previous generation, as a side."""
         if self._previous is None:
-            raise AssertionError("a new dataset has nothing that shards could lie beside")
+            raise AssertionError("a new dataset has no shards to add columns to")
         with self._placed() as shards:
             groups = (*self._previous.column_groups, ColumnGroup(self.schema, shards))
             found = publish_next(self.root, self._previous, column_groups=groups, **details)
@@ -365,13 +365,13 @@ class Rewriting:
             except FileExistsError as error:
                 if self._previous is None:
                     raise DatasetConflict(
-                        f"{self.root / name}: another writer has put it there meanwhile; nothing "
+                        f"{self.root / name}: another writer has created it meanwhile; nothing "
                         "of theirs was changed; choose another folder"
                     ) from error
                 continue  # left by a killed writer, or of one that is about to publish
             moved.append(name)
             return dataclasses.replace(part, name=name)
-        raise AssertionError("names never run out")
+        raise AssertionError("endless")
 
     def _names(self, first: int) -> Any:
         if self._previous is None:

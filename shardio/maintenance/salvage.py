@@ -173,11 +173,11 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
     copy, notes = folder / "mended.shard", []
     content, n_holes = _map_around(path, copy)
     if n_holes:
-        notes.append(f"{n_holes * PAGE} bytes that the disk cannot read are taken for zeros")
+        notes.append(f"{n_holes * PAGE} bytes that the disk cannot read are treated as zeros")
     header, sections = _open_any(content, path)
     draft = _Draft(path, content, header, sections, notes=notes)
-    draft.put(0, header.pack(), "the first page is made of the last")
-    draft.put(header.file_size - PAGE, header.pack(), "the last page is made of the first")
+    draft.put(0, header.pack(), "the first page is restored from the last")
+    draft.put(header.file_size - PAGE, header.pack(), "the last page is restored from the first")
     if len(content) > header.file_size:
         notes.append(f"{len(content) - header.file_size} bytes after its end are left out")
     known = _mend_schema(draft, schema)
@@ -185,7 +185,7 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
     if known is not None:
         _mend_column_hashes(draft, known)
         for name, offset, packed in chunk_hashes_again(content, sections, known):
-            draft.put(offset, packed, f"hashes of field {name!r} are worked out again")
+            draft.put(offset, packed, f"hashes of field {name!r} are computed again")
     if not notes:
         return Mended(path)
     if not n_holes:
@@ -332,7 +332,7 @@ def _mend_block_hashes(draft: _Draft) -> None:
         if hash_bytes(draft.bytes_of(section)) != section.hash:
             packed = pack_hashes(block_hashes(draft.bytes_of(target)))
             if hash_bytes(packed) == section.hash:
-                note = f"hashes of section {target.name} are worked out again"
+                note = f"hashes of section {target.name} are computed again"
                 draft.put(section.offset, packed, note)
 
 
@@ -364,7 +364,7 @@ def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
                 for unit in range(first, first + len(stored) // _HASH_BYTES)
             )
             if hash_bytes(packed) == expected[block]:
-                note = f"hashes of field {name!r} are worked out again"
+                note = f"hashes of field {name!r} are computed again"
                 draft.put(hashes.offset + start, packed, note)
 
 

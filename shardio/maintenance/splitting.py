@@ -105,15 +105,19 @@ def _check_parts(parts: Any) -> None:
         raise InvalidArgument(f"parts must be names and their shares; found {parts!r}")
     for name, share in parts.items():
         if not isinstance(name, str) or not name or not name.isprintable():
-            raise InvalidArgument(f"a part's name must be printable text; found {name!r}")
+            raise InvalidArgument(f"the name of a part must be printable text; found {name!r}")
         if len(name.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
-            raise InvalidArgument(f"a part's name has at most {_MAX_NAME_BYTES} bytes: {name!r}")
+            raise InvalidArgument(
+                f"the name of a part has at most {_MAX_NAME_BYTES} bytes: {name!r}"
+            )
         is_number = isinstance(share, int | float) and not isinstance(share, bool)
         if not is_number or not 0 < share <= 1:
-            raise InvalidArgument(f"part {name!r}: a share is above 0, at most 1; found {share!r}")
+            raise InvalidArgument(
+                f"part {name!r}: a share must be above 0 and at most 1; found {share!r}"
+            )
     total = math.fsum(parts.values())
     if abs(total - 1) > _TOLERANCE:
-        raise InvalidArgument(f"the shares of all parts must be 1 together; found {total:g}")
+        raise InvalidArgument(f"the shares of all parts must add up to 1; found {total:g}")
 
 
 def _groups(

@@ -85,7 +85,7 @@ def conclude(figures: Figures) -> Conclusion:
             Limit.BODY,
             f"the loop's own code takes {stats.body_s / elapsed_s:.0%} of the time, and waits for "
             f"batches {stats.waiting_s / elapsed_s:.0%} of it",
-            ("the loader is not what limits: speed up the loop",),
+            ("the loader is not the limit: speed up the loop",),
         )
     speed = stats.n_bytes / elapsed_s
     if speed >= _NEAR_LIMIT * figures.copy_bytes_per_s:
@@ -152,9 +152,7 @@ def _more_workers(figures: Figures) -> tuple[str, ...]:
 
 def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
     if limit is Limit.TRANSFORM:
-        return (
-            "a cheaper transform, or what of it is the same in every epoch done when converting",
-        )
+        return ("a cheaper transform, or do during conversion what is the same in every epoch",)
     if limit is Limit.DECODING:
         return (
             "store the compressed fields raw, if the disk has room, or leave them out (fields)",
@@ -162,7 +160,7 @@ def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
     if limit is Limit.HASHING:
         if figures.verify == "always":
             return ('verify="first": every byte is hashed once, not in each epoch',)
-        return ("nothing: it is for the first epoch only, in which every byte is hashed",)
+        return ("nothing: this is the first epoch only, in which every byte is hashed",)
     if limit is Limit.STORAGE:
         return (
             "preload=True: the files fit into memory, and reading them once in a row is faster"
@@ -173,7 +171,7 @@ def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
         )
     batch_bytes = figures.stats.n_bytes / max(1, figures.stats.n_batches)
     if batch_bytes < _SMALL_BATCH_BYTES:
-        return ("a larger batch_size: so small a batch costs more to ask for than to copy",)
+        return ("a larger batch_size: requesting so small a batch costs more than copying it",)
     return ("fewer bytes or fewer fields: name what is needed in fields",)
 
 
@@ -191,5 +189,5 @@ def _round_trips_limit(figures: Figures, busy: float, main: float) -> Conclusion
         "a larger prefetch: more batches under way",
     ]
     if figures.n_workers > figures.n_cpus:
-        advice.insert(0, f"num_workers={figures.n_cpus}: there are only so many CPUs")
+        advice.insert(0, f"num_workers={figures.n_cpus}: that is the number of CPUs")
     return Conclusion(Limit.ROUND_TRIPS, because, tuple(advice))

@@ -118,7 +118,7 @@ def estimate(
         except NoMatchingInputs as error:
             raise InvalidArgument(
                 f"{os.fspath(src)}: none of {len(chosen)} files tried, of {len(listing.inputs)}, "
-                f"is of the kind {kind!r}: what all come to cannot be told; convert them, or give "
+                f"is of the kind {kind!r}: the total size is unknown; convert them, or give "
                 "another kind (--kind)"
             ) from error
         stored = measure_stored(sample, source)

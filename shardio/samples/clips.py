@@ -93,8 +93,8 @@ def resolve_video_field(
         raise InvalidArgument(f"clip needs {what}; of those that are read, these are: {known}")
     others = [name for name in videos if name != wanted]
     if len(videos) > 1 and (wanted is None or is_asked):
-        way = "say of which with clip=Clip(field=…)" if wanted is None else f"leave out {others}"
-        raise InvalidArgument(f"a loader has clips of one field of videos; of {known} {way}")
+        way = "choose one with clip=Clip(field=…)" if wanted is None else f"leave out {others}"
+        raise InvalidArgument(f"a loader takes clips from one field of videos; of {known} {way}")
     if wanted is not None:
         names = tuple(name for name in names if name not in others)
     video = wanted or videos[0] if videos else None

@@ -35,7 +35,7 @@ def resolve_pack(schema: Schema, pack: Any, asked: tuple[str, ...] | None) -> Pa
         if len(could) != 1:
             raise InvalidArgument(
                 "pack needs one field of tokens, integers in one dimension; of those that are "
-                f"read, these are: {', '.join(could) or 'none'}: say which with Pack(field=…)"
+                f"read, these are: {', '.join(could) or 'none'}: choose one with Pack(field=…)"
             )
         (name,) = could
     if name not in schema:

@@ -261,7 +261,7 @@ class Server(Closing):
         """Make a session, or give a client that was cut off its own back."""
         token = text(head, "token")
         if len(token) != _TOKEN_LETTERS:
-            raise Garbled("a token that is none")
+            raise Garbled("an invalid token")
         try:
             if number(head, "version") != VERSION:
                 raise InvalidArgument(

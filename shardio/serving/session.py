@@ -106,7 +106,7 @@ class Session:
             elif len(self._told) < _MOST_TOLD:
                 self._told.append(head)
             else:
-                raise Garbled(f"{_MOST_TOLD} messages, and none was answered yet")
+                raise Garbled(f"{_MOST_TOLD} messages, none of them answered yet")
             self._changed.notify()
 
     def leave(self) -> None:
@@ -260,7 +260,7 @@ class Session:
 
     def _fail(self, error: Exception, failed: int | None = None) -> None:
         if isinstance(error, Garbled):
-            error = InvalidArgument(f"the server cannot make sense of what it is asked: {error}")
+            error = InvalidArgument(f"the server does not understand the request: {error}")
         self._say("failed", number=failed, error=protocol.as_json(error))
 
     def _say(self, kind: str, block: Any = None, **more: Any) -> None:

@@ -116,7 +116,7 @@ class Records:
         broken = first_invalid(found, self._schema[name], payload.size)
         if broken is not None:
             raise ShardCorrupt(
-                "an index entry cannot be right (codec, offset, sizes or alignment)",
+                "an index entry is invalid (codec, offset, sizes or alignment)",
                 code="index_entry",
                 path=self._path,
                 field=name,

@@ -101,7 +101,7 @@ class StreamRecords:
         if bad.any():
             i = int(np.argmax(bad))
             raise ShardCorrupt(
-                "the line of a stream cannot be right (packets, chunks, sizes or time base)",
+                "the table row of a stream is invalid (packets, chunks, sizes or time base)",
                 code="stream",
                 path=self.path,
                 section=section.name,

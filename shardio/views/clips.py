@@ -123,7 +123,7 @@ class Clip:
             object.__setattr__(self, "fps", _checked_rate(self.fps))
             if self.stride != 1:
                 raise InvalidArgument(
-                    f"fps and stride both say which frames a clip has: pass one of them; found "
+                    f"fps and stride both choose the frames of a clip: pass one of them; found "
                     f"fps={self.fps}, stride={self.stride}"
                 )
         if self.lead is not None and self.around is None:
@@ -134,7 +134,7 @@ class Clip:
             raise InvalidArgument(f"around must be the name of a field; found {around!r}")
         if (self.where, self.step) != ("all", None):
             raise InvalidArgument(
-                "around says which clips there are, one for each event: leave out where and step"
+                "around already chooses the clips, one for each event: leave out where and step"
             )
         lead: Any = 0.5 if self.lead is None else self.lead
         if isinstance(lead, bool) or not isinstance(lead, int | float) or not 0 <= lead <= 1:

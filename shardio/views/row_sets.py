@@ -65,7 +65,7 @@ class RowRuns:
         starts = np.cumsum(numbers.reshape(-1))[0::2]
         found = cls(starts, counts)
         if found.to_text() != text:
-            raise InvalidArgument("runs of rows are not in the one form that they have")
+            raise InvalidArgument("the runs of rows are not in canonical form")
         return found
 
     def to_text(self) -> str:

@@ -115,9 +115,7 @@ def test_of_a_batch_without_a_transform_the_one_sample_is_found(
         (14, 6, "WorkerDied"),
         (35, 3, "WorkerDied"),
     ]
-    assert {each.text for each in found} == {
-        f"2 workers died while they tried it alone; the last {END}"
-    }
+    assert {each.text for each in found} == {f"2 workers crashed on it alone; the last {END}"}
     # Of each batch one that names all its samples, then two for each sample, of substitutes too.
     assert n_deaths >= 2 + 3 * 2
 
@@ -152,7 +150,9 @@ def test_a_batch_of_which_workers_die_at_one_sample_after_another_is_an_error(
         return True
 
     die_of(kills)
-    with pytest.raises(WorkerDied, match="batch 0 of epoch 0 .*, which 6 workers have died of"):
+    with pytest.raises(
+        WorkerDied, match="batch 0 of epoch 0 .*, which 6 workers have crashed over"
+    ):
         epoch(folder)
 
 

@@ -290,7 +290,7 @@ def test_another_thread_may_kill_what_this_one_waits_for() -> None:
     ("options", "said"),
     [
         ({"dataset": "out/"}, r"dataset must be an iterable.*ShardLoader\('out/', batch_size\)"),
-        ({"dataset": 5}, "dataset must be something to iterate; found 5"),
+        ({"dataset": 5}, "dataset must be iterable; found 5"),
         ({"workers": 0}, "workers must be an integer from 1 to 250; found 0"),
         ({"prefix": 5}, "prefix must be the beginning of a path; found 5"),
         ({"prefix": "/nowhere/x"}, "there is no folder /nowhere"),

@@ -118,7 +118,7 @@ def test_a_fork_within_load_that_comes_back_is_an_error_that_says_so() -> None:
             time.sleep(0.01)
         return item
 
-    with pytest.raises(TransformError, match=r"load came back twice for item 3: .* os\._exit"):
+    with pytest.raises(TransformError, match=r"load returned twice for item 3: .* os\._exit"):
         for item in load_with_workers(loader_of(load), count(), 1):
             assert item < 10_000
 

@@ -465,7 +465,7 @@ def test_exceptions_of_any_class_are_raised_or_skipped(*, is_async: bool) -> Non
     with pytest.raises(_Frozen) as caught:
         list(DataLoader([0], preprocessor=function, timeout=60))
     assert caught.value.__notes__ == ["in preprocessor, item 0 (0)"]
-    with pytest.raises(TransformError, match="raised _Untold: <its text cannot be had"):
+    with pytest.raises(TransformError, match="raised _Untold: <its text is not available"):
         list(DataLoader([1], preprocessor=function, timeout=60))
 
 
@@ -986,7 +986,7 @@ def test_after_its_end_a_loader_is_at_its_beginning() -> None:
     ("source", "options", "found"),
     [
         (range(3), {"output_order": "completion"}, "output_order='input'"),
-        ((i for i in range(3)), {"output_order": "input"}, "cannot go on in its midst"),
+        ((i for i in range(3)), {"output_order": "input"}, "cannot resume in the middle"),
     ],
 )
 def test_without_order_or_a_place_in_the_source_there_is_no_position(

@@ -134,7 +134,7 @@ def test_a_command_that_writes_says_so_and_leaves_the_dataset_as_it_was(
 ) -> None:
     source, out = tmp_path / "set", tmp_path / "out"
     write_dataset(source, 128, 2, TWO_FIELDS, two_fields(128))
-    if command == "repair":  # the last page is made of the first
+    if command == "repair":  # the last page is restored from the first
         shard = next(source.glob("*.shard"))
         shard.write_bytes(shard.read_bytes()[:-4096] + bytes(4096))
     arguments = {

@@ -145,7 +145,7 @@ def test_the_stacks_of_one_worker_are_never_taken_for_anothers(
     for _ in range(2):  # what they have said before is not said again
         found = stack_dumps.ask_for_stacks([file.fileno() for file in files], send)
         assert found == [
-            "it has not said within 0.05 s what it is doing",
+            "it did not report within 0.05 s what it is doing",
             "  worker 1",
             "it is being started",
             "  worker 3",

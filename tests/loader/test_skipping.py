@@ -373,10 +373,7 @@ def test_a_sample_that_two_workers_died_of_is_skipped(folder: str, end: str) -> 
     skipped = [each for _, _, skips in found[: N // BATCH] for each in skips]
     assert sorted(each.index for each in skipped) == [13, 14]
     assert {each.error for each in skipped} == {"WorkerDied"}
-    assert all(
-        f"2 workers died while they tried it alone; the last {words}" == each.text
-        for each in skipped
-    )
+    assert all(f"2 workers crashed on it alone; the last {words}" == each.text for each in skipped)
 
 
 def test_a_batch_of_samples_that_all_kill_does_not_end_an_epoch(folder: str) -> None:

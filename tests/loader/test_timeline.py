@@ -95,7 +95,7 @@ def test_the_number_of_ready_batches_is_drawn_in_steps() -> None:
 
 
 def test_without_a_batch_there_is_a_drawing_that_says_so() -> None:
-    assert "epoch 0: nothing was handed over" in said(Timeline("epoch 0", [[]], []).svg())
+    assert "epoch 0: no batch was delivered" in said(Timeline("epoch 0", [[]], []).svg())
 
 
 def test_what_is_timed_one_in_seven_never_exceeds_the_batch() -> None:

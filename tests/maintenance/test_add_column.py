@@ -664,7 +664,7 @@ def test_repair_loses_a_sample_if_any_of_its_files_does(folder: Path, tmp_path: 
     report = repair(folder, tmp_path / "out")
     assert [shard.outcome for shard in report.shards] == ["damaged", "lost", "sound"]
     assert [(shard.n_kept, shard.n_lost) for shard in report.shards] == [(2, 2), (0, 4), (4, 0)]
-    assert report.shards[0].mended == (f"{first.name}: the first page is made of the last",)
+    assert report.shards[0].mended == (f"{first.name}: the first page is restored from the last",)
     assert [loss.reason[:10] for loss in report.shards[0].losses] == ["field 'sou", "field 'y':"]
     assert report.shards[1].losses[0].reason == f"{second.name}: there is no such shard"
     with open_dataset(tmp_path / "out") as dataset:

@@ -25,7 +25,7 @@ def replace(path: str) -> None:
     [
         pytest.param(replace, "replaced or written to", id="replaced"),
         pytest.param(lambda path: os.utime(path, (5, 5)), "replaced or written to", id="written"),
-        pytest.param(os.unlink, "went away", id="deleted"),
+        pytest.param(os.unlink, "was removed", id="deleted"),
     ],
 )
 def test_a_change_during_the_audit_is_a_finding(

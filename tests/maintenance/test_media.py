@@ -118,7 +118,7 @@ def test_hashes_of_chunks_that_are_damaged_are_worked_out_again(tmp_path: Path) 
     assert (finding.section, finding.field) == ("chunk_hashes", "sound")
     report = repair(data, tmp_path / "out")
     assert report.is_whole
-    assert report.shards[0].mended == ("hashes of field 'sound' are worked out again",)
+    assert report.shards[0].mended == ("hashes of field 'sound' are computed again",)
     assert_holds(tmp_path / "out", list(range(N)))
 
 

@@ -172,7 +172,7 @@ def test_damaged_hashes_of_undamaged_rows_are_worked_out_again(
     flip(shard_of(source, 2), offset)
     report = repaired(source, tmp_path, [*range(N)])
     assert outcomes(report) == ["sound", "sound", "mended"]
-    assert "worked out again" in report.shards[2].mended[0]
+    assert "computed again" in report.shards[2].mended[0]
 
 
 def test_damaged_hashes_of_the_index_are_worked_out_again(source: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_another_shard_under_the_name_of_one_is_not_taken_for_it(
     shard_of(source, 2).unlink()
     write_shard(shard_of(source, 2), 2)
     report = repaired(source, tmp_path, [*range(8)])
-    assert "another shard has taken its place" in report.shards[2].losses[0].reason
+    assert "another shard has replaced it" in report.shards[2].losses[0].reason
 
 
 def test_without_a_pointer_the_last_generation_says_what_there_is(
@@ -309,7 +309,7 @@ def test_pages_that_the_disk_cannot_read_lose_their_samples(
     monkeypatch.setattr(os, "pread", failing_pread)
     report = repair(source, tmp_path / "out")
     assert outcomes(report) == ["sound", "damaged", "sound"]
-    assert report.shards[1].mended == ("4096 bytes that the disk cannot read are taken for zeros",)
+    assert report.shards[1].mended == ("4096 bytes that the disk cannot read are treated as zeros",)
     lost = {loss.first for loss in report.shards[1].losses}
     assert 1 in lost
     assert len(lost) <= 2  # the page may hold the beginning of the next row

@@ -133,9 +133,9 @@ def test_a_loader_trains_on_one_subset_and_knows_nothing_of_the_other(tmp_path: 
     [
         ({}, "names and their shares"),
         ([("a", 1.0)], "names and their shares"),
-        ({"a": 0.5}, "must be 1 together; found 0.5"),
-        ({"a": 0.9, "b": 0.2}, "must be 1 together"),
-        ({"a": 1.0, "b": 0.0}, "'b': a share is above 0"),
+        ({"a": 0.5}, "must add up to 1; found 0.5"),
+        ({"a": 0.9, "b": 0.2}, "must add up to 1"),
+        ({"a": 1.0, "b": 0.0}, "'b': a share must be above 0"),
         ({"a": -1.0, "b": 2.0}, "'a': a share"),
         ({"a": float("nan")}, "'a': a share"),
         ({"a": True}, "'a': a share"),

@@ -210,11 +210,11 @@ def test_an_answer_that_does_not_come_from_a_server_that_is_there_is_overdue(
     ("kind", "lie", "said"),
     [
         ("opened", {"state": {}}, "epoch is null"),
-        ("begun", {"last": 9}, "the epoch ended in the place of batch 8"),
-        ("begun", {"last": 2}, "batch 2 of epoch 0 came in the place of 2"),
+        ("begun", {"last": 9}, "the epoch ended instead of batch 8"),
+        ("begun", {"last": 2}, "batch 2 of epoch 0 came instead of 2"),
         ("begun", {"kind": "end"}, "end came before the epoch had begun"),
-        ("batch", {"epoch": 5}, "batch 0 of epoch 5 came in the place of 0"),
-        ("batch", {"kind": "end"}, "the epoch ended in the place of batch 0"),
+        ("batch", {"epoch": 5}, "batch 0 of epoch 5 came instead of 0"),
+        ("batch", {"kind": "end"}, "the epoch ended instead of batch 0"),
     ],
 )
 def test_a_server_that_says_what_cannot_be_is_left(
@@ -338,5 +338,5 @@ def test_who_listens_and_says_nothing_is_no_server(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("shardio.serving.client.batch_stream._SILENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
-        with pytest.raises(ServerUnreachable, match="it has said nothing for"):
+        with pytest.raises(ServerUnreachable, match="it has sent nothing for"):
             _asks(address, None, timeout_s=0.1)

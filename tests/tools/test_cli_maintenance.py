@@ -41,7 +41,7 @@ def test_repair_lists_what_is_mended_and_what_is_lost(
     assert cli.main(["repair", str(dataset), str(tmp_path / "out")]) == 1
     out, err = capsys.readouterr()
     mended, sample, shard, summary = out.splitlines()
-    assert mended == "000000-000.shard: repaired: the first page is made of the last"
+    assert mended == "000000-000.shard: repaired: the first page is restored from the last"
     assert sample.startswith("000000-001.shard: lost: sample 0: field 'source': the data of")
     assert shard == "000000-002.shard: lost: samples 0 to 3: there is no such shard"
     assert summary == f"repaired 3 shards: 7 samples saved, 5 lost: {tmp_path / 'out'}"

@@ -66,7 +66,7 @@ def test_a_shard_that_went_away_while_it_was_checked_is_a_finding(
     assert cli.main(["verify", str(path)]) == 1
     damage, change, summary = capsys.readouterr().out.splitlines()
     assert "field 'frames', sample 0, offset 4096" in damage
-    assert "the file went away while it was audited" in change
+    assert "the file was removed while it was audited" in change
     assert "2 findings in 1 file" in summary
 
 

@@ -333,7 +333,7 @@ def test_a_function_that_a_worker_cannot_unpickle_is_an_error_with_the_traceback
         def __call__(self, item: int) -> int:
             return item
 
-    with pytest.raises(TransformError, match=r"cannot be had in a worker(.|\n)*no number"):
+    with pytest.raises(TransformError, match=r"cannot be loaded in a worker(.|\n)*no number"):
         values(Stubborn(), [1])
 
 
@@ -362,7 +362,7 @@ def test_what_a_worker_died_of_is_done_again_once(tmp_path: Path, how: str) -> N
 
 
 def test_what_two_workers_died_of_is_an_error_that_names_it(tmp_path: Path) -> None:
-    pattern = r"2 workers have died of item 4 \(4\) in the function; the last: worker . \(process"
+    pattern = r"2 workers crashed over item 4 \(4\) in the function; the last: worker . \(process"
     with pytest.raises(WorkerDied, match=pattern + r" \d+\) was killed by signal 9"):
         values(dying(tmp_path, 4, 9, "SIGKILL"), range(12))
 

@@ -330,7 +330,7 @@ class WorkerBackend:
             how = f"{how}:\n\n{text}"
         self._deaths_in_a_row += 1
         if self._deaths_in_a_row > 2 * self.n_workers + 2:
-            raise UnsupportedEnvironment(f"workers die before they answer anything: {how}")
+            raise UnsupportedEnvironment(f"workers crash before they answer anything: {how}")
         for block in self._blocks.values():
             block.known_to.discard(died.worker)
         self._starting.add(died.worker)

@@ -187,7 +187,7 @@ class SuspectSamples:
         if self._n_deaths[place] < MOST_DEATHS:
             return False
         row, number = place
-        why = f"{MOST_DEATHS} workers died while they tried it alone; the last {end}"
+        why = f"{MOST_DEATHS} workers crashed on it alone; the last {end}"
         self.left_out.setdefault(row, {})[number] = why
         self._n_in_vain = 0
         return True

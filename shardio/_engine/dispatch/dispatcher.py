@@ -231,7 +231,7 @@ class Dispatcher:
             raise InsufficientMemory(
                 f"all {n} blocks ({n_bytes} bytes of a budget of {self._memory_bytes}) are held by "
                 "batches that the program still refers to, or by other loops over this loader; "
-                f"let go of batches, or copy what you keep: {error}"
+                f"release batches, or copy what you keep: {error}"
             ) from error
         self.assign_tasks(iteration)
 
@@ -271,7 +271,7 @@ class Dispatcher:
             iteration.schedule.done(answer.worker, step, is_quick=status == _QUICK)
         elif status == Status.FAILED:
             clear_claims(iteration.layout, self.pool[number])
-            error = answer.error or TransformError("a worker failed without saying why")
+            error = answer.error or TransformError("a worker failed without a reason")
             iteration.schedule.failed(answer.worker, step, error)
         elif status == Status.CANCELLED:
             iteration.schedule.cancelled(answer.worker, step)
@@ -292,7 +292,7 @@ class Dispatcher:
             clear_claims(iteration.layout, self.pool[number])
             n_deaths = iteration.deaths[step] = iteration.deaths.get(step, 0) + 1
             where = f" {_named(iteration, step)} of {self._batch_spec.path}"
-            where += f", which {n_deaths} workers have died of" if n_deaths > 1 else ""
+            where += f", which {n_deaths} workers have crashed over" if n_deaths > 1 else ""
             error = error_of_death(loss.how, loss.signal, claims, where, self._dataset)
             if self._batch_spec.skips and isinstance(error, WorkerDied):
                 caution = iteration.cautions.setdefault(step, SuspectSamples())

@@ -145,7 +145,7 @@ class SchemaProbe:
         self._n_deaths += 1
         claim = claim_of_first(self._batch_spec, self._dataset, self._sample)
         n = self._n_deaths
-        many = f", which {n} workers have died of" if n > 1 else ""
+        many = f", which {n} workers have crashed over" if n > 1 else ""
         error = error_of_death(loss.how, loss.signal, claim, many, self._dataset)
         if not is_final(error, self._n_deaths):
             return self.ask()
@@ -443,7 +443,7 @@ class Engine:
         if this_process.pid != self._owner_pid:
             raise ClosedError(
                 f"this loader belongs to process {self._owner_pid}; this is process "
-                f"{this_process.pid}, a fork of it, which has to make a loader of its own"
+                f"{this_process.pid}, a fork of it, which needs a loader of its own"
             )
 
     def close(self) -> None:

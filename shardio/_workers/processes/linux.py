@@ -177,7 +177,7 @@ def explain_files(error: OSError) -> None:
         raise UnsupportedEnvironment(
             "too many open files: a loader takes two for every block, and more for every worker; "
             f"this process may have {most}, as `ulimit -n` says: raise that limit, or lower "
-            "num_workers or prefetch, or let go of batches and loaders"
+            "num_workers or prefetch, or release batches and loaders"
         ) from error
 
 

@@ -118,7 +118,7 @@ def text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
-        return f"<its text cannot be had: {type(failure).__name__}>"
+        return f"<its text is not available: {type(failure).__name__}>"
 
 
 _repr = Repr()

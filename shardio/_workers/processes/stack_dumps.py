@@ -150,7 +150,7 @@ def _sizes(fds: Sequence[int]) -> list[int]:
 
 def _said(fd: int, start: int, stop: int) -> str:
     if start == stop:
-        return f"it has not said within {_PATIENCE_S:g} s what it is doing"
+        return f"it did not report within {_PATIENCE_S:g} s what it is doing"
     return shortened(os.pread(fd, stop - start, start).decode("utf-8", "replace"))
 
 

@@ -204,7 +204,7 @@ class WorkerPool(Closing):
         if this_process.pid != held.owner_pid:
             raise ClosedError(
                 f"these workers belong to process {held.owner_pid}; this is process "
-                f"{this_process.pid}, a fork of it, which has to make a loader of its own"
+                f"{this_process.pid}, a fork of it, which needs a loader of its own"
             )
         if held.is_closing:
             raise ClosedError("the workers were stopped by close()")

@@ -69,7 +69,7 @@ class Zygote:
                 explain_files(error)
                 raise UnsupportedEnvironment(
                     f"the process that starts workers could not be executed: {error} "
-                    f"(sys.executable is {sys.executable!r}); num_workers=0 works without"
+                    f"(sys.executable is {sys.executable!r}); num_workers=0 needs no such process"
                 ) from error
             finally:
                 os.close(main_pidfd)

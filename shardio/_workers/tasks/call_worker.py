@@ -244,7 +244,7 @@ class _Caller:
     def _put(self, found: PackedValue, block: BlockMap) -> None:
         if found.n_bytes > self._most_bytes:
             raise InsufficientMemory(
-                f"what {self._is_called} returned has {found.n_bytes} bytes; memory_bytes allows "
+                f"the result of {self._is_called} has {found.n_bytes} bytes; memory_bytes allows "
                 f"{self._most_bytes}: raise it, or return less at a time"
             )
         if (n_lacking := found.n_bytes - block.backed_bytes()) > 0:

@@ -69,7 +69,7 @@ def late(
         lines.append(f"and {len(at_work) - _NAMED} calls more")
     lines += elsewhere
     if not at_work and not elsewhere:
-        lines.append("nothing is under way")
+        lines.append("no call is in progress")
     return BatchTimeout("\n".join(lines))
 
 
@@ -223,12 +223,12 @@ class PipelineRunner(Closing):
     def _check_open(self) -> None:
         if self._pid != this_process.pid:
             raise ClosedError(
-                "an iteration was begun before this process was forked off; begin another here"
+                "the iteration was begun before this process was forked; begin another one here"
             )
         if self._breakdown is not None:
             raise self._breakdown
         if self.is_closed:
-            raise ClosedError("the iteration was closed; begin another")
+            raise ClosedError("the iteration was closed; begin another one")
 
     def close(self) -> None:
         """Begin nothing any more. What runs ends by itself, and its results are dropped."""

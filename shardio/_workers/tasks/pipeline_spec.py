@@ -44,7 +44,7 @@ def user_call(name: str, function: Any) -> UserCall:
         look_up = getattr(function, "__getitem__", None)
         if look_up is None or isinstance(function, str | bytes):
             raise InvalidArgument(
-                f"{name} must be a function, or something to look up in, as a mapping; "
+                f"{name} must be a function, or something to look up in, such as a mapping; "
                 f"found {shortened(function)}"
             )
         return UserCall(look_up, "function")

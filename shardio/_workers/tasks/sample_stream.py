@@ -234,7 +234,7 @@ class SampleStream(Closing):
             raise StopIteration
         if self._pid != this_process.pid:  # two processes would share the socket
             raise ClosedError(
-                "an iteration was begun before this process was forked off; begin another here"
+                "the iteration was begun before this process was forked; begin another one here"
             )
         try:
             return self._next()

@@ -369,8 +369,8 @@ class TaskPool(Closing):
         outcome, n_results, _, step, n_bytes, taken_ns = ANSWER.unpack_from(answer)
         if outcome == CallOutcome.FORKED:
             raise TransformError(
-                f"{self._is_called} came back twice for item {step}: from worker {worker}, and "
-                "from a process that was forked there, which must end by os._exit"
+                f"{self._is_called} returned twice for item {step}: from worker {worker}, and "
+                "from a process that was forked there; end it with os._exit"
             )
         call = self._calls[step]
         self._calling_ns += taken_ns
@@ -404,10 +404,12 @@ class TaskPool(Closing):
         worker, step = died.worker, self._step_files.take_step(died.worker)
         how = died.manner
         if text := self._last_words.pop(worker, ""):
-            raise TransformError(f"{self._is_called} cannot be had in a worker; {how}:\n\n{text}")
+            raise TransformError(
+                f"{self._is_called} cannot be loaded in a worker; {how}:\n\n{text}"
+            )
         self._idle_deaths += step is None  # a crash over an item is limited per item
         if self._idle_deaths > 2 * self._n_workers + _MOST_DEATHS:
-            raise UnsupportedEnvironment(f"workers die before they begin anything: {how}")
+            raise UnsupportedEnvironment(f"workers crash before they begin anything: {how}")
         tasks = self._schedule.tasks_of(worker)
         if step is not None and step in tasks and not self._calls[step].is_suspended:
             self._calls[step].n_deaths += 1
@@ -428,7 +430,7 @@ class TaskPool(Closing):
 
     def _died(self, step: int, how: str) -> WorkerDied:
         return WorkerDied(
-            f"{_MOST_DEATHS} workers have died of {self._calls[step].named} in {self._is_called}; "
+            f"{_MOST_DEATHS} workers crashed over {self._calls[step].named} in {self._is_called}; "
             f"the last: {how}"
         )
 

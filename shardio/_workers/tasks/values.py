@@ -199,7 +199,7 @@ class ValueBlocks(Closing):
         if pool.n_copies == 1:
             warnings.warn(
                 f"values are copied: the program holds all {len(pool)} blocks that memory_bytes, "
-                "or the limit of open files, allows; let go of values, or raise that limit",
+                "or the limit of open files, allows; release values, or raise that limit",
                 RuntimeWarning,
                 stacklevel=caller_stacklevel(),
             )

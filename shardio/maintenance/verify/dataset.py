@@ -304,7 +304,7 @@ def _departure(root: Path) -> list[Finding]:
     try:
         load(root)
     except DatasetNotFound:
-        message = "the file went away while the dataset was audited: no one can open it now"
+        message = "the file was removed while the dataset was audited: no one can open it now"
         return [Finding(str(root / POINTER), "changed", message)]
     except (DatasetCorrupt, ShardUnsupported) as error:
         return [_manifest_finding(root / POINTER, error)]

@@ -180,7 +180,7 @@ def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[
         number = first_row * len(fields) + i
         payload.findings.add(
             "index_entry",
-            "an index entry cannot be right (codec, offset, sizes or alignment)",
+            "an index entry is invalid (codec, offset, sizes or alignment)",
             section=payload.index.name,
             field=fields[i % len(fields)][0],
             sample=number // len(fields),

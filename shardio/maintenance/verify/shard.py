@@ -200,7 +200,7 @@ def _change_of(path: str, opened: FileState) -> Finding | None:
     try:
         now = FileState.of(os.stat(path))
     except OSError as error:
-        message = f"the file went away while it was audited: {error.strerror}"
+        message = f"the file was removed while it was audited: {error.strerror}"
         return Finding(path, "changed", message)
     if now == opened:
         return None

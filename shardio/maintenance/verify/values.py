@@ -104,7 +104,7 @@ def check_value(
         return
     if isinstance(field, Image):
         if not n_bytes:
-            raise ShardCorrupt("a picture that is there has no bytes", code="validity")
+            raise ShardCorrupt("an image that is present has no bytes", code="validity")
         picture_shape(np.zeros(3, np.uint64) if dims is None else dims)
         return
     if isinstance(field, List):
@@ -188,7 +188,7 @@ class StreamAudit:
             if self._next[key] not in (_UNKNOWN, section.count):
                 self._findings.add(
                     "counting",
-                    "a table has items that are of no stream",
+                    "a table has items that belong to no stream",
                     section=section.name,
                     field=self._name,
                     offset=section.offset + self._next[key] * section.stride,
@@ -205,7 +205,7 @@ class StreamAudit:
         if self._present is not None and not self._present[row]:
             check_absent(None, n_bytes)
         elif not n_bytes:
-            raise ShardCorrupt("a stream that is there has no bytes", code="validity", found=0)
+            raise ShardCorrupt("a stream that is present has no bytes", code="validity", found=0)
 
     def _check_counting(self, row: int, line: np.void, n_bytes: int) -> None:
         """Check that packets and chunks are numbered on from those of the row before."""
@@ -292,7 +292,10 @@ class StreamAudit:
         if wrong is None and isinstance(self._field, Video):
             shown, n_frames = n_shown(packets), int(line["n_frames"])
             if shown != n_frames:
-                code, wrong = "frames", "a video has another number of frames than are shown"
+                code, wrong = (
+                    "frames",
+                    "the number of frames of a video differs from the number of shown packets",
+                )
                 said = {"expected": shown, "found": n_frames}
         if wrong is not None:
             section = self._packets.name
@@ -300,7 +303,7 @@ class StreamAudit:
             self._findings.add(code, wrong, section=section, **where)
 
 
-_BROKEN: Final = "the line of a stream cannot be right (packets, chunks, sizes or time base)"
+_BROKEN: Final = "the table row of a stream is invalid (packets, chunks, sizes or time base)"
 
 
 def _why_parameters_are_wrong(content: bytes) -> str | None:

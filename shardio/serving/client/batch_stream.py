@@ -39,7 +39,7 @@ _FIRST_AHEAD: Final = 2
 """The number of batches requested while their size is unknown."""
 _SILENCE_S: Final = SILENCE_MS / 1000
 _STEP_S: Final = 0.1
-_NOT_A_WORD: Final = "the server is there, and says nothing of an error"
+_NOT_A_WORD: Final = "the server is alive and reports no error"
 
 
 class Stream(Closing):
@@ -235,11 +235,11 @@ class Stream(Closing):
             if found is not None:
                 self._act(*found)
             elif time.monotonic() - max(link.heard_s, entered_s) > _SILENCE_S:
-                raise Lost(f"it has said nothing for {_SILENCE_S:.0f} s")
+                raise Lost(f"it has sent nothing for {_SILENCE_S:.0f} s")
         except Lost as lost:
             self._lose(lost)
         except Garbled as garbled:
-            self._lose(Lost(f"what came is no message of a server: {garbled}"))
+            self._lose(Lost(f"received something that is not a message of a server: {garbled}"))
 
     def _connect(self, wait_s: float) -> Link | None:
         """Return the connection; None if it is not yet time to try again."""
@@ -273,7 +273,7 @@ class Stream(Closing):
             self._answer = head
             self._servers.see_progress()
         elif kind == "stranger":
-            raise Lost("it has no session for this client: it was started anew")
+            raise Lost("it has no session for this client: it was restarted")
         elif kind == "failed":
             self._fail(head)
         elif kind != "beat" and self._is_open and number(head, "number") == self._pass:
@@ -309,7 +309,7 @@ class Stream(Closing):
             self._take_in(head, block)
         elif kind == "end":
             if self._next < self._begun["last"]:
-                raise Lost(f"the epoch ended in the place of batch {self._next}")
+                raise Lost(f"the epoch ended instead of batch {self._next}")
             self._state, self._is_going = mapping(head, "state"), False
             self._servers.see_progress()
 
@@ -329,7 +329,7 @@ class Stream(Closing):
     def _take_in(self, head: dict[str, Any], block: Any) -> None:
         place, begun = (number(head, "epoch"), number(head, "step")), cast(State, self._begun)
         if place != (begun["epoch"], self._next) or self._next >= begun["last"]:
-            raise Lost(f"batch {place[1]} of epoch {place[0]} came in the place of {self._next}")
+            raise Lost(f"batch {place[1]} of epoch {place[0]} came instead of {self._next}")
         state, batch = mapping(head, "state"), unpack_batch(head, block)
         self._n_batch_bytes = max(self._n_batch_bytes, len(block))
         self.queue.append(Arrived(batch, state, len(block)))

@@ -89,7 +89,9 @@ def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
     own = place / client
     listed = place / "clients" / f"{client}.public"
     if own.exists() or listed.exists():
-        raise InvalidArgument(f"{own}: there are keys of this name; take another, or remove them")
+        raise InvalidArgument(
+            f"{own}: keys of this name exist; choose another name, or remove them"
+        )
     listed.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (place / "server.secret").exists():
         public, secret = zmq.curve_keypair()
@@ -113,8 +115,7 @@ def server_keys(folder: str | os.PathLike[str]) -> ServerKeys:
     clients = place / "clients"
     if not clients.is_dir():
         raise InvalidArgument(
-            f"{clients}: there is no such folder of clients' keys: "
-            f"shardio serve --make-keys {place}"
+            f"{clients}: no such folder of clients' keys: shardio serve --make-keys {place}"
         )
     for path in clients.glob("*.public"):
         _read(path)
@@ -275,7 +276,7 @@ class Link(Closing):
         try:
             head = unpack([frame.buffer for frame in found], FROM_SERVER)
         except Garbled as error:
-            raise Lost(f"what came is no message of a server: {error}") from error
+            raise Lost(f"received something that is not a message of a server: {error}") from error
         except zmq.ZMQError as error:
             raise Lost(str(error)) from error
         return head, found[1].buffer if len(found) == 2 else None
@@ -297,9 +298,9 @@ class Link(Closing):
             return
         event, value = _EVENT.unpack(frames[0])
         if event == zmq.EVENT_CONNECT_RETRIED:
-            raise Lost("nobody listens there, or there is no such host")
+            raise Lost("no server listens there, or the host does not exist")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == ASK_AGAIN:
-            raise Lost("the server cannot read the keys of its clients just now")
+            raise Lost("the server cannot read the keys of its clients at the moment")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise Denied(f"{_DENIED} ({value})")
         if event in (
@@ -307,7 +308,7 @@ class Link(Closing):
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
         ):
             raise Lost(_NO_HANDSHAKE)
-        raise Lost("the connection was cut")
+        raise Lost("the connection was lost")
 
     @property
     def sockets(self) -> tuple[Any, Any]:

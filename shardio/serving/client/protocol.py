@@ -149,9 +149,9 @@ def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:
     try:
         head = read_json(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise Garbled(f"a head that is no JSON: {error}") from error
+        raise Garbled(f"a head that is not JSON: {error}") from error
     if not isinstance(head, dict):
-        raise Garbled("a head that is no object")
+        raise Garbled("a head that is not an object")
     kind = head.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
         raise Garbled(f"a message of the kind {json.dumps(kind)[:40]}")

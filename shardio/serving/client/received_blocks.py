@@ -48,7 +48,7 @@ def layout_of(content: str) -> BlockLayout:
     try:
         found = read_json(content)
         if not isinstance(found, dict):
-            raise Garbled("a layout that is no object")
+            raise Garbled("a layout that is not an object")
         schema = Schema.from_json(text(found, "schema").encode("utf-8"))
         whole, n_rows = items(found, "whole"), number(found, "rows", _MOST_ROWS)
         if not all(isinstance(schema.get(n), Array) for n in whole if isinstance(n, str)):
@@ -57,7 +57,7 @@ def layout_of(content: str) -> BlockLayout:
     except Garbled:
         raise
     except (ShardioError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Garbled(f"a layout that is none: {error}") from error
+        raise Garbled(f"an invalid layout: {error}") from error
 
 
 def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
@@ -109,7 +109,7 @@ def _aligned(n_bytes: int) -> Block:
 
 def _skipped(found: Any) -> Skipped:
     if not isinstance(found, dict):
-        raise Garbled("a skipped sample that is no object")
+        raise Garbled("a skipped sample that is not an object")
     row, index, shard, sample = (number(found, name) for name in _SKIPPED_NUMBERS)
     return Skipped(row, index, shard, sample, text(found, "error"), text(found, "text"))
 
@@ -126,10 +126,10 @@ def check(layout: BlockLayout, block: Block, n_rows: int) -> None:
         raise Garbled(f"a block of {len(block)} bytes, where its layout needs {layout.heap}")
     heap_bytes = len(block) - layout.heap
     if n_rows and int(layout.origins(block)["status"][:n_rows].max()) > SKIPPED:
-        raise Garbled("a row in no state that there is")
+        raise Garbled("a row in an unknown state")
     for slot in layout.presence:
         if n_rows and int(layout.present(block, slot)[:n_rows].view(np.uint8).max()) > 1:
-            raise Garbled(f"field {slot.name!r}: whether it is there is neither yes nor no")
+            raise Garbled(f"field {slot.name!r}: its presence is neither 0 nor 1")
     for varying in layout.varying:
         _check_extents(layout, block, n_rows, varying, heap_bytes)
     for whole, (place, *shape) in zip(layout.whole, layout.heads(block), strict=True):

@@ -221,7 +221,7 @@ class RemoteLoader(Closing):
     def check_open(self) -> None:
         """Raise ClosedError after `close`, and in a fork of the process that made it."""
         if not self._finalizer.alive or self._pid != this_process.pid:
-            raise ClosedError("this loader was closed, or made before this process was forked off")
+            raise ClosedError("this loader was closed, or made before this process was forked")
 
 
 class RemoteIterator:
@@ -352,7 +352,7 @@ def to_be_read_here(dataset: Any, keys: Any) -> Any:
     """
     if is_address(dataset):
         raise InvalidArgument(
-            f"{dataset!r} is a server: ShardLoader itself takes it, no class derived from it does"
+            f"{dataset!r} is a server: only ShardLoader itself accepts it, no derived class"
         )
     if keys is not None:
         raise InvalidArgument(f"keys are for the address of a server; found keys={keys!r}")

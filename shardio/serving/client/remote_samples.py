@@ -217,7 +217,7 @@ class _Shared:
     def __next__(self) -> Any:
         if not self._owner.is_ours:
             raise ClosedError(
-                "an iteration was begun before this process was forked off; begin another here"
+                "the iteration was begun before this process was forked; begin another one here"
             )
         with self._owner.lock:
             return next(self._samples)
