@@ -222,7 +222,7 @@ class _Feed:
             raise
 
     def raise_failure(self) -> None:
-        """Raise what ended the items, behind all that came before it."""
+        """Raise the error that ended the items, after all items before it."""
         if self._failures:
             raise self._failures.pop()  # popped, not kept: its traceback refers to this frame
 

@@ -276,7 +276,7 @@ class ShardLoader(Closing):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest iteration, or that the next one goes on with; 0 at first."""
+        """The epoch of the latest iteration, or the one to be resumed next; 0 at first."""
         return self._epochs.number
 
     def __len__(self) -> int:
@@ -315,7 +315,7 @@ class ShardLoader(Closing):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict` to resume behind the loop's current batch.
+        """Return the state for `load_state_dict` to resume after the loop's current batch.
 
         It is a small dict of numbers and texts, the same on every rank after the same step: keep it
         with the model. It describes the latest iteration, whose batches count as consumed when the

@@ -1,4 +1,4 @@
-"""MapView: the samples of a dataset by number, as torch's DataLoader takes them.
+"""MapView: the samples of a dataset by number, for torch's DataLoader.
 
 They are what a ShardLoader would give: chosen fields, pictures and clips decoded, transformed. For
 those who must keep their DataLoader; a ShardLoader copies less.
@@ -130,7 +130,7 @@ class MapView(Closing):
         return _unpacked, (type(self), packed)
 
     def close(self) -> None:
-        """Let go of the dataset's files. Samples that were handed out stay valid. Idempotent."""
+        """Close the dataset's files. Samples that were returned stay valid. Idempotent."""
         self._closed = True
         if self._loader is not None and self._pid == os.getpid():
             self._loader.close()

@@ -195,7 +195,7 @@ class MultiLoader(Closing):
         return tuple(self._error_budget.skipped)
 
     def kill(self) -> None:
-        """End the workers of all iterations, in the middle of whatever they do; leave servers."""
+        """End the workers of all iterations, whatever they are doing; disconnect from servers."""
         if self._servers is not None:
             self._servers.close()
             self._servers = None

@@ -240,7 +240,7 @@ class DataLoader(PipelineIterations):
         return self.iterate(make, self._timeout_s, note)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the latest iteration, behind its last result.
+        """Return the state of the latest iteration, after its last result.
 
         Raises:
             InvalidArgument: results come in no order, or the source cannot resume in the middle.

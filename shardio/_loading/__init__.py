@@ -1,1 +1,1 @@
-"""Behind what users construct: options, epochs, and the iterators that loops get batches from."""
+"""The machinery of the loaders: options, epochs, and the iterators that deliver batches."""

@@ -51,7 +51,7 @@ class LoaderState(NamedTuple):
 def state_of(progress: LoaderState, dataset: Dataset, order: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state for `progress_of`, as JSON values.
 
-    `order` holds the options that determine the order of that epoch, beside its number; None marks
+    `order` holds the options that determine the order of that epoch, besides its number; None marks
     an option without effect.
     """
     state = {
@@ -269,7 +269,7 @@ class EpochSampler:
         return EpochPlan(epoch, partition, window, tokens=tokens)
 
     def identity(self, epoch: int) -> dict[str, Any]:
-        """Return the options that the positions of an epoch depend on, beside the dataset.
+        """Return the options that determine the positions of an epoch, besides the dataset.
 
         Options without effect are None; `rows` is set if the epoch can have no other size.
         """

@@ -116,7 +116,7 @@ class Epochs:
 
 
 _EVERY_BLOCK: Final = -1
-"""In the place of a block's number: tensors that the batches of all blocks are copied to."""
+"""Instead of a block's number: tensors that the batches of all blocks are copied to."""
 
 
 class BatchAssembler:

@@ -1,4 +1,4 @@
-"""Open the dataset of a loader with maps of its own, or a mixture of several datasets."""
+"""Open the dataset of a loader, with its own maps, or a mixture of several datasets."""
 
 from __future__ import annotations
 

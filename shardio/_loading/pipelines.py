@@ -84,7 +84,7 @@ class ResumePosition(NamedTuple):
 
 
 def behind(origin: SourceItem) -> ResumePosition:
-    """Return the position behind a result: the next item, or a generator's next result."""
+    """Return the position after a result: the next item, or a generator's next result."""
     if origin.n_given:
         return ResumePosition(origin.last, origin.n_given, origin.before)
     return ResumePosition(origin.last + 1, 0, origin.after)
@@ -254,7 +254,7 @@ class PipelineIterations(Closing):
 
 
 class _Iteration:
-    """One pass: an iterator. Leaving it, in whatever way, ends it at once."""
+    """An iterator over one pass. Leaving it in any way ends the pass at once."""
 
     def __init__(
         self,

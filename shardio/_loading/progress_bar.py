@@ -118,7 +118,7 @@ def _bar(file: TextIO, title: str, n_batches: int, n_done: int) -> Progress:
 
 
 def _stopped(bar: Progress | None) -> None:
-    """Let go of the terminal."""
+    """Restore the terminal."""
     if bar is not None:
         with contextlib.suppress(OSError, ValueError):
             bar.stop()

@@ -166,7 +166,7 @@ def _phases_of(filled: FillEvent) -> list[_Bar]:
 
 
 def _bars_of(main: Sequence[DeliveryEvent]) -> Iterator[list[_Bar]]:
-    """Yield main's work for each batch, and the loop's body behind it."""
+    """Yield main's work for each batch, and the loop's body after it."""
     for i, one in enumerate(main):
         begun_s = one.asked_s + one.waited_s
         waited = f"batch {one.step}: waited {_duration(one.waited_s)}"

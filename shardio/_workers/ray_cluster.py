@@ -103,7 +103,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
     """Run a job and return its result or its exception.
 
     `held` has the reference to the function. `sees` exists on the machine that hands out jobs,
-    which has this `version` of shardio, and has a name of its own.
+    which has this `version` of shardio and its own host name.
     """
     try:
         _end_with(os.getppid())

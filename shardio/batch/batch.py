@@ -125,7 +125,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """True for each row that holds the sample of its own position; a copy."""
+        """True for each row that holds the sample of its position and no substitute; a copy."""
         found: npt.NDArray[np.bool_] = self._origins()["status"] == FILLED
         return found
 

@@ -284,7 +284,7 @@ class Mixture(Dataset):
         raise InvalidArgument(f"{self.path}: select from its sources, then mix the selections")
 
     def close(self) -> None:
-        """Let go of all shards. Samples that were handed out stay valid. Idempotent."""
+        """Close all shards. Samples that were returned stay valid. Idempotent."""
         super().close()
         for source in self.sources:
             source.close()

@@ -1,6 +1,6 @@
 """Add a column: a value for each sample of a finished dataset, as its next generation.
 
-The values lie in shards of their own beside the others, which stay as they are. A function computes
+The values are stored in separate shards; the existing ones stay as they are. A function computes
 them shard by shard.
 """
 
@@ -58,7 +58,7 @@ def add_computed(
 
 
 class _Column(ShardJob):
-    """Computes the values of one shard's samples into a shard in a folder of its own."""
+    """Computes the values of one shard's samples into a new shard in a separate folder."""
 
     def __init__(
         self,

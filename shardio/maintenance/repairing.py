@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """The plan of a repair: shards, each with the files beside it, and the fields of samples.
+    """The plan of a repair: shards, each with its column groups' files, and the fields of samples.
 
     `unnamed` are shards that a generation names and that cannot be read any more, each with the
     reason. If the shard list of `generation` is damaged, the shards are those in the folder, and it
@@ -316,7 +316,7 @@ def _size_of(path: str) -> int:
 
 
 def _save(parts: Sequence[Part], rewriting: Rewriting, found: ShardRepair) -> None:
-    """Write the undamaged samples of one shard, and of the files beside it, to the new dataset."""
+    """Write the undamaged samples of one shard, and of its column groups, to the new dataset."""
     with ExitStack() as stack:
         readers = []
         for part in parts:

@@ -114,7 +114,7 @@ def compact(
 
     Args:
         folder: the dataset.
-        shard_bytes: how much data goes into one shard that is written anew.
+        shard_bytes: the amount of data in a shard that is written.
         remove_old: see above; also where nothing is to be put together.
         workers: processes that verify; by default one per usable CPU.
         progress: called here, at the start and after every shard of each step.
@@ -144,7 +144,7 @@ def compact(
 def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
     """Numbers of shards in order: each alone, but for neighbours that are small.
 
-    All together where columns lie beside them.
+    All shards if the dataset has column groups.
     """
     shards = previous.shards
     if previous.column_groups:
@@ -223,7 +223,7 @@ def merge(
     Args:
         out: a folder that is missing or empty.
         sources: datasets.
-        shard_bytes: how much data goes into one shard that is written anew.
+        shard_bytes: the amount of data in a shard that is written.
         workers: processes that verify; by default one per usable CPU.
         progress: called here, at the start and after every shard of each step.
 
@@ -289,7 +289,7 @@ def _write(
 
 
 def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
-    """Make sure that two datasets have the same fields, in whatever order.
+    """Make sure that two datasets have the same fields, in any order.
 
     Raises:
         InvalidArgument: naming those that only one has, or that are not the same.

@@ -68,7 +68,7 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 
 
 def raise_conflict(folder: PathName, before: int | None, because: Exception | None = None) -> None:
-    """Make sure that no generation but `before` is published, or its files are there still.
+    """Make sure that no generation but `before` is published, or that its files still exist.
 
     Args:
         before: the number that `published_in` gave; None: nothing can be told.
@@ -292,7 +292,7 @@ class Rewriting:
         self._enter_staged(dataclasses.replace(summary, name=name))
 
     def take(self, path: str, summary: ShardSummary) -> None:
-        """Add a finished shard that lies in a folder of its own in the hidden one, by its name."""
+        """Move a finished shard from its folder into the hidden one, under its name."""
         self.cut()
         name = self._next_name()
         os.rename(path, self.staging / name)
@@ -330,7 +330,7 @@ class Rewriting:
             return publish_next(self.root, self._previous, shards=shards, **details)
 
     def report_beside(self, **details: Any) -> MaintenanceReport:
-        """Name the shards and publish them beside those of the previous generation, as a side."""
+        """Name the shards and publish them as a column group of the previous generation."""
         if self._previous is None:
             raise AssertionError("a new dataset has no shards to add columns to")
         with self._placed() as shards:

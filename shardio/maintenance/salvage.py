@@ -304,7 +304,7 @@ def _headers(content: memoryview, path: str) -> Iterator[Header | DataError]:
 
 
 def _last_header(content: memoryview) -> Iterator[int]:
-    """Yield the offset of the last page, behind the first, that begins as a header does."""
+    """Yield the offset of the last page, after the first, that begins like a header."""
     for page in range((len(content) - 1) // PAGE * PAGE, 0, -PAGE):
         if bytes(content[page : page + len(MAGIC)]) == MAGIC and len(content) >= page + PAGE:
             yield page

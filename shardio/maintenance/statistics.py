@@ -23,7 +23,7 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 
 _CHUNK_ITEMS: Final = 1 << 20
-"""Numbers that are looked at at a time; as float64 they take 8 MiB."""
+"""The number of values processed at a time; as float64 they take 8 MiB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> flo
     """Return the speed of copies from memory into blocks that are used again and again.
 
     Args:
-        n_threads: that copy at the same time, each into a block of its own.
+        n_threads: the number of threads that copy at the same time, each into its own block.
         block_bytes: the size of a block; small ones are copied many at a time.
         seconds: for how long.
     """
@@ -331,7 +331,7 @@ def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
 def _timeline(
     path: str | os.PathLike[str], batch_size: int, n_workers: int, options: dict[str, Any]
 ) -> Timeline:
-    """Return a timeline of warm batches, in a loader of its own: measured runs are not recorded."""
+    """Return a timeline of warm batches, from a separate loader: measured runs are not recorded."""
     options = options | {"record": True}
     with ShardLoader(path, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()

@@ -76,7 +76,7 @@ class Gatekeeper:
         self.socket.bind(_ENDPOINT)
 
     def answer(self) -> None:
-        """Answer one question, if there is one."""
+        """Answer one request, if there is any."""
         try:
             frames = self.socket.recv_multipart(self._zmq.NOBLOCK)
         except self._zmq.Again:
@@ -287,7 +287,7 @@ class Server(Closing):
         self._by_identity[identity] = token
 
     def _check_room(self) -> None:
-        """Make sure that there may be one more session, beside those that are about to end."""
+        """Make sure that one more session is allowed, besides those that are about to end."""
         self._ending = [session for session in self._ending if session.is_running]
         n, n_ending = len(self._clients), len(self._ending)
         if n >= self._most_clients or n + n_ending >= 2 * self._most_clients:
@@ -376,7 +376,7 @@ def make_server(
 ) -> Server:
     """Make a server of a dataset, which the caller owns; `run` serves until `stop`.
 
-    Every client gets a loader of its own, with the options that it asks for and these.
+    Every client gets its own loader, with the options that it requests and these.
 
     Args:
         dataset: a folder.
@@ -428,7 +428,7 @@ def make_server(
 
 
 def _named(function: Callable[..., Any] | None) -> str | None:
-    """Return the name of a function, by which a client can tell it from another."""
+    """Return the name of a function, which identifies it for clients."""
     if function is None:
         return None
     name = getattr(function, "__qualname__", type(function).__name__)

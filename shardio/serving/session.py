@@ -1,4 +1,4 @@
-"""The session of one client: a loader of its own, and a thread that sends its batches.
+"""The session of one client: its loader, and a thread that sends its batches.
 
 The server's thread passes messages in (`tell`); the session sends through `post`, from its own
 thread. It sends ahead as far as the client's credit allows, and never beyond its limit of bytes.

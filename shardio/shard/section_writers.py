@@ -82,7 +82,7 @@ class SectionBuffer:
 class SectionTable:
     """Appends sections to a file, each on a new page, and records them for the section table.
 
-    Borrows the file, which is positioned behind the first header page and any streamed section.
+    Borrows the file, which is positioned after the first header page and any streamed section.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -93,7 +93,7 @@ class SectionTable:
     def adopt(
         self, kind: int, field: int, n_bytes: int, count: int, stride: int, hash_: int
     ) -> None:
-        """Record the section that was streamed into the file, right behind the header."""
+        """Record the section that was streamed into the file, right after the header."""
         self._enter(kind, field, 0, n_bytes, count, stride, hash_)
 
     def add(
@@ -182,7 +182,7 @@ class ColumnWriter:
     def append(self, row: bytes | memoryview | None) -> None:
         """Add a row; None, in an optional field, is a row of zeros.
 
-        A row without a hash of its own must not change afterwards.
+        A row without its own hash must not change afterwards.
         """
         row = self._zeros() if row is None else row
         if self._by_row:

@@ -1,4 +1,4 @@
-"""Verification state: one mark, a byte, per unit that has a hash of its own.
+"""Verification state: one mark, a byte, per unit that has its own hash.
 
 Units are the 4 KiB blocks of index sections, the rows or runs of columns, records, and the chunks
 of streams, numbered in this order; `format/checksum` defines the bytes that each hash covers. A

@@ -154,7 +154,7 @@ def _next_header(stream: _Stream) -> tuple[str, int, bytes] | None:
 
 
 def _number(field: bytes, what: str) -> int:
-    """Parse a number: octal digits, or binary behind a set bit for large ones."""
+    """Parse a number: octal digits or, after a set bit, binary for large ones."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     try:

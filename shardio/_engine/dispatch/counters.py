@@ -137,7 +137,7 @@ class CounterTable:
         self._lines[slot, :, _BEGAN] = began_ns
 
     def close(self) -> None:
-        """Unmap the table, which has a descriptor of its own; the counts stay readable."""
+        """Unmap the table, which has its own descriptor; the counts stay readable."""
         self._lines = self._lines[: self._n_begun].copy()
         self._rings = self._rings.copy()
 

@@ -1,12 +1,12 @@
 """The engine of a loader: workers, blocks and passes, restarted if their state may be wrong.
 
 One Engine belongs to one loader and lives as long. Every pass over an epoch is an `EpochIteration`
-with a Schedule of its own; several may go on at the same time over the same workers and blocks.
+with its own Schedule; several may run at the same time over the same workers and blocks.
 `dispatcher` does the work of every batch.
 
 The schema of batches is that of the fields read or, with a transform, of the first transformed
 sample or batch, which a SchemaProbe gets. User functions run in a worker, as always, while main
-goes on opening files. If samples may be skipped and the first one fails, others are tried.
+continues to open files. If samples may be skipped and the first one fails, others are tried.
 """
 
 from __future__ import annotations

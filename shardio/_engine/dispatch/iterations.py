@@ -132,7 +132,7 @@ class IterationTable:
         return self._counter_table.fd
 
     def release(self) -> None:
-        """Let go of the shared memory."""
+        """Release the shared memory."""
         self._words = np.zeros(N_SLOTS, np.uint8)
         if hasattr(self, "_counter_table"):
             self._counter_table.close()

@@ -163,7 +163,7 @@ class ReplyBuffer:
     """The answers that one worker holds back.
 
     Args:
-        memory: the map of what `kept_file` made.
+        memory: the map of the file made by `kept_file`.
         worker: which of the workers it is.
     """
 
@@ -185,7 +185,7 @@ class ReplyBuffer:
         self._words[_COUNT] = n + 1  # set last: everything that it counts is there
 
     def take(self) -> bytes:
-        """All of them, one behind the other; they are not held back any more."""
+        """Return all replies, concatenated, and empty the buffer."""
         n = self._words[_COUNT]
         self._words[_COUNT] = 0  # reset before sending: no task is both found here and received
         return bytes(self._page[DESCRIPTOR_BYTES : (n + 1) * DESCRIPTOR_BYTES])

@@ -1,6 +1,6 @@
 """Workers that are threads of this process, with the interface of a WorkerPool.
 
-They run the same loop over the same messages as processes, each with a dataset of its own, and
+They run the same loop over the same messages as processes, each with its own open dataset, and
 share the maps of blocks. The user's function is one object for all of them, and so are the global
 generators of Python, NumPy and torch. Wherever user code runs in this process, in worker threads or
 with num_workers=0, the generators are keyed for the sample; so a lock gives them to one thread at a
@@ -60,7 +60,7 @@ class GeneratorLock:
     def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
         """Wait for the turn of this thread, in the order of asking; end it with `end`.
 
-        False, without it, when this becomes unwanted: `wake` has that looked at.
+        Returns False, without the turn, if it becomes unwanted; `wake` makes waiting threads check.
         """
         ticket, queue = object(), self._waiting
         with self._changed:
@@ -93,7 +93,7 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:
-        """Hold the lock in this thread, also if it holds it already.
+        """Hold the lock in this thread, even if it holds it already.
 
         The states are restored afterwards.
         """
@@ -177,12 +177,12 @@ class _SharedState:
             return found
 
     def enter(self) -> None:
-        """There is one more that uses this."""
+        """Count one more user."""
         with self._lock:
             self._n_users += 1
 
     def leave(self) -> None:
-        """There is one less."""
+        """Count one user less; the last one releases the maps."""
         with self._lock:
             self._n_users -= 1
             if not self._n_users:
@@ -304,7 +304,7 @@ class ThreadWorkers(Closing):
         return [_stack(frames.get(thread.ident or 0)) for thread in self._threads]
 
     def restart(self, index: int) -> None:
-        """Start a new worker in the place of one that has ended."""
+        """Replace a worker that has ended."""
         self._check_usable()
         self._inboxes[index], self._threads[index] = self._start(index)
 

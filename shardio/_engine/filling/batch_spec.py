@@ -59,7 +59,7 @@ class BatchSpec:
     those of `subset`, if one is named, in generation `generation` of the dataset. `block_rows` is
     the number of samples that a block has room for. `skips` is True if a failed sample gives its
     place to another. `batch_transform` is the user's as well and takes whole batches. `mixed` has
-    the arguments that open several datasets in the place of one, and `path` is for messages.
+    the arguments that open several datasets instead of one, and `path` is for messages.
     `pictures` are the fields that are decoded, with that `dct`; `cut` specifies the clips of
     videos, `audio_spec` the delivery of their sound, `packing` the windows of tokens. `remote` has
     the options of a dataset in an object store.

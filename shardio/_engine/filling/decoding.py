@@ -52,7 +52,7 @@ class ImageReader:
             name, shard, row: its place, for messages; the row in its shard.
 
         Raises:
-            MediaError: it does not decode, or is not of the size that it is said to have.
+            MediaError: it cannot be decoded, or its size is not the declared one.
         """
         start_ns = now_ns()
         try:
@@ -234,7 +234,7 @@ class ClipReader(Closing):
         return found
 
     def _forget(self) -> None:
-        """Let go of the streams that were used longest ago, but not of the latest."""
+        """Evict the least recently used streams, but not the latest one."""
         while len(self._streams) > 1 and (
             len(self._streams) > _MOST_VIDEO_STREAMS or self._n_packets > _MOST_PACKETS
         ):
@@ -253,7 +253,7 @@ Samples = npt.NDArray[Any]
 Span = tuple[int, int]
 
 _MOST_AUDIO_STREAMS: Final = 256
-"""Each has a decoder of its own: 50 to 300 KB."""
+"""Each has its own decoder: 50 to 300 KB."""
 
 
 class AudioReader(Closing):
@@ -264,7 +264,7 @@ class AudioReader(Closing):
     Args:
         dataset: holds the sound.
         audio_spec: the form in which it is delivered.
-        clips: the decoder of the videos beside it, if samples are clips; borrowed.
+        clips: the decoder of the videos in the same samples, if samples are clips; borrowed.
     """
 
     def __init__(self, dataset: Dataset, audio_spec: AudioSpec, clips: ClipReader | None) -> None:

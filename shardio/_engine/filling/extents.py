@@ -1,6 +1,6 @@
 """The byte ranges in a dataset's files that reading samples touches: joined, rounded, merged.
 
-All files are treated as laid one behind another, so that a place is one number, and ranges in many
+All files are treated as if concatenated, so that a position is one number, and ranges in many
 files are computed and merged at once. Maps are not touched, which could kill the process: index
 entries are read by descriptor and used as an unchecked hint.
 
@@ -83,7 +83,7 @@ less never reach into another file."""
 
 
 class ShardFileNumbers:
-    """All files of a dataset that some fields lie in, each once, laid one behind another.
+    """All files of a dataset that some fields are stored in, each once, as if concatenated.
 
     `groups` are the fields that share files, one file of each shard, with the numbers of these;
     `sizes` and `starts` are by number. In a mixture several shards may be one file.
@@ -240,7 +240,7 @@ class _RecordExtents:
     def _entries_of(self, shard: int) -> tuple[int, list[int]]:
         """Return the bytes of a row in the index, and which entries of them are the fields'.
 
-        Shards of a mixture may have other fields besides.
+        Shards of a mixture may have more fields.
         """
         found = self._entries.get(shard)
         if found is None:

@@ -86,7 +86,7 @@ class TokenReader:
         """By the id of their numbers, which they keep; the latest one last."""
 
     def close(self) -> None:
-        """Let go of the shards' maps. Idempotent."""
+        """Release the maps of the shards. Idempotent."""
         self._maps.clear()
         self._places = np.zeros(0, np.int64)
         self._aheads.clear()
@@ -102,8 +102,8 @@ class TokenReader:
 
         Args:
             outs: every field that a window has, C-contiguous, (windows, length).
-            numbers: windows; not changed as long as this object is there.
-            chosen: which of them are written. Those behind may be worked out already.
+            numbers: the windows; not modified during the life of this object.
+            chosen: the windows to write. Later ones may be computed already.
             n_tokens: as in `PackedValue.parts`; always the same for the same `numbers`.
 
         Raises:
@@ -145,7 +145,7 @@ class TokenReader:
     def _look_ahead(
         self, numbers: Rows, first: int, last: int, n_tokens: tuple[int, ...] | None
     ) -> _Ahead:
-        """Return the parts of `numbers[first:last]` and of some windows behind."""
+        """Return the parts of `numbers[first:last]` and of some windows after them."""
         ahead = self._aheads.get(id(numbers))
         if ahead is not None and ahead.first <= first <= last <= ahead.last:
             return ahead
@@ -183,7 +183,7 @@ class TokenReader:
         return both
 
     def _tails(self, parts: WindowParts) -> list[bytes]:
-        """Return the bytes behind each part: end-of-text, padding, or none."""
+        """Return the bytes after each part: end-of-text, padding, or none."""
         pack, dtype = self._pack, self._field.numpy
         missing = pack.reach - parts.n_tokens
         either = b"", b"" if pack.eot is None else np.array(pack.eot, dtype).tobytes()
@@ -280,7 +280,7 @@ class TokenReader:
 def _number(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
     """Write each token's document within its window, from 1 up, and its position in it.
 
-    If the window has targets, the token behind it is left out.
+    If the window has targets, the token after it is left out.
     """
     n, length = segments.shape
     counts = np.minimum(parts.counts, length - parts.places)  # 0 for a token that is only a target

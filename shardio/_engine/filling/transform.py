@@ -56,7 +56,7 @@ _HERE: Final = os.path.dirname(os.path.dirname(__file__))
 _READ_ONLY: Final = "\n  arrays given to a transform are read-only: write into a copy, x = x.copy()"
 
 Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
-"""Calls a function of the user: with what keys its draws, the function, and its arguments."""
+"""Calls a user function: the key of its draws, the function, and its arguments."""
 
 
 def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

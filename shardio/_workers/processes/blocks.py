@@ -119,7 +119,7 @@ class Block(BlockMap):
         """Workers that have been sent its descriptor."""
 
     def trim(self, n_bytes: int) -> None:
-        """Return the memory behind the first n_bytes to the system; `grow` backs it again.
+        """Return the memory after the first n_bytes to the system; `grow` backs it again.
 
         The file keeps its length: all maps stay whole and read zeros there.
         """

@@ -103,7 +103,7 @@ class _TorchImport:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find torch by the other finders, to be loaded by a loader around theirs."""
+        """Find torch with the other finders, and wrap their loader."""
         if name != "torch":
             return None
         for finder in sys.meta_path:
@@ -116,7 +116,7 @@ class _TorchImport:
         return None
 
     def finish(self) -> None:
-        """Seed torch's generator, which is there now."""
+        """Seed torch's generator, which was just imported."""
         torch, seed = _torch_generator(), self.seed
         self.cancel()
         if torch is not None and seed is not None:

@@ -209,14 +209,14 @@ def open_pidfd(pid: int) -> int:
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Return True if the process behind `pidfd` has exited, waiting up to `timeout_s` for it."""
+    """Return True if the process of `pidfd` has exited, waiting up to `timeout_s` for it."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
 
 def end_process(pidfd: int) -> None:
-    """Send SIGKILL to the process behind `pidfd`; one that has ended already is left alone."""
+    """Send SIGKILL to the process of `pidfd`; one that has ended already is left alone."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
@@ -364,7 +364,7 @@ class WakeupEvent(Closing):
             return
 
     def close(self) -> None:
-        """Let go of the descriptor. Idempotent."""
+        """Close the descriptor. Idempotent."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

@@ -34,7 +34,7 @@ __all__ = ["pack", "pickled", "unpack"]
 
 
 MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - 32
-"""The longest packed error: it travels in one message, behind a descriptor of `wire`."""
+"""The longest packed error: it travels in one message, after a descriptor."""
 
 
 def pack_error(error: BaseException) -> bytes:

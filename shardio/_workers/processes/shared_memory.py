@@ -33,7 +33,7 @@ LARGE_BYTES: Final = 2 << 20
 _STEP_BYTES: Final = 16 * LARGE_BYTES
 """The bytes of one request: each makes all processors hand in pages they have set aside."""
 _MOST_NS: Final = 10_000_000
-"""A large page takes 0.2 ms where there is one, and its small ones take 2.
+"""A large page takes 0.2 ms if one is free; its small pages together take 2 ms.
 
 But where memory is in pieces, the kernel moves others out of the way first.
 """

@@ -53,7 +53,7 @@ class StepFiles(Closing):
         return step
 
     def close(self) -> None:
-        """Let go of the files. Idempotent."""
+        """Close the files. Idempotent."""
         self._steps = self._steps.copy()  # a map keeps a file open, too
         for fds in (self.stacks, self._fds):
             while fds:

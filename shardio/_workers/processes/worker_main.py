@@ -37,7 +37,7 @@ Target = Callable[[Channel], object]
 _Fds = tuple[int, ...]
 
 GIVEN_AT: Final = 2
-"""The index of the pool's first descriptor in a request, behind channel and bootstrap payload."""
+"""The index of the pool's first descriptor in a request, after channel and bootstrap payload."""
 
 
 def import_all(names: tuple[str, ...]) -> None:
@@ -72,7 +72,7 @@ def execute(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
 
 
 def begin(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
-    """Run as a worker in an interpreter of its own."""
+    """Run as a worker in a new interpreter."""
     for fd in fds:
         os.set_inheritable(fd, False)
     # Before main's environment is applied: it includes one thread per library, as set here.

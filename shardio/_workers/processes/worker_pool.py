@@ -40,7 +40,7 @@ class WorkerPool(Closing):
 
     `target` travels by cloudpickle, unless `start` is "fork". `fds` are duplicated and arrive as
     `channel.fds` in every worker; `preload` names modules that the zygote imports before it forks.
-    Messages may be sent at once: they wait in the socket until the worker is there. `send`, `wait`
+    Messages may be sent at once: they wait in the socket until the worker runs. `send`, `wait`
     and `restart` are for one thread at a time, `close` is for any. A pool that is collected without
     `close`, or is open when the interpreter exits, is closed then.
 
@@ -82,7 +82,7 @@ class WorkerPool(Closing):
         return len(self._held.workers)
 
     def fileno(self) -> int:
-        """Return a descriptor to poll beside others: readable when `wait` may have an event."""
+        """Return a descriptor to poll: readable when `wait` may have an event."""
         return self._held.epoll.fileno()
 
     def pids(self) -> list[int | None]:
@@ -122,7 +122,7 @@ class WorkerPool(Closing):
     def set_cleanup_folder(self, folder: str) -> None:
         """Register a folder to be removed if this process is killed; "" for none.
 
-        There is one at a time: the caller takes care of the folder registered before.
+        Only one folder is registered: the caller removes the one registered before.
         """
         with self._held.lock:
             if self._held.session is not None and not self._held.is_closing:
@@ -178,7 +178,7 @@ class WorkerPool(Closing):
         return events
 
     def restart(self, index: int) -> None:
-        """Start a new worker in the place of one whose WorkerExit `wait` has returned."""
+        """Replace a worker whose WorkerExit `wait` has returned."""
         held = self._held
         self._check_usable()
         worker = held.workers[index]
@@ -191,7 +191,7 @@ class WorkerPool(Closing):
             held.workers[index] = self._start(index)
 
     def close(self) -> None:
-        """End all workers, in the middle of whatever they do; they are gone when this returns.
+        """End all workers, whatever they are doing; they have exited when this returns.
 
         May be called again, and from any thread. Workers get GRACE_S to leave by themselves.
         """

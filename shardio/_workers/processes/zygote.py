@@ -201,7 +201,7 @@ class _Zygote:
                 self._close_if_over(session)
 
     def _leave(self) -> NoReturn:
-        """End, and the workers with it; what main has left behind goes, too."""
+        """End, and the workers with it; remove what main has left behind."""
         for session in self.sessions.values():
             with contextlib.suppress(OSError):
                 if session.cleanup_folder:

@@ -229,7 +229,7 @@ def _fork(ours: socket.socket, theirs: socket.socket, main_pidfd: int, target: T
 
 
 def _forget() -> None:
-    """In a fork of main: what main holds is not the fork's, which starts a zygote of its own."""
+    """Reset in a fork of main, to which the zygote of main does not belong."""
     global _lock, _current
     _lock, _current = threading.Lock(), None
     _released.clear()

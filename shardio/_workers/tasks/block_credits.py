@@ -79,7 +79,7 @@ class BlockLender(Closing):
         *,
         is_needed: bool = False,
     ) -> bool:
-        """Send one block, if there is one."""
+        """Send one block, if one is available."""
         block = self._blocks.take(is_needed=is_needed)
         if block is None:
             return False

@@ -40,7 +40,7 @@ _MOST_BYTES: Final = 64 << 10
 _MOST_NS: Final = 10_000_000
 """A chunk ends with the result that exceeds its limit of count, size or time."""
 _ALONE_BYTES: Final = 16 << 10
-"""A result with an array of this size is a chunk of its own."""
+"""A result with an array of this size is sent as a separate chunk."""
 _END: Final = object()
 
 

@@ -3,10 +3,10 @@
 The first frame of a message is
 
     head     kind, number of the worker, number of the first sample, count   uint32 2, uint64 2
-    pickles  of the samples, one behind the other, without the memory of larger arrays
+    pickles  of the samples, concatenated, without the memory of larger arrays
     sizes    of the pickles   uint64 each
 
-and each frame behind it is the memory of one array of the last sample, copied three times on its
+and each frame after it is the memory of one array of the last sample, copied three times on its
 way: in the worker, and twice by the kernel. Larger amounts lie in a block instead (see
 `block_credits`), and one frame says where:
 
@@ -163,7 +163,7 @@ def unpack_sample(pickled: memoryview, buffers: list[Any]) -> Any:
 
 
 def payload_of(message: Sequence[Any]) -> memoryview:
-    """Return the bytes behind the head."""
+    """Return the bytes after the head."""
     return memoryview(message[0])[_HEAD.size :]
 
 
@@ -174,7 +174,7 @@ def counted_bytes(message: Sequence[Any], n_samples: int) -> int:
 
 
 def zeromq(user: str = "MultiLoader") -> ModuleType:
-    """Load pyzmq, for whoever the error is to name.
+    """Load pyzmq; `user` is named in the error if it is missing.
 
     Raises:
         UnsupportedEnvironment: it is not installed.
@@ -313,6 +313,6 @@ class _FrameKeeper(Closing):
                     self._held.pop(id(self._ended.popleft()), None)
 
     def close(self) -> None:
-        """Let go of all; those in which something lies end with that."""
+        """Release all frames; those in use end when they are released."""
         self.let_go()
         self._held.clear()

@@ -264,7 +264,7 @@ class _Sender(Closing):
                     return
 
     def close(self) -> None:
-        """Send nothing any more, so that the socket may be closed."""
+        """Send nothing more, so that the socket may be closed."""
         with self._lock:
             self._is_over = True
         self._are_waiting.set()

@@ -49,7 +49,7 @@ from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio.errors import ClosedError, TransformError, WorkerDied
 
 SKIPPED: Final = object()
-"""In the place of a sample that is left out."""
+"""Stands for a sample that is left out."""
 
 
 class ReceiveBuffer:
@@ -394,7 +394,7 @@ class SampleStream(Closing):
         self._lend()
 
     def _send_address(self) -> None:
-        """Now that all workers are there, tell them where to send to."""
+        """Send the address of the socket to the workers, now that all are running."""
         box = Receiver(self._prefix, len(self._pool))
         self._receivers.append(box)
         self._pool.set_cleanup_folder(os.path.dirname(box.path))
@@ -443,7 +443,7 @@ def _let_go(
     stacks: list[int],
     lock: threading.RLock,
 ) -> None:
-    """End everything that an iteration holds, workers first; in a fork of its owner nothing."""
+    """End everything that an iteration owns, workers first; do nothing in a fork of its owner."""
     if os.getpid() != owner_pid:
         return
     pool.close()  # also wakes threads that wait

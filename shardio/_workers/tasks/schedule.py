@@ -158,7 +158,7 @@ class Schedule:
     def _change_depth(self, worker: int, *, is_quick: bool) -> None:
         """Record that a worker has become quick or slow.
 
-        A slow one with as many tasks as a quick one would delay all steps behind its own.
+        A slow worker with as many tasks as a quick one would delay all steps after its own.
         """
         # A worker that takes one task at a time keeps to that, even if it is quick
         if self._base_depth == 1:
@@ -222,7 +222,7 @@ class Schedule:
     def deliver_any(self) -> tuple[int, int] | None:
         """Return the step that was done first, and its block, if any is ready.
 
-        Not beside `deliver`.
+        Not together with `deliver`.
 
         Returns None once the pass is over, whatever is answered afterwards.
 

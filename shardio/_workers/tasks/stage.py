@@ -54,7 +54,7 @@ class StageJob:
     origin: SourceItem
     item: Any
     results: Any = None
-    """The generator at work, if there is one, or its identifier elsewhere."""
+    """The generator at work, if any, or its identifier in another process."""
     n_given: int = 0
     began_ns: int = 0
     thread_id: int = 0
@@ -95,7 +95,7 @@ class Stage:
     """The results that the next stage has not taken yet."""
     running: dict[int, StageJob] = field(default_factory=dict)
     error: Exception | None = None
-    """The error the stage has failed with; nothing comes behind the results in `out`."""
+    """The error with which the stage has failed; no more results follow those in `out`."""
     has_reported_end: bool = False
     is_halted: bool = False
     """True if no job is to begin any more, since a later stage has failed."""
@@ -135,7 +135,7 @@ class Stage:
 
     @property
     def last_words(self) -> Exception | None:
-        """The error that the next stage gets behind all results when this one is over."""
+        """The error that the next stage gets after all results when this one is over."""
         return self.error or self._end_error
 
     def put(self, entry: Entry) -> None:
@@ -145,7 +145,7 @@ class Stage:
         self.waiting_ns -= now_ns()
 
     def end(self, error: Exception | None) -> None:
-        """Record that no further input will come; `error`, if any, comes behind the last."""
+        """Record that no further input will come; `error`, if any, follows the last one."""
         self._is_ended, self._end_error = True, error
         self._schedule.end_at(self.n_in)
 
@@ -306,7 +306,7 @@ class ListBatcher:
     """Gathers `n` items into a list, one list at a time; pure.
 
     Of the items that are left at the end it makes a shorter list, unless that is to be dropped or
-    an error comes behind them.
+    an error follows them.
     """
 
     def __init__(self, n: int, *, drop_last: bool) -> None:
@@ -335,13 +335,13 @@ class ListBatcher:
             self._emit()
 
     def end(self, error: Exception | None) -> None:
-        """Record that no further item will come; `error`, if any, comes behind the last."""
+        """Record that no further item will come; `error`, if any, follows the last one."""
         self._is_ended, self.last_words = True, error
         if self._gathered and not self._drop_last and error is None:
             self._emit()
 
     def clear(self) -> None:
-        """Let go of everything of the user's."""
+        """Release all objects of the user."""
         self.out.clear()
         self._gathered.clear()
         self.last_words = None
@@ -359,7 +359,7 @@ class OutputQueue:
         self.entries: deque[Entry] = deque()
         self.is_over = False
         self.error: Exception | None = None
-        """The error that comes behind all results here."""
+        """The error that follows all results here."""
         self.n_taken = self.waiting_ns = 0
         self._most = most
         self._is_awaited = False
@@ -378,11 +378,11 @@ class OutputQueue:
         self.waiting_ns -= now_ns()
 
     def end(self, error: Exception | None) -> None:
-        """Record that no further result will come; `error`, if any, comes behind the last."""
+        """Record that no further result will come; `error`, if any, follows the last one."""
         self.is_over, self.error = True, error
 
     def take(self) -> Entry | None:
-        """Return a result, if there is one.
+        """Return a result, if there is any.
 
         Otherwise the next one, or the end, will be announced.
         """

@@ -277,7 +277,7 @@ class TaskPool(Closing):
         return None
 
     def has_more(self, step: int) -> bool:
-        """Return True if there will be another value of an item of which one was taken."""
+        """Return True if more values of an item will follow the one that was taken."""
         return step in self._calls
 
     def go_on(self, step: int) -> None:

@@ -1,6 +1,6 @@
 """Python values in blocks and messages: arrays are copied once and read in place.
 
-Pickle's out-of-band buffers lie beside the rest of the pickle, each aligned to 64 bytes:
+Pickle's out-of-band buffers follow the rest of the pickle, each aligned to 64 bytes:
 
     head    number of buffers, bytes of the pickle     two uint64
             bytes of each buffer                       uint64 each
@@ -91,7 +91,7 @@ def _places(sizes: Sequence[int], n_skeleton: int) -> list[int]:
 
 
 def place(sizes: Sequence[int], end: int = 0) -> list[int]:
-    """Return where each buffer behind the first `end` bytes begins, and where the last one ends."""
+    """Return the start of each buffer after the first `end` bytes, and the end of the last one."""
     places = []
     for n_bytes in sizes:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT

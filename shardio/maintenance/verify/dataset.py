@@ -169,7 +169,7 @@ def audit_shard(
 
     Args:
         path: the file.
-        workers: from 1 up it is done in a process of its own.
+        workers: from 1 up, verification runs in a separate process.
         access: "mmap" maps the file, and a page that the disk cannot read kills the process that
             checks it, which is a finding if that is not this one. "pread" reads it by offset;
             "auto" does the same: what is read once is read as fast as mapped.
@@ -359,7 +359,7 @@ def _stray(path: Path) -> Finding:
 def _disagreements(
     root: Path, published: Generation, examined: dict[str, Examined]
 ) -> list[Finding]:
-    """Compare the shards with what their generation says of them."""
+    """Compare the shards with the description in their generation."""
     found: list[Finding] = []
     for shard, schema in published.files:
         actual, findings = examined[shard.name], Findings(root / shard.name)
@@ -400,7 +400,7 @@ Progress = Callable[[MaintenanceProgress], None]
 
 
 def ends_of(sizes: Iterable[int]) -> list[int]:
-    """Return the number of bytes before each shard and behind the last, for progress reports."""
+    """Return the number of bytes before each shard and after the last, for progress reports."""
     return list(accumulate(sizes, initial=0))
 
 

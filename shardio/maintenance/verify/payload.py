@@ -46,7 +46,7 @@ from shardio.maintenance.verify.window import (
 from shardio.shard.opening import Sections
 
 CHUNK_ENTRIES: Final = 1 << 14
-"""Index entries that are looked at together."""
+"""The number of index entries processed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ def _is_plain(
 
 
 class _Part(NamedTuple):
-    """Records that lie side by side: the first, the one behind, and their place in the file."""
+    """A run of adjacent records: the first, the one after the last, and their place in the file."""
 
     first: int
     last: int

@@ -319,7 +319,7 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
 def _audit_plain(
     content: Content, section: Section, sections: Sections, field: str | None, findings: Findings
 ) -> None:
-    """Check a section that has a hash of its own; for block hashes, also the data they cover."""
+    """Check a section that has its own hash; for block hashes, also the data they cover."""
     if section.kind >= FIRST_OPTIONAL_KIND or section.kind == Kind.DICTIONARY:
         content.check_hash(
             section.offset, section.size, section.hash, findings, section.name, field=field

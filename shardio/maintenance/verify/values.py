@@ -158,7 +158,7 @@ class StreamAudit:
         self._packets = sections[Kind.PACKETS, number, 0]
         self._hashes = sections[Kind.CHUNK_HASHES, number, 0]
         self._next = {"first_packet": 0, "first_chunk": 0}
-        """The values that the next line must have; _UNKNOWN behind an invalid one."""
+        """The values that the next line must have; _UNKNOWN after an invalid one."""
 
     def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
         """Check the streams of rows from `first_row` on, but for those whose entries are bad."""

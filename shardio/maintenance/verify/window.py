@@ -22,13 +22,13 @@ from shardio.storage.file_access import Access, choose_access
 from shardio.storage.mmap import drop_pages
 
 CHUNK_BYTES: Final = 16 << 20
-"""Bytes of a map that are looked at between two calls of `forget`, but for longer records."""
+"""Bytes of a map processed between two calls of `forget`, except for longer records."""
 
 DIGEST_BYTES: Final = 8
-"""Of what `differing` compares."""
+"""The number of bytes that `differing` compares at a time."""
 
 WINDOW_BYTES: Final = 512 << 10
-"""Bytes that are looked at together, but for longer rows and records: they stay in the cache."""
+"""Bytes processed together, except for longer rows and records: they stay in the cache."""
 
 _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 
@@ -179,7 +179,7 @@ Present = dict[str, npt.NDArray[Any]]
 def audit_validity(
     content: Content, schema: Schema, sections: Sections, n_samples: int, findings: Findings
 ) -> Present:
-    """Check that no bit behind the last sample's is set; return the validity of the others."""
+    """Check that no bit after the last sample's is set; return the validity of the others."""
     present: Present = {}
     for name in schema.optional:
         section = sections[Kind.VALIDITY, schema.field_id(name), 0]

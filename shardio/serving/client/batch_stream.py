@@ -5,7 +5,7 @@
       └──── after a while ─┴── lost, silent ───┘
 
 A batch depends only on the state that it begins with. So a server that returns, or another one of
-the same dataset, resumes behind the last batch received, and no batch comes twice or is left out.
+the same dataset, resumes after the last batch received, and no batch comes twice or is left out.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Stream(Closing):
         """True while the pass has batches that have not come."""
         self._begun: State | None = None
         self._state: State = {}
-        """The state behind the last batch received, from which the pass resumes."""
+        """The state after the last batch received, from which the pass resumes."""
         self._next = 0
         """The step of the next batch that comes."""
         self._n_batch_bytes = 0
@@ -118,7 +118,7 @@ class Stream(Closing):
             self._asked = None
 
     def begin(self, state: State) -> tuple[int, int, int]:
-        """Begin a pass; returns its epoch, its first step, and the one behind its last."""
+        """Begin a pass; return its epoch, its first step, and the one after its last."""
         self.queue.clear()
         self._begun, self._state, self._is_going = None, state, True
         with self._lock:
@@ -201,10 +201,10 @@ class Stream(Closing):
         return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
 
     def _wait(self, is_there: Callable[[], object], what: str) -> None:
-        """Act upon messages until something is there.
+        """Handle messages until a batch or the end has arrived.
 
         Raises:
-            BatchTimeout: it is not in time, from a server that is there.
+            BatchTimeout: it does not arrive in time, although the server is alive.
         """
         entered_s = time.monotonic()
         while not is_there():

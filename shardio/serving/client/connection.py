@@ -322,7 +322,7 @@ class Link(Closing):
             self._end(_LEAVE_MS)
 
     def close(self) -> None:
-        """Let go of the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         if not self._context.closed:
             self._end(0)
 

@@ -117,7 +117,7 @@ def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the ShardLoader that a client requests; the loader checks values.
 
     Raises:
-        Garbled: there is one that no client may request.
+        Garbled: there is an option that no client may request.
         InvalidArgument: a clip, sound or pack is not acceptable.
     """
     if unknown := found.keys() - KNOWN:
@@ -161,7 +161,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A batch, and the state of a loader behind it."""
+    """A batch, and the state of a loader after it."""
 
     batch: Batch
     state: State

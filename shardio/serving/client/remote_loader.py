@@ -54,7 +54,7 @@ class RemoteLoader(Closing):
     Raises:
         InvalidArgument: an option is not acceptable, here or to the server.
         ServerUnreachable: (also in the loop) no server answers, or none knows this client's key.
-        BatchTimeout: (also in the loop) one is there, and does not answer in time.
+        BatchTimeout: (also in the loop) a server is alive, and does not answer in time.
         ShardCorrupt, TransformError, …: as the server's loader.
     """
 
@@ -126,7 +126,7 @@ class RemoteLoader(Closing):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest iteration, or that the next one goes on with; 0 at first."""
+        """The epoch of the latest iteration, or the one to be resumed next; 0 at first."""
         found: int = self._next["epoch"] if self._latest is None else self._latest.epoch
         return found
 
@@ -173,7 +173,7 @@ class RemoteLoader(Closing):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict` to resume behind the loop's current batch.
+        """Return the state for `load_state_dict` to resume after the loop's current batch.
 
         A ShardLoader of the same dataset and options takes it as well, and the other way round.
         """

@@ -168,7 +168,7 @@ class ShardCache:
         return self._evictor.max_bytes
 
     def path_of(self, shard: ShardSummary) -> str:
-        """Return the path of a shard in the cache, whether or not it is there."""
+        """Return the path of a shard in the cache, whether or not it exists."""
         return os.path.join(self.root, _file_name(shard))
 
     def pin_if_cached(self, shard: ShardSummary) -> str | None:

@@ -111,7 +111,7 @@ def _wait_some(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R
 
 
 def _start_thread(call: Callable[[], R]) -> Future[R]:
-    """Start a call in a thread of its own and return its future."""
+    """Start a call in a new thread and return its future."""
     future: Future[R] = Future()
 
     def run() -> None:
@@ -154,7 +154,7 @@ def no_cancel() -> None:
 class ObjectStore:
     """The objects below a URL; owns an obstore store, opened by the first request. Thread-safe.
 
-    Unpickled, it opens a store of its own.
+    Unpickled, it opens the store again.
 
     Args:
         url: the prefix of all names.
