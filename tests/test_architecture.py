@@ -266,6 +266,20 @@ def test_the_map_of_the_library_names_files_that_exist() -> None:
     assert names and [name for name in names if not (ROOT / "shardio" / name).exists()] == []
 
 
+def test_the_map_of_the_library_names_functions_that_their_files_define() -> None:
+    page = (ROOT / "shardio" / "README.md").read_text()
+    rows = re.findall(r"`([\w/]+\.py)`: `([\w.]+)`", page[page.index("| to find |") :])
+    missing = [
+        (file, name)
+        for file, names in rows
+        for name in names.split(".")
+        if not any(
+            getattr(node, "name", None) == name for node in _nodes(_tree(ROOT / "shardio" / file))
+        )
+    ]
+    assert rows and missing == []
+
+
 @pytest.mark.parametrize(
     ("module", "imported", "is_offence"),
     [
