@@ -149,7 +149,7 @@ def _shares(weights: Any, n: int) -> tuple[int, ...]:
     what = f"weights must be {n} numbers above 0, one for each source"
     try:
         if isinstance(weights, (str, *_UNORDERED)):
-            raise TypeError("they are not numbers, or cannot be compared")
+            raise TypeError("they have no order, or are not numbers")
         # A float as it is written: 0.3 and 0.7 are 3 to 7.
         numbers = [Fraction(repr(float(each))) for each in weights]
     except (TypeError, ValueError, OverflowError) as error:

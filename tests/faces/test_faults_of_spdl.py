@@ -242,7 +242,7 @@ def test_an_empty_mapping_is_a_mapping_without_keys() -> None:
         ({"num_threads": 0}, "num_threads must be an integer from 1 up"),
         ({"timeout": -1}, "timeout must be a number of seconds above 0"),
         ({"output_order": "random"}, "output_order must be one of 'completion', 'input'"),
-        ({"executor": "process"}, "executor is for a preprocessor"),
+        ({"executor": "process"}, "executor needs a preprocessor"),
         ({"executor": "cluster", "preprocessor": str}, "executor must be None, 'process' or"),
         ({"on_error": "ignore"}, "on_error must be one of 'raise', 'skip'"),
         ({"on_error": "skip"}, "on_error='skip' needs max_skips"),

@@ -321,7 +321,7 @@ def test_whoever_asks_while_it_waits_is_refused_and_it_goes_on() -> None:
 
     def source() -> Generator[int, None, None]:
         yield 0
-        with pytest.raises(InvalidArgument, match="one thread at a time") as caught:
+        with pytest.raises(InvalidArgument, match="in use by another thread") as caught:
             next(loading)
         refused.append(caught)
         yield 1
@@ -335,7 +335,7 @@ def test_whoever_asks_while_it_starts_is_refused_and_it_starts_once() -> None:
     begun: list[InlinePool] = []
 
     def begin() -> InlinePool:
-        with pytest.raises(InvalidArgument, match="one thread at a time"):
+        with pytest.raises(InvalidArgument, match="in use by another thread"):
             next(loading)
         begun.append(InlinePool(lambda item: item))
         return begun[-1]

@@ -92,7 +92,7 @@ def test_a_damaged_header_page_is_made_of_the_other_one(
     flip(path, *damage(path.stat().st_size))
     report = repaired(source, tmp_path, [*range(N)])
     assert outcomes(report) == ["sound", "mended", "sound"]
-    assert "page is made of the" in report.shards[1].mended[0]
+    assert "page is restored from the" in report.shards[1].mended[0]
 
 
 def test_a_file_that_lost_its_last_page_is_mended(source: Path, tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_what_cannot_be_repaired_is_refused_and_nothing_is_left(
         repair(tmp_path / "no.shard", out)
     hopeless = tmp_path / "hopeless.shard"
     hopeless.write_bytes(b"x" * 20_000)
-    with pytest.raises(DatasetCorrupt, match="nothing can be told"):
+    with pytest.raises(DatasetCorrupt, match="state of the data is unknown"):
         repair(hopeless, out)
     assert not out.exists()
     with pytest.raises(DatasetExists):

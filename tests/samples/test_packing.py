@@ -525,7 +525,7 @@ def test_options_that_are_not_acceptable_are_refused(options: dict[str, Any], me
     [
         (8, {}, r"pack must be a shardio\.views\.Pack; found 8"),
         (Pack(8, field="none"), {}, "no field 'none'; there are tokens"),
-        (Pack(8), {}, r"these are: tokens, sub\.ids: say which"),
+        (Pack(8), {}, r"these are: tokens, sub\.ids: choose one"),
         (Pack(8, field="text"), {}, "'text' must be an array of integers"),
         (Pack(8, field="real"), {}, "'real' must be an array of integers"),
         (Pack(8, field="lists"), {}, "'lists' must be an array of integers"),

@@ -157,7 +157,7 @@ def test_a_class_derived_from_the_loader_takes_no_address(server: Server) -> Non
     class Mine(ShardLoader):
         pass
 
-    with pytest.raises(InvalidArgument, match="no class derived from it"):
+    with pytest.raises(InvalidArgument, match="no derived class"):
         Mine(server.address, 4, output="numpy")
 
 

@@ -229,7 +229,7 @@ def test_a_session_keeps_so_many_questions_and_no_more() -> None:
     session = Session({"options": {}, "most_bytes": 1}, make_loader, {}, lambda *_: None)
     for _ in range(16):
         session.tell({"kind": "check"})
-    with pytest.raises(Garbled, match="none was answered"):
+    with pytest.raises(Garbled, match="none of them answered"):
         session.tell({"kind": "check"})
     session.tell({"kind": "open"})  # which nobody has to wait for
     session.tell({"kind": "check"})

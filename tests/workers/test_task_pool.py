@@ -165,7 +165,7 @@ def test_no_items_are_the_end() -> None:
 
 def test_a_value_that_memory_bytes_does_not_allow_is_an_error_with_both_figures() -> None:
     with pytest.raises(
-        InsufficientMemory, match=r"the function returned has 400\d+ bytes.* allows 400000"
+        InsufficientMemory, match=r"result of the function has 400\d+ bytes.* allows 400000"
     ):
         values(np.zeros, [500_000], memory_bytes=400_000)
 
