@@ -181,7 +181,7 @@ def test_classes_are_those_that_all_sources_have(tmp_path: Path) -> None:
         ({"weights": None}, "numbers above 0"),
         (
             {"weights": "12"},
-            "numbers above 0.*found '12': they are not numbers, or cannot be compared",
+            "numbers above 0.*found '12': they have no order, or are not numbers",
         ),
         ({"weights": {1, 3}}, r"numbers above 0.*found \{1, 3\}: they have no order"),
         ({"weights": {1: 2, 3: 4}}, "numbers above 0.*: they have no order"),
