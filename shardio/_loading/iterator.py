@@ -225,7 +225,7 @@ class LoaderIterator:
     Args:
         loader: held, to keep its workers alive.
         engine: fills the blocks.
-        assembler: makes batches of them.
+        assembler: makes batches of the filled blocks.
         iteration: the pass.
     """
 

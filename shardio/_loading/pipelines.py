@@ -228,7 +228,7 @@ class PipelineIterations(Closing):
         timeout_s: float | None,
         note: Callable[[SourceItem | None], None],
     ) -> Iterator[Any]:
-        """Iterate over a new line; `note` hears what every result was made of, and then None."""
+        """Start a pass with a new runner; `note` gets the source item of each result, then None."""
         self.check_open()
         with interrupts_held():
             line = make()

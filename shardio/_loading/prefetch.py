@@ -37,7 +37,7 @@ from shardio.storage.remote.storage import N_THREADS, Prefetcher, PrefetchReques
 _N_THREADS: Final = 4
 """This many reads at a time keep a disk busy; more gain little."""
 _PIECE_BYTES: Final = 4 << 20
-"""Between two of these a thread looks whether it is to stop."""
+"""Between two pieces of this size, a thread checks whether it should stop."""
 _GRAIN_BYTES: Final = 64 << 10
 """Reading a gap of this size between two ranges costs less than another read."""
 _AT_ONCE: Final = 1 << 16
@@ -157,7 +157,7 @@ def remote_of(
 ) -> RemoteOptions:
     """Return how a loader with n_workers workers reads a dataset in an object store.
 
-    With workers, main reads only small parts of it, by ranges.
+    With workers, main itself reads only small ranges.
     """
     n_workers = num_workers if isinstance(num_workers, int) else usable_cpus()
     return RemoteOptions.of(
@@ -186,7 +186,7 @@ class RemotePrefetch:
         self._dataset, self._batch_spec = dataset, batch_spec
         self._ahead: Prefetcher | None = None
         self._at_once = 0
-        """The bytes that a pass uses in turn, which must not evict each other."""
+        """The bytes that a pass uses at a time, which must not evict each other."""
         self._here = set[str]()
         """The paths of files that have come, and stay, if all fit into the cache."""
         self._is_done = not dataset.remote_storages

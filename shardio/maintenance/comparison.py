@@ -46,7 +46,7 @@ _PLAIN: Final = (Array, Bytes, Text, Json, List, *MEDIA)
 
 
 def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return a digest of a field of each row, made of stored hashes where there are any."""
+    """Return a digest of a field of each row, from stored hashes if possible."""
     field = reader.schema[name]
     if name in reader.schema.columns:
         return _column_digests(reader, name, rows)
@@ -217,7 +217,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
     Raises:
         DatasetNotFound, ShardCorrupt, …: one of them cannot be read. Data that needs not be read
             is not checked: see `audit_dataset`.
-        DatasetConflict: another writer has removed shards meanwhile.
+        DatasetConflict: another writer removed shards during the comparison.
     """
     report = DiffReport(os.fspath(a), os.fspath(b))
     with ExitStack() as stack:

@@ -2,7 +2,7 @@
 
 The source is only read. A shard without a finding is copied byte for byte; of a damaged one, each
 sample that can be read with all its hashes right is written again. A damaged generation is replaced
-by what can be read of it and of its shards.
+by its readable content and that of its shards.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def plan_repair(source: str) -> RepairPlan:
 
     Raises:
         DatasetNotFound, ShardNotFound: there is nothing at `source`.
-        DatasetCorrupt: nothing of it can be read, not even the fields.
+        DatasetCorrupt: nothing can be read, not even the fields.
     """
     if not os.path.isdir(source):
         schema = _schema_of([source])
@@ -274,9 +274,9 @@ def repair(
 
     Raises:
         DatasetNotFound, ShardNotFound: there is nothing at `source`.
-        DatasetCorrupt: nothing can be told of it, not even the fields.
+        DatasetCorrupt: nothing can be read, not even the fields.
         DatasetExists: `out` holds something.
-        DatasetConflict: another writer has removed shards of `source` meanwhile.
+        DatasetConflict: another writer removed shards of `source` during the repair.
         OSError: the disk refuses to write; nothing is published.
     """
     before, patient = published_in(source), plan_repair(os.fspath(source))

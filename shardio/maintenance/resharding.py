@@ -232,7 +232,7 @@ def merge(
         DatasetNotFound: a source is none.
         DatasetCorrupt: a source is damaged; repair it first.
         DatasetExists, DatasetConflict: `out` holds something, or does so meanwhile.
-        DatasetConflict: also where another writer has removed shards of a source meanwhile.
+        DatasetConflict: or another writer removed shards of a source during the operation.
     """
     if not sources:
         raise InvalidArgument("merge needs at least one source")

@@ -299,7 +299,7 @@ class Rewriting:
         self._enter_staged(dataclasses.replace(summary, name=name))
 
     def keep(self, summary: ShardSummary) -> None:
-        """Add a shard that the previous generation has, as it is."""
+        """Add a shard of the previous generation, unchanged."""
         self.cut()
         self._parts.append(summary)
 

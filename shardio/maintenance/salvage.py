@@ -200,7 +200,7 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
 
 
 def schema_of(path: str) -> Schema:
-    """Return the schema of a shard, whatever else of it is damaged.
+    """Return the schema of a shard, even if other parts are damaged.
 
     Raises:
         ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: it cannot be read.

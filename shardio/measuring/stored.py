@@ -134,7 +134,7 @@ def estimate(
 
 
 def _spread(items: Sequence[Any], n: int) -> list[Any]:
-    """At most `n` of them, evenly from first to last."""
+    """Return at most `n` items, evenly spaced from first to last."""
     n = min(n, len(items))
     return [items[(2 * k + 1) * len(items) // (2 * n)] for k in range(n)]
 

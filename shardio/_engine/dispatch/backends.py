@@ -114,7 +114,7 @@ class InlineWorker:
         self._tasks.append((task, block))
 
     def post(self) -> None:
-        """Do nothing: a task is here as soon as it is given."""
+        """Do nothing: a task is in this process as soon as it is given."""
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Do the oldest task, however long it takes."""

@@ -74,7 +74,7 @@ class Dispatcher:
 
         Raises:
             Exception: the failure of filling the block.
-            BatchTimeout, InsufficientMemory: there is no block in time, or at all.
+            BatchTimeout, InsufficientMemory: no block becomes free in time, or ever.
         """
         schedule, pool, timer = iteration.schedule, self.pool, iteration.timer
         if schedule.is_over or iteration.is_cancelled:

@@ -449,7 +449,7 @@ class Engine:
     def close(self) -> None:
         """End the workers and release everything; held batches stay valid. Idempotent.
 
-        Does nothing in a fork of the process that made the engine, which owns none of it.
+        Does nothing in a fork, which owns nothing of an engine made by its parent.
         """
         if self._is_closed or this_process.pid != self._owner_pid:
             return

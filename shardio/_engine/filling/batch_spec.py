@@ -310,7 +310,7 @@ class IndexChunk:
         self._slots: dict[str, Rows] = {}
 
     def shards_within(self, part: slice) -> Rows:
-        """Return the shards that some of the samples are made of."""
+        """Return the shards that contain the samples."""
         if self._dataset.rows.packed is None:
             return self.shards[part]
         return self._dataset.locate(self._dataset.rows.covered_rows(self.origins[part, 0]))

@@ -44,7 +44,7 @@ NOTHING: Final = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def joined(parts: Sequence[Ranges]) -> Ranges:
-    """All of them."""
+    """No ranges."""
     if not parts:
         return NOTHING
     starts = [each.starts for each in parts]
@@ -121,7 +121,7 @@ class ShardFileNumbers:
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of all of them."""
+        """The total size of all files in bytes."""
         return int(self.sizes.sum())
 
     def pieces(self, ranges: Ranges) -> Iterator[tuple[int, list[tuple[int, int]]]]:
@@ -154,7 +154,7 @@ class _Lane(NamedTuple):
         return cls(stride, n_bytes, find, starts, np.full(len(starts), -1, np.int64))
 
     def first(self, shards: Rows) -> Rows:
-        """Return where the section begins in each of these shards."""
+        """Return the offset of the section in each of these shards."""
         if self.firsts.take(shards).min(initial=0) < 0:
             for shard in distinct(shards).tolist():
                 self.firsts[shard] = self.starts[shard] + self.find(shard)
@@ -167,7 +167,7 @@ class _Lane(NamedTuple):
 
 
 class _ColumnExtents:
-    """A column, and the runs of it that have to be hashed."""
+    """A column, and the runs of it that must be hashed."""
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._dataset = name, verify, dataset
@@ -238,7 +238,7 @@ class _RecordExtents:
         return find
 
     def _entries_of(self, shard: int) -> tuple[int, list[int]]:
-        """Return the bytes of a row in the index, and which entries of them are the fields'.
+        """Return the size of a row in the index, and the positions of the fields' entries in it.
 
         Shards of a mixture may have more fields.
         """

@@ -35,7 +35,7 @@ NEAR_BYTES: Final = 256 << 10
 WIDE_BYTES: Final = 512 << 10
 """The size of a request where all files fit into memory: data stays until it is needed."""
 N_NOTHING_NEW: Final = 4
-"""After this many batches of a window in a row without a new range, all of it was requested."""
+"""After this many batches in a row without a new range, the whole window was requested."""
 PAUSE: Final = 7
 """The number of batches between two checks that requested data is still in memory."""
 _MOST_ASKED: Final = 1 << 16

@@ -1,6 +1,6 @@
 """Gather windows of tokens from their documents, straight into a block.
 
-Used by `filler`. A document is read, and verified, as a whole; each window copies its part of it.
+Used by `filler`. A document is read and verified as a whole; each window copies its part.
 For documents that lie raw in a map and are verified already, only the part is touched.
 """
 

@@ -124,7 +124,7 @@ def _unescape(text: str) -> str:
 def usable_cpus() -> int:
     """Count the CPUs this process may use, at least 1: its affinity, capped by its group's quota.
 
-    A quota counts as the next whole number: with 1.5 CPUs, two busy processes use all of it.
+    A quota is rounded up to a whole number: with 1.5 CPUs, two busy processes use the whole quota.
     """
     n_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     n_cpus, n_quota = n_allowed or 1, quota_cpus()

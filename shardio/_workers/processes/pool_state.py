@@ -1,4 +1,4 @@
-"""The kernel objects of a worker pool, and how all of them are ended.
+"""The kernel objects of a worker pool, and their release.
 
 Apart from the pool itself, because a finalizer ends them when the pool is already gone.
 """

@@ -264,7 +264,7 @@ def unpack(fd: int) -> Callable[..., Any]:
 def _apply_environment(
     sys_path: list[str], cwd: str | None, environ: dict[str, str], argv: list[str], umask: int
 ) -> None:
-    """Take over main's surroundings; the environment by difference, as most of it is equal."""
+    """Apply main's environment; of the environment variables only the differences."""
     sys.path[:] = sys_path
     sys.argv[:] = argv
     os.umask(umask)

@@ -1,8 +1,8 @@
 """The zygote: a small process with one thread that forks workers for main.
 
 It is exec'd, so it has none of main's threads, locks or memory, and it has NumPy and the codecs
-imported, so that a fork of it is a worker in a few milliseconds. It never imports the user's
-`__main__` and never tinygrad. `zygote_client` is main's side of it, `worker_main` a worker's. Only
+imported, so that forking a worker takes a few milliseconds. It never imports the user's
+`__main__` and never tinygrad. `zygote_client` is main's side, `worker_main` the worker's. Only
 for a pool that asks for it, a zygote of its own loads the pool's function or is a fork of main.
 
 Every pool has a *session*: a socket on which main requests workers and receives their exits.

@@ -220,7 +220,7 @@ class Receiver(Closing):
     """Owns a ZeroMQ socket, and until `hide` a folder with its file; for one thread at a time.
 
     Args:
-        prefix: of the folder, as `check_prefix` gives it.
+        prefix: of the folder, as returned by `check_prefix`.
         n_senders: how many will connect.
 
     Raises:

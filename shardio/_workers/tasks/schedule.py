@@ -87,7 +87,7 @@ class Schedule:
     def is_low(self) -> bool:
         """True if a worker may soon be idle; otherwise tasks are better given out later.
 
-        Several of them then travel in one message, as suits quick workers.
+        Several tasks then travel in one message, which suits quick workers.
         """
         return self._n_low > 0
 

@@ -24,7 +24,7 @@ _S_PER_NS: Final = 1e-9
 
 
 class SourceItem(NamedTuple):
-    """The source items that something was made of, and the position where the source resumes.
+    """The source items of a result, and the position where the source resumes.
 
     That is `after`; but where a generator yields several results for an item, of which this is the
     one numbered `n_given` from 1, it is `before`, to make the others.

@@ -38,7 +38,7 @@ class PackedValue(NamedTuple):
     skeleton: bytes
     buffers: list[memoryview]
     n_bytes: int
-    """The size of all of it."""
+    """The total size in bytes."""
 
 
 def pack_value(value: Any) -> PackedValue:

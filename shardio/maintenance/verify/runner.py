@@ -82,7 +82,7 @@ def examine_all(
     access: Access = "pread",
     engine: Engine = LOCAL,
 ) -> dict[str, Examined]:
-    """Audit shards of a folder; a shard that cannot be read at all has a finding that says so.
+    """Audit shards of a folder; a shard that cannot be read is a finding.
 
     Args:
         root: the folder.
@@ -187,7 +187,7 @@ class _ShardScheduler:
         self._pieces = MessageAssembler()
 
     def run(self, *, takes_part: bool = False) -> None:
-        """Return when all shards are done; some of them here, if main takes part."""
+        """Return when all shards are done; main verifies some of them itself if it takes part."""
         for worker in self._tasks:
             self._assign(worker)
         while takes_part and self._waiting:  # workers take a quarter of a second to start

@@ -71,7 +71,7 @@ def are_sound_pictures(
 
 
 def check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
-    """Check that a sample which lacks a field has no data of it.
+    """Check that a sample that lacks a field has no data for it.
 
     Raises:
         ShardCorrupt: it has. The caller adds the place.

@@ -337,11 +337,11 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
 class Servers:
-    """The servers of a dataset, in turn.
+    """The servers of a dataset, tried one after the other.
 
     Args:
         addresses: where they are.
-        timeout_s: how long all of them may be away; None for 60 seconds.
+        timeout_s: how long all servers may be unreachable; None for 60 seconds.
     """
 
     def __init__(self, addresses: Sequence[Address], timeout_s: float | None) -> None:

@@ -63,7 +63,7 @@ def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a loader, those that are given, as JSON can say them.
 
     Raises:
-        InvalidArgument: one of them is no data, or is not for a loader of a server's batches.
+        InvalidArgument: an option cannot be sent as data, or does not apply to remote loaders.
     """
     found: dict[str, Any] = {}
     for name, value in options.items():

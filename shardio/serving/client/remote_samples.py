@@ -38,7 +38,7 @@ class RemoteSamples(Closing):
 
     Args:
         addresses: of the servers.
-        options: of ShardLoader, for all of them.
+        options: options of ShardLoader, for all servers.
         keys: the folder of this client's keys.
         memory_bytes: of all received batches together.
         timeout_s: how long to wait for a sample, and for a server; None for ever, and 60 seconds.
