@@ -25,7 +25,7 @@ from shardio.serving.client.remote_samples import RemoteSamples
 __all__ = ["MultiLoader", "WorkerInfo", "worker_info"]
 
 _BUDGET_BYTES: Final = 256 << 20
-_MOST_WORKERS: Final = 250
+_MAX_WORKERS: Final = 250
 
 
 class _Far(NamedTuple):
@@ -120,7 +120,7 @@ class MultiLoader(Closing):
         elif not hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__"):
             raise InvalidArgument(f"dataset must be iterable; found {shortened(dataset)}")
         self.dataset = dataset
-        self.workers = count("workers", workers, 1, _MOST_WORKERS)
+        self.workers = count("workers", workers, 1, _MAX_WORKERS)
         self.verbose, self.nokill = bool(verbose), bool(nokill)
         self.prefix = prefix
         self._whole_prefix = check_prefix(prefix)

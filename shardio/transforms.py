@@ -334,7 +334,7 @@ def resize_frames(pixels: Pixels, height: int, width: int) -> Pixels:
     return made
 
 
-_MOST_TRIES: Final = 10
+_MAX_TRIES: Final = 10
 _MAX_SIDE: Final = 16384
 
 
@@ -379,7 +379,7 @@ class RandomResizedCrop(PictureTransform):
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """Draw a crop for a picture of this size: top, left, height and width."""
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             area = rng.uniform(*self._scale) * height * width
             aspect = math.exp(rng.uniform(*self._log_ratio))
             tall, wide = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))

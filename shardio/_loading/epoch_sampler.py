@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.dispatch.thread_workers import TURNS
+from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK
 from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._workers.processes.global_generators import seed_generators
 from shardio._workers.processes.shared_memory import SharedArray
@@ -28,7 +28,7 @@ from shardio.views.packing import PackedWindows
 from shardio.views.row_sets import check_positions
 
 _VERSION: Final = 1
-_MOST: Final = 1 << 60
+_MAX: Final = 1 << 60
 _ADVICE: Final = "load it into a loader with the same options as the one that it comes from"
 
 
@@ -148,9 +148,9 @@ def _tokens(
 
 def _count(state: Mapping[str, Any], name: str) -> int:
     found = state.get(name)
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= _MOST:
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= _MAX:
         raise InvalidArgument(
-            f"load_state_dict: the state's {name} must be an integer from 0 to {_MOST}; "
+            f"load_state_dict: the state's {name} must be an integer from 0 to {_MAX}; "
             f"found {found!r}"
         )
     return found
@@ -341,7 +341,7 @@ def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
 
     So one that draws from them, as torch's do, gives all ranks the same, and a resumed epoch too.
     """
-    with TURNS.one():
+    with GENERATOR_LOCK.held():
         seed_generators(SampleGenerators(seed, OF_SAMPLERS).key(epoch, 0))
         if callable(getattr(sampler, "set_epoch", None)):
             sampler.set_epoch(epoch)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
-from shardio.order.mixture_order import MOST_SOURCES, WHOLE, Exhausted, MixtureShares
+from shardio.order.mixture_order import MAX_SOURCES, WHOLE, Exhausted, MixtureShares
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions, is_url
@@ -139,8 +139,8 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
             raise InvalidArgument(f"mix takes folders and open datasets; found {each!r}")
         if isinstance(each, Mixture):
             raise InvalidArgument(f"{each.path} cannot be part of a mixture: mix its sources")
-    if not 0 < len(found) <= MOST_SOURCES:
-        raise InvalidArgument(f"mix takes 1 to {MOST_SOURCES} datasets; found {len(found)}")
+    if not 0 < len(found) <= MAX_SOURCES:
+        raise InvalidArgument(f"mix takes 1 to {MAX_SOURCES} datasets; found {len(found)}")
     return found
 
 

@@ -39,7 +39,7 @@ from shardio.views.packing import Pack, Packing
 
 OnError = Literal["raise", "skip"]
 _ON_ERROR: Final = get_args(OnError)
-_MOST_RANKS: Final = 1 << 24
+_MAX_RANKS: Final = 1 << 24
 _LONGEST_S: Final = 1_000_000
 """The kernel counts milliseconds in 31 bits."""
 
@@ -87,7 +87,7 @@ def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
     where = "rank"
     if rank is None:
         where, rank, world_size = rank_from_environment()
-    n = count("world_size", world_size, 1, _MOST_RANKS)
+    n = count("world_size", world_size, 1, _MAX_RANKS)
     if count("rank", rank, 0) >= n:
         raise InvalidArgument(f"{where} must be below world_size, which is {n}; found {rank}")
     return int(rank), n
@@ -198,7 +198,7 @@ Collate = (
 _TAILS: Final = get_args(Tail)
 _DCTS: Final = get_args(Dct)
 _START_METHODS: Final = ("zygote", "spawn", "forkserver", "fork", "thread")
-_MOST_WORKERS: Final = 1024
+_MAX_WORKERS: Final = 1024
 """More of them than any machine has use for; each takes descriptors, and 10 MB of memory."""
 
 
@@ -299,14 +299,14 @@ def check_options(dataset: Dataset, sampling: SamplingOptions, asked: LoaderArgu
     check_not_distributed(sampling.sampler, rank, world_size)
     n_workers, n_ahead, n_bytes = asked["num_workers"], asked["prefetch"], asked["memory_bytes"]
     if n_workers is None:
-        n_workers = min(usable_cpus(), _MOST_WORKERS)
+        n_workers = min(usable_cpus(), _MAX_WORKERS)
     tail = asked["tail"]
     if tail is None:
         tail = "short" if world_size == 1 else "pad"
     return Options(
         batch_size=count("batch_size", asked["batch_size"], 1),
         sampling=sampling,
-        num_workers=count("num_workers", n_workers, 0, _MOST_WORKERS),
+        num_workers=count("num_workers", n_workers, 0, _MAX_WORKERS),
         transform=transform,
         takes_rng=transform is not None and takes_rng("transform", "sample", transform),
         batch_transform=batch_transform,

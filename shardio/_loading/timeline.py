@@ -83,7 +83,7 @@ N_SHOWN: Final = 100
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1280, 96, 24, 84
 _LANE, _BAR, _DEPTH, _AXIS = 34, 22, 72, 46
-_LEAST_NAMED: Final = 22
+_MIN_NAMED: Final = 22
 """A bar of this many pixels has room for the number of its step."""
 _N_TICKS: Final = 12
 
@@ -291,7 +291,7 @@ class _Drawing:
         x, end = self._x(bars[0].start_s), self._x(bars[-1].end_s)
         if end > x:
             self._add("line", x1=x, x2=x, y1=y, y2=y + _BAR, stroke="white", stroke_width=0.8)
-        if end - x >= _LEAST_NAMED:
+        if end - x >= _MIN_NAMED:
             number = self._text((x + end) / 2, y + _BAR - 7, str(step), anchor="middle", size=10)
             # Legible on any colour, and transparent to the pointer, so that the bar's tooltip
             # appears.

@@ -24,7 +24,7 @@ MAX_DICTIONARY_BYTES: Final = 1 << 20
 _DICTIONARY_BYTES: Final = 64 << 10
 _SAMPLE_BYTES: Final = 2 << 20
 """Bytes of a field to train a dictionary on: a quarter of a second, and more does not help."""
-_LEAST_SAMPLES: Final = 16
+_MIN_SAMPLES: Final = 16
 _SAMPLE_PER_DICTIONARY: Final = 16
 """Minimum ratio of training data to dictionary size.
 
@@ -96,7 +96,7 @@ def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
         samples.append(bytes(record))
         n_bytes += len(record)
     size = min(_DICTIONARY_BYTES, n_bytes // _SAMPLE_PER_DICTIONARY)
-    if len(samples) < _LEAST_SAMPLES or not size:
+    if len(samples) < _MIN_SAMPLES or not size:
         return b""
     try:
         return zstandard.train_dictionary(size, samples, level=ZSTD_LEVEL).as_bytes()

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from shardio._base.statistics import LoadingStats
 
-_MOST: Final = 0.75
+_MAX: Final = 0.75
 """From this share of its time on, somebody is busy."""
 _NEAR_LIMIT: Final = 0.7
 """From this share of the bare copy speed on, memory is the limit."""
@@ -97,9 +97,9 @@ def conclude(figures: Figures) -> Conclusion:
         )
     busy = stats.filling_s / (max(1, n_workers) * elapsed_s)
     main = figures.main_cpu_s / elapsed_s
-    if n_workers and main >= _MOST and main >= busy:
+    if n_workers and main >= _MAX and main >= busy:
         return _main_limits(figures, main)
-    if busy >= _MOST or not n_workers:
+    if busy >= _MAX or not n_workers:
         return _workers_limit(figures, busy)
     return _round_trips_limit(figures, busy, main)
 

@@ -25,7 +25,7 @@ from shardio.storage.mmap import PAGE_BYTES, is_cached
 
 _SOURCE_BYTES: Final = 64 << 20
 """Larger than what caches hold."""
-_LEAST_COPY_BYTES: Final = 1 << 20
+_MIN_COPY_BYTES: Final = 1 << 20
 _N_PROBES: Final = 256
 
 
@@ -37,7 +37,7 @@ def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> flo
         block_bytes: the size of a block; small ones are copied many at a time.
         seconds: for how long.
     """
-    size = min(_SOURCE_BYTES, max(block_bytes, _LEAST_COPY_BYTES))
+    size = min(_SOURCE_BYTES, max(block_bytes, _MIN_COPY_BYTES))
     source = np.ones(_SOURCE_BYTES, np.uint8)
     blocks = [np.ones(size, np.uint8) for _ in range(n_threads)]
     end_s = time.perf_counter() + seconds

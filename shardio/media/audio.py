@@ -125,7 +125,7 @@ Samples = npt.NDArray[np.float32]
 
 _EXACT_CODECS = ("pcm_", "flac", "alac", "wavpack", "tta", "ape")
 MIN_RATE, MAX_RATE = 1000, 768_000  # samples per second
-_MOST_SAMPLES = 1 << 31  # at once; only a damaged table leads to more
+_MAX_SAMPLES = 1 << 31  # at once; only a damaged table leads to more
 _TAPS = 64  # samples on either side that the resampler uses, and some more
 
 
@@ -183,7 +183,7 @@ class AudioDecoder(Closing):
             InvalidArgument: the range or an option is not valid.
         """
         rate = sample_rate(stream) if rate is None else rate
-        if not 0 <= start <= stop <= start + _MOST_SAMPLES or not _is_valid(rate, channels):
+        if not 0 <= start <= stop <= start + _MAX_SAMPLES or not _is_valid(rate, channels):
             raise InvalidArgument(
                 f"samples {start} to {stop} at a rate of {rate} in {channels} channels; expected "
                 f"0 <= start <= stop, a rate from {MIN_RATE} to {MAX_RATE}, 1 or 2 channels"
@@ -220,10 +220,10 @@ class AudioDecoder(Closing):
         Raises:
             MediaError, InvalidArgument: as for `decode`.
         """
-        if not 0 <= n_samples <= _MOST_SAMPLES or not _is_valid(rate, channels):
+        if not 0 <= n_samples <= _MAX_SAMPLES or not _is_valid(rate, channels):
             raise InvalidArgument(
                 f"{n_samples} samples at a rate of {rate} in {channels} channels; expected 0 to "
-                f"{_MOST_SAMPLES}, a rate from {MIN_RATE} to {MAX_RATE}, 1 or 2 channels"
+                f"{_MAX_SAMPLES}, a rate from {MIN_RATE} to {MAX_RATE}, 1 or 2 channels"
             )
         opened, first = self._open(stream), nearest_sample(stream, begin, rate)
         found = self._decode_range(opened, first, first + n_samples, rate, channels)

@@ -55,7 +55,7 @@ LEAD_PACKETS: Final = 12
 _RESAMPLER_MARGIN: Final = 4096
 """Samples on either side of a part that a resampler may read."""
 _MAX_RATE: Final = 1 << 24
-_MOST: Final = 1 << 62
+_MAX: Final = 1 << 62
 
 _LARGEST_JITTER: Final = Fraction(1, 10)
 """Seconds that a packet may be late or early without a gap; FFmpeg uses the same limit."""
@@ -168,7 +168,7 @@ def int_parameter(stream: EncodedStream, name: str, default: int = 0) -> int:
         MediaError: the value is not an integer.
     """
     found = stream.parameters.get(name, default)
-    if type(found) is not int or abs(found) > _MOST:
+    if type(found) is not int or abs(found) > _MAX:
         raise MediaError(f"a stream's {name} is {found!r}: expected a whole number")
     return found
 

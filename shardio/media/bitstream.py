@@ -38,7 +38,7 @@ _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3
 _H264_CLOSED, _HEVC_CLOSED = 5, (19, 20)
-_MOST_HEAD = 4096
+_MAX_HEAD = 4096
 
 
 def hidden_packet_test(codec: str) -> PacketTest[bool] | None:
@@ -128,7 +128,7 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
     def changes(packet: memoryview) -> bool:
         if size and len(packet) > size and packet[size] & mask < behind:
             return False  # most packets begin with a picture
-        head = bytes(packet[:_MOST_HEAD])
+        head = bytes(packet[:_MAX_HEAD])
         for first, _ in _unit_headers(head, 0, len(head), size):
             if first & mask in kinds:
                 return not known or known not in head

@@ -21,7 +21,7 @@ __all__ = ["load_clip", "load_image"]
 
 Fit = Literal["crop", "stretch"]
 _FITS: Final = ("crop", "stretch")
-_MOST_FRAMES: Final = 1 << 31
+_MAX_FRAMES: Final = 1 << 31
 """The upper limit for `start` and `step`; no video has more frames."""
 
 
@@ -111,9 +111,9 @@ def _check_out(out: Any, *axes: str) -> None:
 
 
 def _check_n_frames(name: str, value: Any) -> None:
-    if not isinstance(value, int | np.integer) or abs(int(value)) > _MOST_FRAMES:
+    if not isinstance(value, int | np.integer) or abs(int(value)) > _MAX_FRAMES:
         raise InvalidArgument(
-            f"{name}: expected an integer of at most {_MOST_FRAMES} frames, found {value!r}"
+            f"{name}: expected an integer of at most {_MAX_FRAMES} frames, found {value!r}"
         )
 
 

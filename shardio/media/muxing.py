@@ -30,7 +30,7 @@ __all__ = ["MuxedStream", "mux", "write_mp3_trim"]
 
 _DECODER_DELAY: Final = 529
 """Samples of delay of every decoder, which neither number in the file includes."""
-_MOST: Final = (1 << 12) - 1
+_MAX: Final = (1 << 12) - 1
 _NAME_AT: Final = 120  # bytes from the mark to the encoder's name
 _NUMBERS_AT, _CRC_AT = 21, 34  # bytes from there
 
@@ -46,7 +46,7 @@ def write_mp3_trim(data: bytes, stream: EncodedStream) -> bytes:
     skip = int(stream.parameters.get("skip", 0))
     behind = int(stream.packets["duration"].sum()) - skip - stream.n_frames
     before, after = skip - _DECODER_DELAY, behind + _DECODER_DELAY
-    if mark_at < 0 or not 0 <= before <= _MOST or not 0 <= after <= _MOST:
+    if mark_at < 0 or not 0 <= before <= _MAX or not 0 <= after <= _MAX:
         return data
     found = bytearray(data)
     found[name_at + _NUMBERS_AT : name_at + _NUMBERS_AT + 3] = (before << 12 | after).to_bytes(3)

@@ -40,13 +40,13 @@ SPAN: Final = 256
 """Positions per span. Short, since a single sample costs a span, and ranks with small batches read
 from every span.
 """
-MOST_SOURCES: Final = 1024
+MAX_SOURCES: Final = 1024
 """The maximum number of sources.
 
 A plan of twice as many would not fit in a message, and the files of all sources must be open.
 """
 _SPANS_AT_ONCE: Final = 64
-_MOST_POSITIONS: Final = 1 << 48
+_MAX_POSITIONS: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
     most = sum(sizes)
     while goes_on(most):
         most *= 2
-        if most > _MOST_POSITIONS:
+        if most > _MAX_POSITIONS:
             raise InvalidArgument(
                 f"until every source is seen whole, an epoch would have more than {most // 2} "
                 "positions; the maximum is 2^48: give larger weights to large sources"

@@ -28,7 +28,7 @@ Sampler = Collection[int] | Callable[[int], Collection[int]]
 Or a function from the epoch's number to positions.
 """
 _SHUFFLES: Final = (True, False, "full", "blocks", "shards")
-_MOST_DRAWS: Final = 1 << 48
+_MAX_DRAWS: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         if self.n_draws is not None:
-            object.__setattr__(self, "n_draws", _count("n_draws", self.n_draws, _MOST_DRAWS))
+            object.__setattr__(self, "n_draws", _count("n_draws", self.n_draws, _MAX_DRAWS))
         object.__setattr__(self, "seed", _count("seed", self.seed))
         if not any(self.shuffle is each for each in (True, False)) and (
             not isinstance(self.shuffle, str) or self.shuffle not in _SHUFFLES

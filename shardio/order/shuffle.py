@@ -189,7 +189,7 @@ def _permute_windows(within: Positions, starts: Positions, size: int, key: int) 
 
 
 SHARDS_PER_WINDOW: Final = 8
-_MOST_KEPT: Final = 8
+_MAX_KEPT: Final = 8
 """Cached permutations of windows, of at most 512 KiB each."""
 
 
@@ -294,7 +294,7 @@ class ShardOrder:
     def _permutation(self, window: int, start: int) -> Permutation:
         found = self._kept.get(window)
         if found is None:
-            if len(self._kept) >= _MOST_KEPT:
+            if len(self._kept) >= _MAX_KEPT:
                 self._kept.clear()
             key = derive_key(65, *self._key, window)
             found = self._kept[window] = Permutation(int(self._windows[window]) - start, key)

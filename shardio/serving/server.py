@@ -39,17 +39,17 @@ from shardio.serving.client.connection import (
 )
 from shardio.serving.client.protocol import (
     FROM_CLIENT,
-    MOST_HEAD_BYTES,
+    MAX_HEAD_BYTES,
     VERSION,
     Address,
-    Garbled,
+    MalformedMessage,
     number,
     pack,
     parse,
     text,
     unpack,
 )
-from shardio.serving.session import MOST_AHEAD, Frames, Session
+from shardio.serving.session import MAX_AHEAD, Frames, Session
 from shardio.storage.file_access import Access
 
 __all__ = ["Server", "make_server"]
@@ -100,9 +100,9 @@ _GRACE_S: Final = 10.0
 _TOKEN_LETTERS: Final = 32
 _AT_ONCE: Final = 64
 """Messages that are read before others have their turn."""
-_MOST_UNSENT: Final = 4 * MOST_AHEAD
+_MAX_UNSENT: Final = 4 * MAX_AHEAD
 """The queued messages of one client, bounded by credit; a client that reads none counts as lost."""
-_MOST_UNHEARD: Final = 16
+_MAX_UNHEARD: Final = 16
 """Messages of one client that have come and wait for their turn; each may have 4 MiB."""
 _GOODBYE_S: Final = 2.0
 
@@ -174,11 +174,11 @@ class Server(Closing):
     def _listen(self, asked: Address, keys: ServerKeys | None) -> Any:
         zmq, socket = self._zmq, self._context.socket(self._zmq.ROUTER)
         socket.linger = 0
-        socket.sndhwm, socket.rcvhwm = _MOST_UNSENT, _MOST_UNHEARD
+        socket.sndhwm, socket.rcvhwm = _MAX_UNSENT, _MAX_UNHEARD
         # A client that connects and stays silent uses up a descriptor
         socket.handshake_ivl = SILENCE_MS
         socket.router_mandatory = True
-        socket.maxmsgsize = MOST_HEAD_BYTES
+        socket.maxmsgsize = MAX_HEAD_BYTES
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
         socket.ipv6 = asked.is_ipv6
         if keys is not None:
@@ -241,7 +241,7 @@ class Server(Closing):
                 return
             try:
                 self._act(identity, unpack(frames, FROM_CLIENT))
-            except Garbled:
+            except MalformedMessage:
                 self.n_garbled += 1
 
     def _act(self, identity: bytes, head: dict[str, Any]) -> None:
@@ -261,7 +261,7 @@ class Server(Closing):
         """Make a session, or give a client that was cut off its own back."""
         token = text(head, "token")
         if len(token) != _TOKEN_LETTERS:
-            raise Garbled("an invalid token")
+            raise MalformedMessage("an invalid token")
         try:
             if number(head, "version") != VERSION:
                 raise InvalidArgument(

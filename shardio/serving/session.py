@@ -17,15 +17,15 @@ from shardio.batch.batch import Batch
 from shardio.errors import InsufficientMemory, InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
 from shardio.serving.client import handshake, protocol
-from shardio.serving.client.protocol import VERSION, Garbled, mapping, number, pack
+from shardio.serving.client.protocol import VERSION, MalformedMessage, mapping, number, pack
 from shardio.serving.client.received_blocks import pack_batch
 
-MOST_UNTAKEN_BYTES: Final = 256 << 20
+MAX_UNTAKEN_BYTES: Final = 256 << 20
 """Of batches that were sent and that no loop has got, or that have not left, whatever a client says
 of them; unless a single one is larger."""
-MOST_AHEAD: Final = 1 << 10
+MAX_AHEAD: Final = 1 << 10
 """Batches, whatever a client grants."""
-_MOST_TOLD: Final = 16
+_MAX_TOLD: Final = 16
 """Messages that wait for the loader; a client waits for most of its answers."""
 _LOOK_S: Final = 0.05
 """The interval at which it checks for room, where that depends on the network."""
@@ -44,7 +44,7 @@ class Session:
         post: sends the frames of a message to the client.
 
     Raises:
-        Garbled: the message is invalid.
+        MalformedMessage: the message is invalid.
         UnsupportedEnvironment: no more threads can be started.
     """
 
@@ -96,17 +96,17 @@ class Session:
         """Accept a message of the client.
 
         Raises:
-            Garbled: it is invalid, or sent before the answer to the one before.
+            MalformedMessage: it is invalid, or sent before the answer to the one before.
         """
         with self._changed:
             if head["kind"] == "credit":
                 self._grant(head)
             elif head["kind"] == "open":  # earlier messages are obsolete
                 self._told = deque([head])
-            elif len(self._told) < _MOST_TOLD:
+            elif len(self._told) < _MAX_TOLD:
                 self._told.append(head)
             else:
-                raise Garbled(f"{_MOST_TOLD} messages, none of them answered yet")
+                raise MalformedMessage(f"{_MAX_TOLD} messages, none of them answered yet")
             self._changed.notify()
 
     def leave(self) -> None:
@@ -124,7 +124,7 @@ class Session:
         if number(head, "number") != self._number:
             return
         self._taken = max(self._taken, min(self._step, number(head, "taken")))
-        self._upto = min(number(head, "upto"), self._taken + MOST_AHEAD)
+        self._upto = min(number(head, "upto"), self._taken + MAX_AHEAD)
         while self._untaken and self._untaken[0][0] < self._taken:
             self._n_untaken_bytes -= self._untaken.popleft()[1]
 
@@ -187,11 +187,11 @@ class Session:
     def _is_granted(self) -> bool:
         if self._batches is None or self._step >= self._upto:
             return False
-        return not self._untaken or self._n_untaken_bytes < MOST_UNTAKEN_BYTES
+        return not self._untaken or self._n_untaken_bytes < MAX_UNTAKEN_BYTES
 
     @property
     def _may_send(self) -> bool:
-        return self._is_granted and self.n_unsent_bytes < MOST_UNTAKEN_BYTES
+        return self._is_granted and self.n_unsent_bytes < MAX_UNTAKEN_BYTES
 
     @property
     def n_unsent_bytes(self) -> int:
@@ -218,7 +218,7 @@ class Session:
     def _begin(self, loader: ShardLoader, head: Head) -> None:
         self._stop()
         self._number = number(head, "number")
-        state, ahead = mapping(head, "state"), number(head, "ahead", MOST_AHEAD)
+        state, ahead = mapping(head, "state"), number(head, "ahead", MAX_AHEAD)
         if state != self._follows:  # otherwise workers may have begun with it already
             loader.load_state_dict(state)
         self._follows = {}
@@ -259,7 +259,7 @@ class Session:
             self._n_untaken_bytes = 0
 
     def _fail(self, error: Exception, failed: int | None = None) -> None:
-        if isinstance(error, Garbled):
+        if isinstance(error, MalformedMessage):
             error = InvalidArgument(f"the server does not understand the request: {error}")
         self._say("failed", number=failed, error=protocol.as_json(error))
 

@@ -22,9 +22,9 @@ Crop = Literal["center", "random"]
 PixelForm = Literal["rgb", "yuv420"]
 
 _Numbers = npt.NDArray[np.int64]
-_MOST: Final = 1 << 31
+_MAX: Final = 1 << 31
 _HALF: Final = 1 << 32
-_MOST_PARTS: Final = 1 << 16
+_MAX_PARTS: Final = 1 << 16
 """The largest denominator of a float taken as exact: 12.5 is, 29.97 is not."""
 _MAX_SIDE: Final = 16384
 _CHOICES: Final = {
@@ -268,7 +268,7 @@ class Clips:
         return range(start, start + self.clip.span, self.clip.stride)
 
 
-def _check_number(name: str, value: Any, most: int = _MOST) -> int:
+def _check_number(name: str, value: Any, most: int = _MAX) -> int:
     if type(value) is not int or not 1 <= value <= most:
         raise InvalidArgument(
             f"{name} must be a whole number from 1 up to {most:,}; found {value!r}"
@@ -279,8 +279,8 @@ def _check_number(name: str, value: Any, most: int = _MOST) -> int:
 def _checked_rate(fps: Any) -> Fraction:
     is_number = isinstance(fps, int | float | Fraction) and not isinstance(fps, bool)
     found = Fraction(fps) if is_number and math.isfinite(fps) else Fraction(0)
-    most = _MOST_PARTS if isinstance(fps, float) else _MOST - 1
-    if not (0 < found.numerator < _MOST and found.denominator <= most):
+    most = _MAX_PARTS if isinstance(fps, float) else _MAX - 1
+    if not (0 < found.numerator < _MAX and found.denominator <= most):
         raise InvalidArgument(
             "fps must be frames per second, above 0: an integer, a float that is exact (12.5), or "
             f"a fraction, as fractions.Fraction(30000, 1001) is; found {fps!r}"

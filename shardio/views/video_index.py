@@ -302,7 +302,7 @@ def _start_around(clip: Clip, event: float, times: FrameTimes) -> int:
     return max(0, min(int(frame) - clip.n_before * clip.stride, last))
 
 
-_MOST_FRAMES: Final = 1 << 40
+_MAX_FRAMES: Final = 1 << 40
 """Maximum frames of one video: at 1,000 per second, 35 years; a larger number is corrupt."""
 _MAX_DURATION: Final = (1 << 64) - 1
 
@@ -354,12 +354,12 @@ class VideoIndex:
             self._lengths[i] = min(FrameTimes(stream).length, _MAX_DURATION)
 
     def _check_lengths(self) -> None:
-        for i in np.flatnonzero(self.n_frames > _MOST_FRAMES)[:1].tolist():
+        for i in np.flatnonzero(self.n_frames > _MAX_FRAMES)[:1].tolist():
             line = self.lines[i]
             raise InvalidArgument(
                 f"{self._reader.path}, field {self._name!r}, sample {int(self._rows[i])}: a video "
                 f"of {int(self._lengths[i])} ticks of {line['numerator']}/{line['denominator']} s "
-                f"has more than {_MOST_FRAMES:,} frames at fps={self._clip.rate}"
+                f"has more than {_MAX_FRAMES:,} frames at fps={self._clip.rate}"
             )
 
     def events(self, reader: ShardReader, name: str) -> tuple[Rows, npt.NDArray[Any]]:

@@ -51,7 +51,7 @@ from tests.shards import (
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
-N_SAMPLES, N_SHARDS, MOST = 48, 24, 6
+N_SAMPLES, N_SHARDS, MAX = 48, 24, 6
 COLUMNS = ["frames", "odd", "vector", "label"]
 """Two with a hash of each row, and two of runs."""
 SCHEMA = Schema(
@@ -70,8 +70,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six files may be open at a time."""
-    monkeypatch.setattr(open_files, "ALL_OPEN_LIMIT", MOST)
-    monkeypatch.setattr(open_files, "MAX_OPEN_FILES", MOST)
+    monkeypatch.setattr(open_files, "ALL_OPEN_LIMIT", MAX)
+    monkeypatch.setattr(open_files, "MAX_OPEN_FILES", MAX)
     monkeypatch.setattr(open_files, "_MIN_OPEN_FILES", 1)
 
 
@@ -216,7 +216,7 @@ def test_maps_are_of_as_many_files_as_may_be_open_and_closing_leaves_none(
     with loader(folder, fields=COLUMNS, shuffle=True, batch_size=batch_size) as batches:
         for _ in batches:
             mapped = files_mapped(folder)
-            assert len(mapped) <= MOST
+            assert len(mapped) <= MAX
             assert max(mapped.values()) <= 1 + 4 + 2, "the file, four columns, the hashes of two"
     gc.collect()
     assert not files_mapped(folder)
@@ -230,7 +230,7 @@ def test_descriptors_are_of_as_many_files_as_may_be_open(folder: str) -> None:
 
     with loader(folder, access="pread", shuffle=True) as batches:
         for _ in batches:
-            assert n_open() <= MOST
+            assert n_open() <= MAX
     gc.collect()
     assert n_open() == 0
 
@@ -238,7 +238,7 @@ def test_descriptors_are_of_as_many_files_as_may_be_open(folder: str) -> None:
 @pytest.mark.usefixtures("few")
 def test_files_used_longest_ago_make_room(folder: str) -> None:
     with ShardDataset(folder) as dataset:
-        for shard in range(MOST):
+        for shard in range(MAX):
             dataset.reader(shard)
         dataset.reader(0)
         rows = dataset.starts[1:2]
@@ -364,7 +364,7 @@ def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
     refused = []
 
     def map_part(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
-        if len(files_mapped(folder)) > MOST // 2:
+        if len(files_mapped(folder)) > MAX // 2:
             refused.append(path)
             raise UnsupportedEnvironment("no more maps")
         given(address, n_bytes, fd, offset, path)

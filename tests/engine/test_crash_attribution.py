@@ -66,7 +66,7 @@ class Mortal(InlineWorker):
             return fill_rows(layout, memory, index_chunk, part, *rest)
 
         self._filler.fill_rows = fill  # type: ignore[method-assign,assignment]
-        self._careful = Warned(self._filler, self._batch_spec.seed)
+        self._row_by_row = Warned(self._filler, self._batch_spec.seed)
 
     def _claims(self) -> Any:
         block = self._tasks[0][1]
@@ -74,8 +74,8 @@ class Mortal(InlineWorker):
         return self._layout.origins(block.bytes)
 
     def caution(self, worker: int, left_out: Any) -> None:
-        assert isinstance(self._careful, Warned)
-        self._careful.left_out = left_out
+        assert isinstance(self._row_by_row, Warned)
+        self._row_by_row.left_out = left_out
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         try:

@@ -123,7 +123,7 @@ def test_the_cadence_ends_at_its_rarest_and_a_miss_begins_it_anew() -> None:
         cadence.hit()
         waits.append(cadence.wait)
     assert waits[readahead.N_SURE - 2] == 0
-    assert max(waits) == waits[-1] == readahead.MOST_LEFT_OUT
+    assert max(waits) == waits[-1] == readahead.MAX_LEFT_OUT
     cadence.wait = 0
     cadence.miss()
     states = [(cadence.is_cold, cadence.wait)]

@@ -122,18 +122,18 @@ def test_a_line_that_reaches_just_to_the_end_of_its_tables_is_right() -> None:
     assert not is_broken(line())
 
 
-MOST = (1 << 64) - 1
+MAX = (1 << 64) - 1
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"first_packet": 4},
-        {"first_packet": MOST},
+        {"first_packet": MAX},
         {"n_packets": 3},
-        {"n_packets": MOST},
+        {"n_packets": MAX},
         {"first_chunk": 2},
-        {"first_chunk": MOST},
+        {"first_chunk": MAX},
         {"numerator": 0},
         {"denominator": 0},
         {"numerator": 5},

@@ -54,7 +54,7 @@ FORMS: Final = {
     "zarr2": Form("zarr", ("t.zarr/.zarray", "t.zarr/0")),
     "tokens": Form("tokens", ("t.bin",), {"dtype": "uint16", "length": 7}),
 }
-_MOST: Final[dict[str, Any]] = {"_MAX_PLAIN_BYTES": 1 << 14, "_MAX_RATIO": 16}
+_MAX: Final[dict[str, Any]] = {"_MAX_PLAIN_BYTES": 1 << 14, "_MAX_RATIO": 16}
 """The size that arrays may claim: a gigabyte of zeros is allowed, and takes more than 1 s."""
 
 
@@ -83,7 +83,7 @@ class ConverterFiles:
                 (self._folders[which] / each).unlink(missing_ok=True)
             for each, data in files.items():
                 (self._folders[which] / each).write_bytes(data)
-            with mock.patch.multiple("shardio_converters.arrays.array_samples", **_MOST):
+            with mock.patch.multiple("shardio_converters.arrays.array_samples", **_MAX):
                 return f"{name} {self._convert(form.kind, options, self._folders[which])}"
         except ShardioError as error:
             return f"{name} {type(error).__name__}"

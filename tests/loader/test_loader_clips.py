@@ -355,7 +355,7 @@ def test_a_batch_says_which_clips_it_has_and_where_they_come_from(folder: str) -
         assert [loader.dataset[i]["label"] for i in range(10)] == rows
 
 
-@pytest.mark.parametrize(("name", "most"), [("_MOST_VIDEO_STREAMS", 1), ("_MOST_PACKETS", 30)])
+@pytest.mark.parametrize(("name", "most"), [("_MAX_VIDEO_STREAMS", 1), ("_MAX_PACKETS", 30)])
 def test_of_so_many_videos_something_is_kept(
     folder: str, monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:

@@ -294,7 +294,7 @@ def test_a_clip_by_time_is_heard_as_long_as_it_lasts(beside: str) -> None:
 def test_of_so_many_sounds_something_is_kept(beside: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"clip": Clip(2, where="random", per_video=5), "shuffle": True}
     expected = [bits(batch) for batch in batches(beside, **options)]
-    monkeypatch.setattr(decoding, "_MOST_AUDIO_STREAMS", 1)
+    monkeypatch.setattr(decoding, "_MAX_AUDIO_STREAMS", 1)
     assert [bits(batch) for batch in batches(beside, **options)] == expected
 
 

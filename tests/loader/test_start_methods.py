@@ -417,7 +417,7 @@ def test_a_loader_that_is_closed_and_kept_has_no_descriptor(
 
 
 def test_a_thread_that_was_given_up_takes_no_answer_of_the_one_that_has_its_number() -> None:
-    hold_back: Any = thread_workers._ThreadWorker._hold_back
+    hold_back: Any = thread_workers._ThreadWorker._map_replies
     fd = kept_file(1)
     old, new = hold_back(None, fd, 0), hold_back(None, fd, 0)
     os.close(fd)

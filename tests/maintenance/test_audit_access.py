@@ -225,7 +225,7 @@ def test_a_worker_has_shards_ahead_so_that_it_need_not_wait_for_main(
     monkeypatch.setattr(runner, "WorkerPool", make)
     monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
     monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
-    monkeypatch.setattr(runner, "MOST_AHEAD", most_ahead)
+    monkeypatch.setattr(runner, "MAX_AHEAD", most_ahead)
     assert list(runner.examine_all(tmp_path, names, None, None)) == names
     assert crews[0].examined == names[: 1 + most_ahead]  # main does the others
 

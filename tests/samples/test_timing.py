@@ -17,7 +17,7 @@ from shardio.order.permutation import keyed_hashes
 from shardio.views.clips import Clip, Clips, Events
 from shardio.views.video_index import FrameTimes, clip_frames, n_times
 
-MOST = (1 << 63) - 1
+MAX = (1 << 63) - 1
 HIDDEN = int(PacketFlag.HIDDEN)
 
 
@@ -211,7 +211,7 @@ def test_times_are_counted_exactly_whatever_the_numbers(
     exact = -(-length * numerator * fps // denominator)
     columns = np.array([length], np.uint64), np.array([numerator], np.uint32)
     (found,) = n_times(*columns, np.array([denominator], np.uint32), fps).tolist()
-    assert found == min(exact, MOST)
+    assert found == min(exact, MAX)
 
 
 @given(st.integers(0, 60), TIME_BASES, RATES)
@@ -222,7 +222,7 @@ def test_a_video_has_the_times_before_its_end(length: int, base: Fraction, fps: 
 
 
 def test_times_that_are_far_apart_do_not_wrap_around() -> None:
-    packets = [(-MOST - 1, False), (0, False), (MOST, False)]
+    packets = [(-MAX - 1, False), (0, False), (MAX, False)]
     made = Made(packets, Fraction(1), 1, is_known=False)
     times = FrameTimes(made.stream())
     assert times.length == 1 << 64

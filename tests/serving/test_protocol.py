@@ -21,8 +21,8 @@ from shardio.serving.client.handshake import Opened
 from shardio.serving.client.protocol import (
     FROM_CLIENT,
     FROM_SERVER,
-    MOST_HEAD_BYTES,
-    Garbled,
+    MAX_HEAD_BYTES,
+    MalformedMessage,
     is_address,
     pack,
     parse,
@@ -69,13 +69,13 @@ def test_a_head_comes_back_as_it_was() -> None:
         [b'{"kind": "beat", "x": NaN}'],
         [b"\xff\xfe"],
         [b"[" * 100_000],
-        [b" " * (MOST_HEAD_BYTES + 1)],
+        [b" " * (MAX_HEAD_BYTES + 1)],
         [b'{"kind": "batch"}'] * 3,
         [pickle.dumps({"kind": "beat"})],
     ],
 )
 def test_what_is_no_message_is_refused(frames: list[bytes]) -> None:
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedMessage):
         unpack(frames, FROM_SERVER)
 
 
@@ -88,7 +88,7 @@ def test_a_batch_comes_back_bit_for_bit(batches: list[Batch]) -> None:
 def test_only_what_a_batch_uses_of_its_block_travels(batches: list[Batch]) -> None:
     for batch in batches:
         head, block = pack_batch(batch)
-        with pytest.raises(Garbled, match="field"):
+        with pytest.raises(MalformedMessage, match="field"):
             unpack_batch(head, block[:-1].tobytes())
 
 
@@ -109,9 +109,9 @@ def test_a_claim_of_more_than_came_is_refused_before_anything_is_made_of_it(
 ) -> None:
     head, block = pack_batch(batches[0])
     layout = layout_text(batches[0].filled[0]).replace('"rows":5', '"rows":4000000000')
-    with pytest.raises(Garbled, match="where its layout needs"):
+    with pytest.raises(MalformedMessage, match="where its layout needs"):
         unpack_batch({**head, "layout": layout}, block.tobytes())
-    with pytest.raises(Garbled, match="rows in a block for"):
+    with pytest.raises(MalformedMessage, match="rows in a block for"):
         unpack_batch({**head, "rows": 6}, block.tobytes())
 
 
@@ -144,7 +144,7 @@ def test_thousands_of_damaged_batches_are_refused_or_can_be_read(batches: list[B
             said = change_bytes(rng, said)
         try:
             _look_at(unpack_batch(unpack([said, bytes(content)], FROM_SERVER), bytes(content)))
-        except Garbled:
+        except MalformedMessage:
             n_refused += 1
     assert 500 < n_refused < 3000
 
@@ -155,7 +155,7 @@ def test_thousands_of_damaged_questions_are_refused_or_are_some() -> None:
     for _ in range(3000):
         try:
             assert unpack([change_bytes(rng, whole)], FROM_CLIENT)["kind"] in FROM_CLIENT
-        except Garbled:
+        except MalformedMessage:
             continue
 
 
@@ -200,7 +200,7 @@ def test_thousands_of_damaged_options_are_refused_or_are_some() -> None:
         found = change_json(rng, whole)
         try:
             handshake.from_json(found if isinstance(found, dict) else {})
-        except (Garbled, InvalidArgument):
+        except (MalformedMessage, InvalidArgument):
             continue
         n_taken += 1
     assert 0 < n_taken < 3000
@@ -225,7 +225,7 @@ def test_thousands_of_damaged_answers_are_refused_or_are_some() -> None:
             found = change_json(rng, whole)
             try:
                 read(found if isinstance(found, dict) else {})
-            except (Garbled, InvalidArgument):
+            except (MalformedMessage, InvalidArgument):
                 continue
 
 

@@ -21,8 +21,8 @@ from shardio._workers.tasks.messages import zeromq
 from shardio.errors import ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving import Server, make_server
 from shardio.serving.client.connection import Link
-from shardio.serving.client.protocol import VERSION, Garbled, pack, parse
-from shardio.serving.session import MOST_AHEAD, Session
+from shardio.serving.client.protocol import VERSION, MalformedMessage, pack, parse
+from shardio.serving.session import MAX_AHEAD, Session
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import FREE, HOW, few_files, local_bits, serving, wait_until
 
@@ -229,7 +229,7 @@ def test_a_session_keeps_so_many_questions_and_no_more() -> None:
     session = Session({"options": {}, "most_bytes": 1}, make_loader, {}, lambda *_: None)
     for _ in range(16):
         session.tell({"kind": "check"})
-    with pytest.raises(Garbled, match="none of them answered"):
+    with pytest.raises(MalformedMessage, match="none of them answered"):
         session.tell({"kind": "check"})
     session.tell({"kind": "open"})  # which nobody has to wait for
     session.tell({"kind": "check"})
@@ -326,7 +326,7 @@ def test_memory_of_a_client_bounds_what_is_under_way(server: Server) -> None:
 def test_bytes_that_no_loop_takes_bound_a_server_whatever_it_is_granted(
     path: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.serving.session.MOST_UNTAKEN_BYTES", 50_000)
+    monkeypatch.setattr("shardio.serving.session.MAX_UNTAKEN_BYTES", 50_000)
     with ShardLoader(server.address, 2, **HOW) as far:
         batches = iter(far)
         first = bits(next(batches))
@@ -339,7 +339,7 @@ def test_bytes_that_no_loop_takes_bound_a_server_whatever_it_is_granted(
 def test_a_client_that_reads_nothing_takes_no_more_memory_whatever_it_says(
     path: str, lie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.serving.session.MOST_UNTAKEN_BYTES", 50_000)
+    monkeypatch.setattr("shardio.serving.session.MAX_UNTAKEN_BYTES", 50_000)
     kept, said, idle = list[Any](), queue.Queue[str](), threading.Event()
 
     def post(_: Session, frames: list[Any]) -> None:
@@ -374,7 +374,7 @@ def test_a_client_that_reads_nothing_takes_no_more_memory_whatever_it_says(
         assert session._upto == 9 and session._number == number  # these were of another pass
         if lie == "credit":
             session.tell({"kind": "credit", "number": number, "taken": 1 << 40, "upto": 1 << 50})
-            assert session._upto <= 15 + MOST_AHEAD
+            assert session._upto <= 15 + MAX_AHEAD
     session.tell({"kind": "check", "state": state})
     hear("checked")
     assert session._number == 3

@@ -219,7 +219,7 @@ def test_more_than_fits_in_memory_is_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(render, "MOST_PIXELS", 10 * 16 * 32)
+    monkeypatch.setattr(render, "MAX_PIXELS", 10 * 16 * 32)
     said = refused(capsys, video, "--image", tmp_path / "out.gif", "--clip", ":11")
     assert "11 frames of 32 x 16 pixels are more than fit in memory" in said
     inspect(video, "--image", tmp_path / "out.gif", "--clip", ":10")

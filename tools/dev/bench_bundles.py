@@ -28,7 +28,7 @@ from shardio.order.permutation import Order
 
 N_VIDEOS, N_CLIPS = 200, 18
 N_EPOCHS = 50
-MOST_CPU, MOST_CROWDED = 0.8, 0.001
+MAX_CPU, MAX_CROWDED = 0.8, 0.001
 
 
 def epoch(folder: str, per_video: int, batch_size: int, seed: int) -> tuple[float, int, float]:
@@ -88,8 +88,8 @@ def main() -> int:
             f"{N_VIDEOS} videos of {N_CLIPS} clips: {share:.3%} of batches of 32 have more than "
             f"{k} of one; of bundles that are only shuffled {crowded(k, spread=False):.1%}"
         )
-    too_slow = least[last] > MOST_CPU * least[first]
-    return int(too_slow or any(share > MOST_CROWDED for share in shares.values()))
+    too_slow = least[last] > MAX_CPU * least[first]
+    return int(too_slow or any(share > MAX_CROWDED for share in shares.values()))
 
 
 if __name__ == "__main__":

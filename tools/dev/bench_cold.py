@@ -41,7 +41,7 @@ from shardio.media.encoding import encode
 
 N_WORKERS: Final = 2
 N_TRIES: Final = 20
-MOST_CACHED: Final = 0.02
+MAX_CACHED: Final = 0.02
 SLACK: Final = 0.7
 """A run may be as much slower than the one that it is held against: disks vary."""
 
@@ -112,7 +112,7 @@ def drop(folder: str) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
         share = cached_share(paths)
-        if share is not None and share <= MOST_CACHED:
+        if share is not None and share <= MAX_CACHED:
             return
         time.sleep(0.5)
     raise SystemExit(f"{folder}: {share} of it is still in the page cache; not measured")

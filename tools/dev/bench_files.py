@@ -28,7 +28,7 @@ from shardio.storage.mmap import max_maps
 
 PER_SHARD, LINKS, BATCH = 2, 10_000, 100
 SHUFFLES = (False, True, "blocks", "shards")
-MOST_DESCRIPTORS = 64
+MAX_DESCRIPTORS = 64
 
 _COUNTED = """
 import itertools, json, os, sys, time
@@ -95,7 +95,7 @@ def main() -> int:
             command = [sys.executable, "-c", _COUNTED, told]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             found = json.loads(done.stdout)
-            is_over |= found["maps"] > limit + 1000 or found["descriptors"] > MOST_DESCRIPTORS
+            is_over |= found["maps"] > limit + 1000 or found["descriptors"] > MAX_DESCRIPTORS
             print(
                 f"{shuffle!s:<7} made in {found['made_ms']:.0f} ms; {found['files']:,} files in "
                 f"{found['maps']:,} maps, {found['descriptors']} descriptors, "

@@ -27,7 +27,7 @@ import numpy as np
 
 N_ITEMS, N_WARM, N_WORKERS = 600, 20, 2
 N_BYTES, PAGE = 1_000_000, 4096
-LEAST = 3.0
+MIN = 3.0
 LANES = ("shardio", "tinyloader")
 
 
@@ -93,8 +93,8 @@ def main() -> int:
         said = "  ".join(f"{lane} {rate:8,.0f} items/s" for lane, rate in rates.items())
         print(f"{said}  ratio {ratios[-1]:5.2f}")
     ratio = statistics.median(ratios)
-    is_fine = ratio >= LEAST and not n_wrong["shardio"]
-    print(f"median ratio {ratio:.2f}, at least {LEAST}; wrong items: {n_wrong}")
+    is_fine = ratio >= MIN and not n_wrong["shardio"]
+    print(f"median ratio {ratio:.2f}, at least {MIN}; wrong items: {n_wrong}")
     return 0 if is_fine else 1
 
 

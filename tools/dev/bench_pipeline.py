@@ -32,7 +32,7 @@ from shardio import DataLoader
 from shardio.media import decode_image, encode_jpeg
 
 PYTHON: Final = "SPDL_PYTHON"
-LEAST_RATIO, MOST_OVERHEAD, LEAST_JPEG = 2.0, 0.5, 0.97
+MIN_RATIO, MAX_OVERHEAD, MIN_JPEG = 2.0, 0.5, 0.97
 THREADS: Final = 2
 
 Lane = tuple[str, int, dict[str, Any]]
@@ -84,10 +84,10 @@ def _race(n_items: int, n_jpegs: int, rounds: int) -> bool:
         pairs = [(_rate(DataLoader, n, options), _rate(Theirs, n, options)) for _ in range(rounds)]
         ours, theirs = (max(rates) for rates in zip(*pairs, strict=True))
         cost = f"{1e6 / ours:.0f} us an item, SPDL {1e6 / theirs:.0f}"
-        least = LEAST_JPEG if name == "JPEG" else LEAST_RATIO
+        least = MIN_JPEG if name == "JPEG" else MIN_RATIO
         is_met = ours >= least * theirs
         if name != "JPEG":
-            is_met = is_met and 1 / ours <= MOST_OVERHEAD / theirs
+            is_met = is_met and 1 / ours <= MAX_OVERHEAD / theirs
         print(f"{name:22}{ours:12,.0f}{theirs:12,.0f}  {ours / theirs:.2f} x, {cost}", end="")
         print("" if is_met else f"  BELOW {least}")
         is_good = is_good and is_met

@@ -29,7 +29,7 @@ from dev.bench_faces import CASES, ten_microseconds
 from shardio import Array, Bytes, Schema, ShardLoader
 
 TIMED_S: Final = 1.0
-LEAST_EPOCHS: Final = 2
+MIN_EPOCHS: Final = 2
 FIRST_EPOCHS: Final = 3
 BATCH, LARGE_BATCH = 32, 8
 _LARGE_BYTES: Final = 1 << 20
@@ -147,7 +147,7 @@ def measure(folder: str, kind: Kind, n_workers: int) -> tuple[float, float, floa
         workers = _descendants()
         before = sum(map(_cpu_ns, workers)), _cpu_ns("self")
         start_s, n_epochs, best_s = time.perf_counter(), 0, float("inf")
-        while n_epochs < LEAST_EPOCHS or time.perf_counter() - start_s < TIMED_S:
+        while n_epochs < MIN_EPOCHS or time.perf_counter() - start_s < TIMED_S:
             epoch_s = time.perf_counter()
             for _ in loader:
                 pass

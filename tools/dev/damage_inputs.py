@@ -33,7 +33,7 @@ LIMIT_S: Final = 120.0
 STEP_S: Final = 4.0
 """Step limit in seconds, instead of two minutes: the files are small."""
 ADDRESS_BYTES: Final = 8 << 30
-MOST: Final = {"convert": 0, "read": 0}
+MAX: Final = {"convert": 0, "read": 0}
 """The most KiB that a process of either kind has had, as far as it was more than any before it."""
 ROWS: Final[list[dict[str, Any]]] = [
     {
@@ -233,8 +233,8 @@ def started(*arguments: str) -> str:
     except subprocess.TimeoutExpired:
         return f"no end in {LIMIT_S:.0f} s"
     finally:
-        if (most := resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) > max(MOST.values()):
-            MOST[arguments[0]] = most
+        if (most := resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) > max(MAX.values()):
+            MAX[arguments[0]] = most
     return f"exit code {done.returncode}: {done.stderr[-1500:]}" if done.returncode else ""
 
 
@@ -330,7 +330,7 @@ def main() -> int:
             shutil.rmtree(place)
     for name, n in sorted(tally.items()):
         print(f"{n:>8,}  {name}")
-    most = ", ".join(f"{what} {n_kib >> 10:,} MiB" for what, n_kib in MOST.items())
+    most = ", ".join(f"{what} {n_kib >> 10:,} MiB" for what, n_kib in MAX.items())
     print(f"{n_wrong} findings in {time.monotonic() - start_s:.0f} s; most memory: {most}")
     return int(n_wrong > 0)
 

@@ -19,9 +19,9 @@ import numpy as np
 from shardio._engine.dispatch.counters import IterationCounters
 from shardio._engine.dispatch.protocol import (
     CANCELLED,
+    COUNTERS,
     KEPT,
     STACKS,
-    TALLIES,
     ReplyBuffer,
     RequestKind,
     Status,
@@ -34,7 +34,7 @@ from shardio._engine.dispatch.protocol import (
     unpack_dones,
     unpack_skips,
 )
-from shardio._engine.dispatch.thread_workers import TURNS
+from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK
 from shardio._engine.dispatch.worker import work
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas
 from shardio._engine.filling.filler import Filler
@@ -69,7 +69,7 @@ class InlineWorker:
     def __init__(self, batch_spec: BatchSpec) -> None:
         self._batch_spec = batch_spec
         self._filler: Filler | None = None
-        self._careful: RowByRowFiller | None = None
+        self._row_by_row: RowByRowFiller | None = None
         self._layout: BlockLayout | None = None
         self._cancelled = np.zeros(0, np.uint8)
         self._counters: IterationCounters | None = None
@@ -91,9 +91,9 @@ class InlineWorker:
             cautions=dataset.files.check_lengths if dataset.access == "mmap" else None,
         )
         if self._batch_spec.skips:
-            self._careful = RowByRowFiller(self._filler, self._batch_spec.seed)
+            self._row_by_row = RowByRowFiller(self._filler, self._batch_spec.seed)
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
-        self._counters = IterationCounters(fds[TALLIES], 0)
+        self._counters = IterationCounters(fds[COUNTERS], 0)
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
         """Lay blocks out so from now on; main's own know how large they may be."""
@@ -124,7 +124,7 @@ class InlineWorker:
         if not self._batch_spec.runs_user_code:
             answer = self._do(task, block)
         else:
-            with TURNS.one():
+            with GENERATOR_LOCK.held():
                 answer = self._do(task, block)
         with contextlib.suppress(IndexError):  # another thread may have closed the loader meanwhile
             self._tasks.popleft()
@@ -149,11 +149,11 @@ class InlineWorker:
             elif not self._cancelled[task.slot]:
                 plan = self._plans[task.slot]
                 start_ns = tally.start()
-                if self._careful is None:
+                if self._row_by_row is None:
                     filled = self._filler.fill(self._layout, block, plan, task.step)
                     n_rows, heap_bytes = filled
                 else:
-                    careful = self._careful.fill(self._layout, block, plan, task.step)
+                    careful = self._row_by_row.fill(self._layout, block, plan, task.step)
                     n_rows, heap_bytes, skips = careful
                 tally.add(task.slot, task.step, start_ns)
                 status = Status.FILLED
@@ -173,7 +173,7 @@ class InlineWorker:
         """Drop all tasks and the shared tables."""
         self._tasks.clear()
         self._cancelled, self._filler = np.zeros(0, np.uint8), None
-        self._careful = self._counters = None
+        self._row_by_row = self._counters = None
 
 
 _QUICK: Final = int(Status.QUICK)

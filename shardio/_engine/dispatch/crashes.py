@@ -26,7 +26,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardChanged, WorkerDied
 from shardio.shard.writer import ShardSummary
 
-MOST_DEATHS: Final = 2
+MAX_DEATHS: Final = 2
 """A batch that has crashed this many workers is reported, not retried."""
 _NAMED_SAMPLES: Final = 3
 
@@ -132,7 +132,7 @@ def error_of_death(
 
 def is_final(error: WorkerDied | ShardChanged, n_deaths: int) -> bool:
     """Return True if a batch with this many crashes is reported rather than retried."""
-    return isinstance(error, ShardChanged) or n_deaths >= MOST_DEATHS
+    return isinstance(error, ShardChanged) or n_deaths >= MAX_DEATHS
 
 
 def _suspects(
@@ -156,7 +156,7 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
     return min(rows, default=None)
 
 
-_MOST_IN_VAIN: Final = 2 * MOST_DEATHS + 2
+_MAX_IN_VAIN: Final = 2 * MAX_DEATHS + 2
 """After this many crashes of one batch that named no sample to skip, no sample is at fault: 1 crash
 names all samples, 1 each for two samples that were tried while an outsider killed workers, and some
 to spare.
@@ -175,7 +175,7 @@ class SuspectSamples:
     @property
     def is_hopeless(self) -> bool:
         """True if workers keep crashing at the step and no sample can be blamed."""
-        return self._n_in_vain >= _MOST_IN_VAIN
+        return self._n_in_vain >= _MAX_IN_VAIN
 
     def record_death(self, claims: InFlightRows, end: str) -> bool:
         """Note a death, how it ended; returns whether one more sample is left out now."""
@@ -184,10 +184,10 @@ class SuspectSamples:
             return False
         (place,) = claims.places
         self._n_deaths[place] = self._n_deaths.get(place, 0) + 1
-        if self._n_deaths[place] < MOST_DEATHS:
+        if self._n_deaths[place] < MAX_DEATHS:
             return False
         row, number = place
-        why = f"{MOST_DEATHS} workers crashed on it alone; the last {end}"
+        why = f"{MAX_DEATHS} workers crashed on it alone; the last {end}"
         self.left_out.setdefault(row, {})[number] = why
         self._n_in_vain = 0
         return True

@@ -30,7 +30,7 @@ _TASK = struct.Struct("<HHIQQII")
 _DONE = struct.Struct("<HHIQQII")
 
 
-MARKS, CANCELLED, TALLIES, KEPT, STACKS, TABLES = range(6)
+MARKS, CANCELLED, COUNTERS, KEPT, STACKS, TABLES = range(6)
 """The files that main shares with a worker, in order: marks of checked units, words that say what
 is cancelled, what filling takes, answers that are held back, where stacks are written when main
 asks for them; and from TABLES on those of `showing`, if any."""

@@ -92,7 +92,7 @@ class GeneratorLock:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         """Hold the lock in this thread, even if it holds it already.
 
         The states are restored afterwards.
@@ -112,7 +112,7 @@ class GeneratorLock:
             self.end(thread)
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
+    def released(self) -> Iterator[None]:
         """Release the lock, if this thread holds it, for others to take.
 
         Acquire it again afterwards.
@@ -130,13 +130,13 @@ class GeneratorLock:
             restore_generators(states)
 
 
-TURNS: Final = GeneratorLock()
+GENERATOR_LOCK: Final = GeneratorLock()
 """The lock of this process."""
 
-os.register_at_fork(after_in_child=TURNS.__init__)  # type: ignore[misc]  # nobody's turn there
+os.register_at_fork(after_in_child=GENERATOR_LOCK.__init__)  # type: ignore[misc]  # nobody's turn there
 
 
-_Letter = tuple[bytes, tuple[int, ...]]
+_Message = tuple[bytes, tuple[int, ...]]
 
 
 class _SharedState:
@@ -151,12 +151,12 @@ class _SharedState:
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Call a function of the user with the global generators keyed: one after the other."""
-        if not TURNS.take(lambda: self.is_closing):
+        if not GENERATOR_LOCK.take(lambda: self.is_closing):
             raise _closed()
         try:
             return call_keyed(key, function, arguments)
         finally:
-            TURNS.end(threading.current_thread())
+            GENERATOR_LOCK.end(threading.current_thread())
 
     def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
         """Return the map of a block, one for all threads: one thread at a time has the block.
@@ -218,11 +218,11 @@ class _ThreadWorker(BatchWorker):
             for fd in fds[: STACKS + 1]:  # they are mapped by now, and this process continues
                 os.close(fd)
 
-    def _hold_back(self, fd: int, number: int) -> ReplyBuffer:
+    def _map_replies(self, fd: int, number: int) -> ReplyBuffer:
         # Not in the shared table: an abandoned thread may still run while another has its number.
         return ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
-    def _listen_for_questions(self, fd: int) -> None:
+    def _serve_stack_dumps(self, fd: int) -> None:
         """Do nothing: main can read the stacks of its own threads."""
 
 
@@ -237,7 +237,7 @@ class ThreadWorkers(Closing):
         self._batch_spec = batch_spec
         self._owner_pid = this_process.pid
         self._common = _SharedState()
-        self._inboxes: list[queue.SimpleQueue[_Letter | None]] = []
+        self._inboxes: list[queue.SimpleQueue[_Message | None]] = []
         self._threads: list[threading.Thread] = []
         try:
             with interrupts_held():
@@ -249,8 +249,8 @@ class ThreadWorkers(Closing):
             self.close()
             raise
 
-    def _start(self, index: int) -> tuple[queue.SimpleQueue[_Letter | None], threading.Thread]:
-        inbox: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
+    def _start(self, index: int) -> tuple[queue.SimpleQueue[_Message | None], threading.Thread]:
+        inbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._common.enter()
         thread = threading.Thread(
             target=_serve,
@@ -289,7 +289,7 @@ class ThreadWorkers(Closing):
         answers = self._common.answers
         events: list[Event | None] = []
         try:
-            with TURNS.lent():
+            with GENERATOR_LOCK.released():
                 events.append(answers.get(timeout=timeout_s))
             while True:
                 events.append(answers.get_nowait())
@@ -315,7 +315,7 @@ class ThreadWorkers(Closing):
             return
         with interrupts_held():
             common.is_closing = True
-            TURNS.wake()
+            GENERATOR_LOCK.wake()
             common.answers.put(None)  # wakes a `wait` in another thread
             for inbox in self._inboxes:
                 inbox.put(None)
@@ -323,7 +323,7 @@ class ThreadWorkers(Closing):
             for thread in self._threads:
                 if thread is not threading.current_thread():  # a finalizer runs in any thread
                     thread.join(max(0.0, end_s - time.monotonic()))
-                    TURNS.end(thread)
+                    GENERATOR_LOCK.end(thread)
             common.leave()
 
     def _check_usable(self) -> None:
@@ -338,7 +338,7 @@ def _closed() -> ClosedError:
 def _serve(
     index: int,
     batch_spec: BatchSpec,
-    inbox: queue.SimpleQueue[_Letter | None],
+    inbox: queue.SimpleQueue[_Message | None],
     common: _SharedState,
 ) -> None:
     """Answer main's messages until it closes the pool."""

@@ -17,11 +17,11 @@ from shardio._base.statistics import now_ns
 from shardio._engine.dispatch.counters import IterationCounters
 from shardio._engine.dispatch.protocol import (
     CANCELLED,
+    COUNTERS,
     KEPT,
     MARKS,
     STACKS,
     TABLES,
-    TALLIES,
     ReplyBuffer,
     RequestKind,
     Status,
@@ -104,7 +104,9 @@ class BatchWorker(Closing):
         # The generation that main has opened, whatever was published since.
         self._dataset = _open(batch_spec)
         self._filler = self._new_filler(batch_spec, self._dataset)
-        self._careful = RowByRowFiller(self._filler, batch_spec.seed) if batch_spec.skips else None
+        self._row_by_row = (
+            RowByRowFiller(self._filler, batch_spec.seed) if batch_spec.skips else None
+        )
         self._left_out: LeftOut | None = None
         """The samples that the next task must not try; None for an ordinary task."""
         self._cancelled = np.zeros(0, np.uint8)
@@ -128,10 +130,10 @@ class BatchWorker(Closing):
     def _map(self, fd: int) -> BlockMap:
         return BlockMap(fd, self._most_bytes)
 
-    def _hold_back(self, fd: int, number: int) -> ReplyBuffer:
+    def _map_replies(self, fd: int, number: int) -> ReplyBuffer:
         return ReplyBuffer(mmap.mmap(fd, 0), number)
 
-    def _listen_for_questions(self, fd: int) -> None:
+    def _serve_stack_dumps(self, fd: int) -> None:
         answer_with_stacks(fd)
 
     def take(self, message: bytes, fds: tuple[int, ...]) -> None:
@@ -185,11 +187,11 @@ class BatchWorker(Closing):
 
     def _accept_hello(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
         """Take over the files that main shares, once all shards have been opened."""
-        self._listen_for_questions(fds[STACKS])
+        self._serve_stack_dumps(fds[STACKS])
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
         self._counters, self._kept = (
-            IterationCounters(fds[TALLIES], number),
-            self._hold_back(fds[KEPT], number),
+            IterationCounters(fds[COUNTERS], number),
+            self._map_replies(fds[KEPT], number),
         )
         self._compare(lineage)
         self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
@@ -228,11 +230,11 @@ class BatchWorker(Closing):
         if self._layout.has_heap:  # only these blocks can grow
             memory.note_growth()
         plan, start_ns, rest = self._plans[task.slot], self._counters.start(), b""
-        if self._careful is None:
+        if self._row_by_row is None:
             n_rows, heap_bytes = self._filler.fill(self._layout, memory, plan, task.step)
         else:
             left_out, self._left_out = self._left_out, None
-            n_rows, heap_bytes, skips = self._careful.fill(
+            n_rows, heap_bytes, skips = self._row_by_row.fill(
                 self._layout, memory, plan, task.step, left_out
             )
             rest = pack_skips(skips)

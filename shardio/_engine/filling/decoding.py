@@ -98,9 +98,9 @@ Clip = tuple[int, Pixels]
 Wanted = tuple[list[Clip], list[CropPosition | CropBox | None]]
 """Clips of one video, and where the pictures of each are cropped."""
 
-_MOST_VIDEO_STREAMS: Final = 2048
+_MAX_VIDEO_STREAMS: Final = 2048
 """Opening one takes about as long as decoding 12 frames of 112x112; it keeps 5 KB."""
-_MOST_PACKETS: Final = 1 << 19
+_MAX_PACKETS: Final = 1 << 19
 """Of all streams that are open; 18 MB of tables, 26 MB with the times of their frames."""
 
 
@@ -121,7 +121,7 @@ class ClipReader(Closing):
     def __init__(self, dataset: Dataset, cut: ClipSpec, *, needs_times: bool = False) -> None:
         self._dataset, self._cut, self.name, self.names = dataset, cut, cut.name, cut.names
         self._needs_times = needs_times or cut.clip.goes_by_times or cut.clip.times
-        self._decoder = ClipDecoder(max_streams=_MOST_VIDEO_STREAMS)
+        self._decoder = ClipDecoder(max_streams=_MAX_VIDEO_STREAMS)
         self._n_packets = 0
         self._streams: OrderedDict[tuple[int, int], _OpenVideo] = OrderedDict()
 
@@ -236,7 +236,7 @@ class ClipReader(Closing):
     def _forget(self) -> None:
         """Evict the least recently used streams, but not the latest one."""
         while len(self._streams) > 1 and (
-            len(self._streams) > _MOST_VIDEO_STREAMS or self._n_packets > _MOST_PACKETS
+            len(self._streams) > _MAX_VIDEO_STREAMS or self._n_packets > _MAX_PACKETS
         ):
             _, (stream, _) = self._streams.popitem(last=False)
             self._n_packets -= len(stream.packets)
@@ -252,7 +252,7 @@ class ClipReader(Closing):
 Samples = npt.NDArray[Any]
 Span = tuple[int, int]
 
-_MOST_AUDIO_STREAMS: Final = 256
+_MAX_AUDIO_STREAMS: Final = 256
 """Each has its own decoder: 50 to 300 KB."""
 
 
@@ -275,7 +275,7 @@ class AudioReader(Closing):
         self.names = frozenset(self._fields)
         self.spans = {field.span: field.name for field in audio_spec.fields}
         """The fields that say where in the sound of another there is some, each with that one."""
-        self._decoder = AudioDecoder(max_streams=_MOST_AUDIO_STREAMS)
+        self._decoder = AudioDecoder(max_streams=_MAX_AUDIO_STREAMS)
         self._streams: OrderedDict[tuple[str, int, int], EncodedStream | None] = OrderedDict()
 
     def starts(self, index_chunk: IndexChunk, part: slice) -> list[int]:
@@ -377,7 +377,7 @@ class AudioReader(Closing):
         if records.present(name, own)[0]:
             (found,) = records.values(name, own)
         self._streams[key] = found
-        if len(self._streams) > _MOST_AUDIO_STREAMS:
+        if len(self._streams) > _MAX_AUDIO_STREAMS:
             self._streams.popitem(last=False)
         return found
 

@@ -347,7 +347,7 @@ class Extents:
         return joined([each.ranges(local, shards) for each in self._records])
 
 
-_MOST_AROUND: Final = 256 << 10
+_MAX_AROUND: Final = 256 << 10
 """Bytes before and behind: a sixteenth of the video, up to this, as frames are not of one size."""
 _HEAD_BYTES: Final = 4096
 """Of a record, before its packets: the parameters of the stream take less."""
@@ -417,7 +417,7 @@ class ClipExtents:
         self, n_bytes: Rows, per_frame: npt.NDArray[np.float64], starts: Rows
     ) -> tuple[Rows, Rows]:
         """About which part of each record its clip needs, in whole chunks, as they are checked."""
-        around = np.minimum(n_bytes // 16, _MOST_AROUND)
+        around = np.minimum(n_bytes // 16, _MAX_AROUND)
         begins = (starts * per_frame).astype(np.int64) - around
         ends = ((starts + self._cut.clip.span) * per_frame).astype(np.int64) + around
         begins = np.clip(begins, 0, n_bytes) & -CHUNK_BYTES

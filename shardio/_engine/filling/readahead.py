@@ -28,7 +28,7 @@ N_PROBED_FIRST: Final = 16
 """Rows of the first batch of a window: by then others may have asked for parts of the window."""
 N_SURE: Final = 16
 """After this many probed batches in a row in memory, probes become ever rarer."""
-MOST_LEFT_OUT: Final = 127
+MAX_LEFT_OUT: Final = 127
 """Batches between two probes, in the end: a probe takes up to 400 µs, or 3 of each batch."""
 NEAR_BYTES: Final = 256 << 10
 """The size of a request where an order keeps to neighbours, which will be needed soon."""
@@ -38,7 +38,7 @@ N_NOTHING_NEW: Final = 4
 """After this many batches in a row without a new range, the whole window was requested."""
 PAUSE: Final = 7
 """The number of batches between two checks that requested data is still in memory."""
-_MOST_ASKED: Final = 1 << 16
+_MAX_ASKED: Final = 1 << 16
 """Blocks that are remembered as asked for."""
 
 
@@ -63,7 +63,7 @@ class ProbePolicy:
         if self._n_hits >= N_SURE:
             self.is_cold = False
             self.wait = self._left_out
-            self._left_out = min(2 * self._left_out + 1, MOST_LEFT_OUT)
+            self._left_out = min(2 * self._left_out + 1, MAX_LEFT_OUT)
 
     def miss(self) -> None:
         """Something did not."""
@@ -203,7 +203,7 @@ class ReadAhead:
     def _ask(self, extents: Extents, ranges: Ranges, grain: int) -> None:
         """Request ranges from the kernel, except those requested before with this grain."""
         if grain > PAGE_BYTES:
-            if len(self._asked) > _MOST_ASKED:
+            if len(self._asked) > _MAX_ASKED:
                 self._asked.clear()
             blocks = blocks_of(ranges, grain).tolist()
             fresh = np.array([each for each in blocks if each not in self._asked], np.int64)

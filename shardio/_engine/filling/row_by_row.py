@@ -38,7 +38,7 @@ Where half of all samples fail, one row in 4 * 10^9 finds none; where all fail, 
 the first of them.
 """
 
-_MOST_CHARACTERS: Final = 4000
+_MAX_CHARACTERS: Final = 4000
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 
 LeftOut = Mapping[int, Mapping[int, str]]
@@ -59,9 +59,9 @@ def may_skip(error: BaseException) -> bool:
 
 def shortened(text: str) -> str:
     """Return the reason for a skip, cut to a readable length."""
-    if len(text) <= _MOST_CHARACTERS:
+    if len(text) <= _MAX_CHARACTERS:
         return text
-    half = _MOST_CHARACTERS // 2
+    half = _MAX_CHARACTERS // 2
     return f"{text[:half]}\n[…]\n{text[-half:]}"
 
 

@@ -25,7 +25,7 @@ Record = bytes | memoryview
 _PARTS_AHEAD: Final = 8192
 """About this many parts are computed at a time: it takes 100 µs whatever their number."""
 
-_MOST_AHEADS: Final = 4
+_MAX_AHEADS: Final = 4
 """The number of sequences of `numbers` cached in turn, as a worker needs that does others' steps
 too.
 """
@@ -162,7 +162,7 @@ class TokenReader:
         tails = self._tails(parts) if is_short or self._pack.eot is not None else None
         ahead = _Ahead(numbers, first, last, parts, bounds, shards, pieces, tails, is_short)
         self._aheads.pop(id(numbers), None)
-        while len(self._aheads) >= _MOST_AHEADS:
+        while len(self._aheads) >= _MAX_AHEADS:
             del self._aheads[next(iter(self._aheads))]
         self._aheads[id(numbers)] = ahead
         return ahead

@@ -32,7 +32,7 @@ LARGE_BYTES: Final = 2 << 20
 
 _STEP_BYTES: Final = 16 * LARGE_BYTES
 """The bytes of one request: each makes all processors hand in pages they have set aside."""
-_MOST_NS: Final = 10_000_000
+_MAX_NS: Final = 10_000_000
 """A large page takes 0.2 ms if one is free; its small pages together take 2 ms.
 
 But where memory is in pieces, the kernel moves others out of the way first.
@@ -71,7 +71,7 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
             n_here = min(_STEP_BYTES, n_large - start)
             begin_ns = now_ns()
             memory.madvise(_MADV_COLLAPSE, first + start, n_here)
-            if (now_ns() - begin_ns) * LARGE_BYTES > _MOST_NS * n_here:
+            if (now_ns() - begin_ns) * LARGE_BYTES > _MAX_NS * n_here:
                 _KernelSupport.is_asked = False
                 return
     except (OSError, InsufficientMemory):
@@ -172,7 +172,7 @@ def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
         ) from error
 
 
-_MOST_RESERVED: Final = 64 << 20
+_MAX_RESERVED: Final = 64 << 20
 """Bytes of marks: of more, pages take memory only once something in them has been checked."""
 
 
@@ -183,7 +183,7 @@ def create_bitmap_file(n_marks: int) -> int:
         InsufficientMemory: the memory is not available.
     """
     what = "the table of what has been checked"
-    if n_marks > _MOST_RESERVED:
+    if n_marks > _MAX_RESERVED:
         return sparse_memory_file(n_marks, what)
     return reserve_memory_file(max(1, n_marks), what)
 

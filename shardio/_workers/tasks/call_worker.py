@@ -35,9 +35,9 @@ from shardio._workers.processes.stack_dumps import answer_with_stacks, map_steps
 from shardio._workers.tasks.values import PackedValue, pack_value, write_value
 from shardio.errors import InsufficientMemory
 
-_MOST: Final = 64
-_MOST_BYTES: Final = 64 << 10
-_MOST_NS: Final = 10_000_000
+_MAX: Final = 64
+_MAX_BYTES: Final = 64 << 10
+_MAX_NS: Final = 10_000_000
 """A chunk ends with the result that exceeds its limit of count, size or time."""
 _ALONE_BYTES: Final = 16 << 10
 """A result with an array of this size is sent as a separate chunk."""
@@ -86,7 +86,7 @@ class ResultChunks:
     def take(self) -> list[Any] | FailedCall:
         """Return the next results; none only if the generator is exhausted."""
         found: list[Any] = []
-        end_ns = now_ns() + _MOST_NS
+        end_ns = now_ns() + _MAX_NS
         try:
             self._gather(found, end_ns)
         except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
@@ -99,7 +99,7 @@ class ResultChunks:
             found.append(self._large.pop())
             return
         n_bytes = 0
-        while len(found) < _MOST and n_bytes < _MOST_BYTES and (now_ns() < end_ns or not found):
+        while len(found) < _MAX and n_bytes < _MAX_BYTES and (now_ns() < end_ns or not found):
             value = next(self._results, _END)
             if value is _END:
                 self.is_over = True
@@ -127,7 +127,7 @@ ANSWER: Final = struct.Struct("<HHIQQQ")
 nanoseconds in the function.
 """
 
-MOST_INLINE_BYTES: Final = 32 << 10
+MAX_INLINE_BYTES: Final = 32 << 10
 """A value up to this size travels with its answer; beyond, memory is cheaper than messages."""
 
 
@@ -211,7 +211,7 @@ class _Caller:
                 value, n_results = self._next_chunk(step, value)
             taken_ns = now_ns() - start_ns
             found = pack_value(value)
-            if found.n_bytes <= MOST_INLINE_BYTES:
+            if found.n_bytes <= MAX_INLINE_BYTES:
                 memory = np.empty(found.n_bytes, np.uint8)
                 write_value(found, memory)
                 head = ANSWER.pack(CallOutcome.INLINE, n_results, number, step, 0, taken_ns)

@@ -42,12 +42,12 @@ from shardio.storage.fs import remove_tree
 _HEAD: Final = struct.Struct("<IIQQ")
 _SIZE_BYTES: Final = 8
 
-LEAST_APART_BYTES: Final = 16 << 10
+MIN_APART_BYTES: Final = 16 << 10
 """Arrays from this size up travel in frames of their own, each of which ZeroMQ receives into memory
 of its own. Shorter ones would be slices of its buffer of 8 KiB, at any offset.
 """
 
-LEAST_IN_BLOCK_BYTES: Final = 128 << 10
+MIN_IN_BLOCK_BYTES: Final = 128 << 10
 """Arrays of a sample, together, that travel in a block: it takes a message there and one back."""
 
 OWN_FILES: Final = 16
@@ -101,7 +101,7 @@ class MessageBatch:
         """
         self._file.seek(self._end)
         try:
-            pickle_apart(sample, self._file, self.apart, LEAST_APART_BYTES)
+            pickle_apart(sample, self._file, self.apart, MIN_APART_BYTES)
         except BaseException:  # the samples before stay as they were
             self.apart.clear()
             raise
@@ -191,7 +191,7 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
 
 _NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # as in the names that `tempfile.mkdtemp` makes
-_MOST_BYTES: Final = 107
+_MAX_BYTES: Final = 107
 """Of the path of a socket: the kernel has no room for more."""
 
 
@@ -208,9 +208,9 @@ def check_prefix(prefix: Any) -> str:
     if not os.path.isdir(parent):
         raise InvalidArgument(f"prefix is {prefix!r}, but there is no folder {parent}")
     n_bytes = len(os.fsencode(os.path.join(whole, _NAME)))
-    if n_bytes > _MOST_BYTES:
+    if n_bytes > _MAX_BYTES:
         raise InvalidArgument(
-            f"prefix makes the path of a socket {n_bytes} bytes long, and {_MOST_BYTES} are the "
+            f"prefix makes the path of a socket {n_bytes} bytes long, and {_MAX_BYTES} are the "
             f"most; take a shorter one than {prefix!r}"
         )
     return whole[:-_RANDOM_LETTERS]

@@ -24,7 +24,7 @@ from shardio._workers.processes.serialization import add_note, as_failure, pack_
 from shardio._workers.processes.stack_dumps import answer_with_stacks
 from shardio._workers.tasks.block_credits import LentBlocks
 from shardio._workers.tasks.messages import (
-    LEAST_IN_BLOCK_BYTES,
+    MIN_IN_BLOCK_BYTES,
     MessageBatch,
     MessageKind,
     pack_head,
@@ -43,7 +43,7 @@ WORD: Final = struct.Struct("<QQ")
 
 _SOON_S: Final = 0.0005
 """The time a sample may wait for others to travel in the same message."""
-_MOST_TOGETHER_BYTES: Final = 64 << 10
+_MAX_TOGETHER_BYTES: Final = 64 << 10
 """The maximum size of a message of several samples, or a fraction of the credit: credit comes back
 in such amounts.
 """
@@ -128,7 +128,7 @@ class _Sender(Closing):
 
     def __init__(self, socket: Any, channel: Channel, most_bytes: int) -> None:
         self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
-        self._most_together = min(_MOST_TOGETHER_BYTES, most_bytes // _PARTS)
+        self._most_together = min(_MAX_TOGETHER_BYTES, most_bytes // _PARTS)
         self._lock = threading.Lock()
         self._unsent = MessageBatch(channel.index)
         self._lent_blocks = LentBlocks()
@@ -228,7 +228,7 @@ class _Sender(Closing):
         while 0 < self._n_under_way > self._most_bytes - n_bytes:
             self._receive_command()
         place = None
-        if sheaf.n_apart_bytes >= LEAST_IN_BLOCK_BYTES:
+        if sheaf.n_apart_bytes >= MIN_IN_BLOCK_BYTES:
             self._await_block()
             place = self._lent_blocks.fill(sheaf.apart)
         # Copied: the dataset may reuse its arrays for the next sample.

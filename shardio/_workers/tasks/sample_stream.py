@@ -155,7 +155,7 @@ _PRELOAD: Final = ("zmq", send_all.__module__)
 _LOOK_EVERY_S: Final = 0.1
 """The interval at which main checks for exited workers while samples keep coming."""
 _QUIET_S: Final = 0.05
-_MOST_S: Final = 1.0
+_MAX_S: Final = 1.0
 """Messages of an exited worker have all arrived when none comes for this long."""
 _LONG_S: Final = 0.01
 """A wait for a sample that is worth memory to be shorter the next time."""
@@ -405,7 +405,7 @@ class SampleStream(Closing):
 
     def _record_exit(self, died: WorkerExit) -> None:
         """Receive all that has arrived before counting a worker as lost: its end may be there."""
-        end_s = time.monotonic() + _MOST_S
+        end_s = time.monotonic() + _MAX_S
         for box in self._receivers:
             poll = select.poll()
             poll.register(box, select.POLLIN)

@@ -18,7 +18,7 @@ from shardio._workers.tasks.schedule import ENDLESS, Schedule
 
 _AHEAD: Final = 16
 """Results that a generator may give before its turn has come, where the order is that of input."""
-_MOST_OUT: Final = 2
+_MAX_OUT: Final = 2
 """Results of a generator that the next stage has no room for, at which it is suspended."""
 _S_PER_NS: Final = 1e-9
 
@@ -230,7 +230,7 @@ class Stage:
             return len(self._held.get(step, ())) < _AHEAD
         # Resumed when everything is taken: waking a thread for every item costs more than most
         # items.
-        return len(self.out) < (_MOST_OUT if is_next else 1)
+        return len(self.out) < (_MAX_OUT if is_next else 1)
 
     def finish(self, job: StageJob) -> None:
         """Record that a job is done."""

@@ -132,7 +132,7 @@ class PendingCall:
             ) from error
 
 
-_MOST_DEATHS: Final = 2
+_MAX_DEATHS: Final = 2
 """An item that has crashed this many workers is reported, not retried."""
 _PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.call_worker")
 
@@ -408,12 +408,12 @@ class TaskPool(Closing):
                 f"{self._is_called} cannot be loaded in a worker; {how}:\n\n{text}"
             )
         self._idle_deaths += step is None  # a crash over an item is limited per item
-        if self._idle_deaths > 2 * self._n_workers + _MOST_DEATHS:
+        if self._idle_deaths > 2 * self._n_workers + _MAX_DEATHS:
             raise UnsupportedEnvironment(f"workers crash before they begin anything: {how}")
         tasks = self._schedule.tasks_of(worker)
         if step is not None and step in tasks and not self._calls[step].is_suspended:
             self._calls[step].n_deaths += 1
-            if self._calls[step].n_deaths == _MOST_DEATHS:
+            if self._calls[step].n_deaths == _MAX_DEATHS:
                 self._fail(worker, step, self._died(step, how))
                 del tasks[step]
         for each in tasks:
@@ -430,7 +430,7 @@ class TaskPool(Closing):
 
     def _died(self, step: int, how: str) -> WorkerDied:
         return WorkerDied(
-            f"{_MOST_DEATHS} workers crashed over {self._calls[step].named} in {self._is_called}; "
+            f"{_MAX_DEATHS} workers crashed over {self._calls[step].named} in {self._is_called}; "
             f"the last: {how}"
         )
 

@@ -59,7 +59,7 @@ def examined_of(whole: bytes) -> Examined:
 LITTLE_BYTES: Final = 512 << 20
 """Less than this is checked before there is a worker."""
 
-MOST_AHEAD: Final = 3
+MAX_AHEAD: Final = 3
 """Shards that a worker has been told of before it needs them: with one, behind a dataset's small
 ones it waited until main was through with a large one."""
 
@@ -211,7 +211,7 @@ class _ShardScheduler:
 
     def _n_ahead(self) -> int:
         """Return how many shards a worker may have queued: fewer towards the end."""
-        return min(MOST_AHEAD, (len(self._waiting) - 1) // (2 * len(self._tasks)))
+        return min(MAX_AHEAD, (len(self._waiting) - 1) // (2 * len(self._tasks)))
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Message):

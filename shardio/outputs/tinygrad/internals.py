@@ -61,7 +61,7 @@ class TensorTemplates:
     """A cache of graphs that makes tensors over buffers of one device."""
 
     # More shapes than a loop uses at a time; varying shapes must not pile up.
-    MOST_TEMPLATES = 256
+    MAX_TEMPLATES = 256
 
     def __init__(self, device: str) -> None:
         # Imported here, because any version of tinygrad may remove these names.
@@ -108,7 +108,7 @@ class TensorTemplates:
             leaf = graph.base
             if graph is not leaf and graph.src[0] is not leaf:
                 raise TypeError(f"an empty tensor is not a reshaped buffer but {graph}")
-            if len(self._templates) >= self.MOST_TEMPLATES:
+            if len(self._templates) >= self.MAX_TEMPLATES:
                 self._templates.clear()
             wrapping = None
             if graph is not leaf:
@@ -192,7 +192,7 @@ class GraphViews:
     """Views that put a new buffer under a cached graph."""
 
     # More than the fields of all blocks; an address that recurs has the same meaning.
-    MOST_PLACES = 1024
+    MAX_PLACES = 1024
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -214,7 +214,7 @@ class GraphViews:
         spec = self._graphs.BufferSpec(external_ptr=address)
         # Not `alloc`, which would keep an entry per address for ever.
         found = self._allocator._alloc(n_bytes, spec), spec
-        if len(self._places) >= self.MOST_PLACES:
+        if len(self._places) >= self.MAX_PLACES:
             self._places.clear()
         self._places[address, n_bytes] = found
         return found

@@ -27,7 +27,7 @@ from shardio.serving.client.handshake import Arrived, Opened, State
 from shardio.serving.client.protocol import (
     VERSION,
     Address,
-    Garbled,
+    MalformedMessage,
     mapping,
     number,
     pack,
@@ -39,7 +39,7 @@ _FIRST_AHEAD: Final = 2
 """The number of batches requested while their size is unknown."""
 _SILENCE_S: Final = SILENCE_MS / 1000
 _STEP_S: Final = 0.1
-_NOT_A_WORD: Final = "the server is alive and reports no error"
+_NO_ERROR: Final = "the server is alive and reports no error"
 
 
 class Stream(Closing):
@@ -213,7 +213,7 @@ class Stream(Closing):
             if is_late and not is_there() and self._link is not None and self._link.has_heard:
                 raise BatchTimeout(
                     f"{what} did not come from {self._servers.current} within "
-                    f"{self._timeout_s:g} s; {self._servers.said or _NOT_A_WORD}"
+                    f"{self._timeout_s:g} s; {self._servers.said or _NO_ERROR}"
                 )
 
     def _go_on(self, wait_s: float, entered_s: float) -> None:
@@ -238,7 +238,7 @@ class Stream(Closing):
                 raise Lost(f"it has sent nothing for {_SILENCE_S:.0f} s")
         except Lost as lost:
             self._lose(lost)
-        except Garbled as garbled:
+        except MalformedMessage as garbled:
             self._lose(Lost(f"received something that is not a message of a server: {garbled}"))
 
     def _connect(self, wait_s: float) -> Link | None:

@@ -25,7 +25,13 @@ from shardio._base.classes import Closing
 from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.messages import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument, ServerUnreachable
-from shardio.serving.client.protocol import FROM_SERVER, MOST_HEAD_BYTES, Address, Garbled, unpack
+from shardio.serving.client.protocol import (
+    FROM_SERVER,
+    MAX_HEAD_BYTES,
+    Address,
+    MalformedMessage,
+    unpack,
+)
 
 _FORM: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _DIGITS: Final = (
@@ -33,7 +39,7 @@ _DIGITS: Final = (
 )
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _VARIABLE: Final = "SHARDIO_KEYS"
-_MOST_BYTES: Final = 64
+_MAX_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class ServerKeys:
             if name.endswith(".public"):
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
                     with open(self.clients / name, "rb") as file:
-                        key = file.read(_MOST_BYTES).strip()
+                        key = file.read(_MAX_BYTES).strip()
                     if key == public and _FORM.fullmatch(key):
                         return True
         return False
@@ -166,7 +172,7 @@ def _read_secret(path: Path) -> bytes:
 def _read(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
-            key = file.read(_MOST_BYTES).strip()
+            key = file.read(_MAX_BYTES).strip()
     except OSError as error:
         raise InvalidArgument(
             f"{path}: this key cannot be read ({error.strerror}): "
@@ -218,7 +224,7 @@ class Link(Closing):
     def __init__(self, address: Address, keys: ClientKeys | None, most_bytes: int) -> None:
         zmq = self._zmq = zeromq("a loader of a server's batches")
         self.address, self.heard_s, self.has_heard = address, time.monotonic(), False
-        self._most_bytes = max(most_bytes, MOST_HEAD_BYTES)
+        self._most_bytes = max(most_bytes, MAX_HEAD_BYTES)
         check_files(OWN_FILES)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -275,7 +281,7 @@ class Link(Closing):
         self.heard_s, self.has_heard = time.monotonic(), True
         try:
             head = unpack([frame.buffer for frame in found], FROM_SERVER)
-        except Garbled as error:
+        except MalformedMessage as error:
             raise Lost(f"received something that is not a message of a server: {error}") from error
         except zmq.ZMQError as error:
             raise Lost(str(error)) from error

@@ -17,7 +17,14 @@ from shardio.batch.batch import Batch
 from shardio.errors import InvalidArgument
 from shardio.media.audio import Sound
 from shardio.order.sampling import holds_positions
-from shardio.serving.client.protocol import VERSION, Address, Garbled, mapping, number, text
+from shardio.serving.client.protocol import (
+    VERSION,
+    Address,
+    MalformedMessage,
+    mapping,
+    number,
+    text,
+)
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
 
@@ -117,11 +124,11 @@ def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the ShardLoader that a client requests; the loader checks values.
 
     Raises:
-        Garbled: there is an option that no client may request.
+        MalformedMessage: there is an option that no client may request.
         InvalidArgument: a clip, sound or pack is not acceptable.
     """
     if unknown := found.keys() - KNOWN:
-        raise Garbled(f"options that are none of a client: {sorted(unknown)}")
+        raise MalformedMessage(f"options that are none of a client: {sorted(unknown)}")
     return {name: _from_json(name, value) for name, value in found.items()}
 
 
@@ -130,7 +137,7 @@ def _from_json(name: str, value: Any) -> Any:
         kind = RECORDS[name]
         known = {each.name for each in fields(kind)}
         if not isinstance(value, dict) or not value.keys() <= known:
-            raise Garbled(f"{name} is no {kind.__name__}")
+            raise MalformedMessage(f"{name} is no {kind.__name__}")
         given = {each: _given(each, part) for each, part in value.items()}
         try:
             return kind(**given)
@@ -138,7 +145,7 @@ def _from_json(name: str, value: Any) -> Any:
             raise
         # Numbers beyond the limits of Python's arithmetic
         except (ArithmeticError, TypeError, ValueError) as error:
-            raise Garbled(f"{name} is no {kind.__name__}: {error}") from error
+            raise MalformedMessage(f"{name} is no {kind.__name__}: {error}") from error
     if name == "collate" and isinstance(value, dict):
         return {field: _tuple(rule) for field, rule in value.items()}
     return value
@@ -147,7 +154,7 @@ def _from_json(name: str, value: Any) -> Any:
 def _given(name: str, value: Any) -> Any:
     if name in _FRACTIONS and isinstance(value, str):
         if not _FRACTION.fullmatch(value):  # 1e999999999 would be computed for hours
-            raise Garbled(f"{name} is no fraction")
+            raise MalformedMessage(f"{name} is no fraction")
         return Fraction(value)
     return _tuple(value)
 
@@ -184,7 +191,7 @@ class Opened:
 
         Raises:
             InvalidArgument: it is of another version.
-            Garbled: it is no such message.
+            MalformedMessage: it is no such message.
         """
         if number(head, "version") != VERSION:
             raise InvalidArgument(

@@ -95,18 +95,18 @@ def parse_all(value: str | Sequence[str]) -> tuple[Address, ...]:
 VERSION: Final = 1
 """Of all this; both sides must have the same."""
 
-MOST_HEAD_BYTES: Final = 4 << 20
+MAX_HEAD_BYTES: Final = 4 << 20
 """Of a message without a block."""
 
 FROM_CLIENT: Final = frozenset({"open", "iterate", "credit", "check", "stop", "close"})
 FROM_SERVER: Final = frozenset(
     {"opened", "begun", "batch", "end", "checked", "beat", "failed", "stranger"}
 )
-MOST: Final = 1 << 60
+MAX: Final = 1 << 60
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
-class Garbled(ValueError):
+class MalformedMessage(ValueError):
     """The received data is not a valid message."""
 
 
@@ -126,10 +126,10 @@ def pack_given(kind: str, **more: Any) -> bytes:
     except (TypeError, ValueError) as error:
         names = ", ".join(more)
         raise InvalidArgument(f"{names}: what travels to a server is JSON: {error}") from error
-    if len(message) > MOST_HEAD_BYTES:
+    if len(message) > MAX_HEAD_BYTES:
         raise InvalidArgument(
             f"options or a state of {len(message)} bytes of JSON; a server takes at most "
-            f"{MOST_HEAD_BYTES}: a sampler or weights that are longer are for a loader that reads "
+            f"{MAX_HEAD_BYTES}: a sampler or weights that are longer are for a loader that reads "
             "the dataset itself"
         )
     return message
@@ -139,32 +139,32 @@ def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:
     """Return the head of a message of one of these kinds, after checking its frames.
 
     Raises:
-        Garbled: it is not such a message.
+        MalformedMessage: it is not such a message.
     """
     if not 1 <= len(frames) <= 2:
-        raise Garbled(f"a message of {len(frames)} frames")
-    content = bytes(frames[0][: MOST_HEAD_BYTES + 1])
-    if len(content) > MOST_HEAD_BYTES:
-        raise Garbled(f"a head of more than {MOST_HEAD_BYTES} bytes")
+        raise MalformedMessage(f"a message of {len(frames)} frames")
+    content = bytes(frames[0][: MAX_HEAD_BYTES + 1])
+    if len(content) > MAX_HEAD_BYTES:
+        raise MalformedMessage(f"a head of more than {MAX_HEAD_BYTES} bytes")
     try:
         head = read_json(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise Garbled(f"a head that is not JSON: {error}") from error
+        raise MalformedMessage(f"a head that is not JSON: {error}") from error
     if not isinstance(head, dict):
-        raise Garbled("a head that is not an object")
+        raise MalformedMessage("a head that is not an object")
     kind = head.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
-        raise Garbled(f"a message of the kind {json.dumps(kind)[:40]}")
+        raise MalformedMessage(f"a message of the kind {json.dumps(kind)[:40]}")
     if (kind == "batch") != (len(frames) == 2):
-        raise Garbled(f"a message of the kind {kind} with {len(frames)} frames")
+        raise MalformedMessage(f"a message of the kind {kind} with {len(frames)} frames")
     return head
 
 
-def number(head: Mapping[str, Any], name: str, most: int = MOST) -> int:
+def number(head: Mapping[str, Any], name: str, most: int = MAX) -> int:
     """Return a number from 0 up to `most` from a message."""
     found = head.get(name)
     if type(found) is not int or not 0 <= found <= most:
-        raise Garbled(f"{name} is {_shown(found)}, and not a number from 0 to {most}")
+        raise MalformedMessage(f"{name} is {_shown(found)}, and not a number from 0 to {most}")
     return found
 
 
@@ -172,7 +172,7 @@ def text(head: Mapping[str, Any], name: str) -> str:
     """Return a text from a message."""
     found = head.get(name)
     if not isinstance(found, str):
-        raise Garbled(f"{name} is {_shown(found)}, and not a text")
+        raise MalformedMessage(f"{name} is {_shown(found)}, and not a text")
     return found
 
 
@@ -180,7 +180,7 @@ def mapping(head: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return an object from a message."""
     found = head.get(name)
     if not isinstance(found, dict):
-        raise Garbled(f"{name} is {_shown(found)}, and not an object")
+        raise MalformedMessage(f"{name} is {_shown(found)}, and not an object")
     return found
 
 
@@ -188,7 +188,7 @@ def items(head: Mapping[str, Any], name: str) -> list[Any]:
     """Return a list from a message."""
     found = head.get(name)
     if not isinstance(found, list):
-        raise Garbled(f"{name} is {_shown(found)}, and not a list")
+        raise MalformedMessage(f"{name} is {_shown(found)}, and not a list")
     return found
 
 
@@ -198,7 +198,7 @@ def _shown(found: object) -> str:
 
 _PLACES: Final = ("path", "section", "field", "sample", "offset")
 _VALUES: Final = ("expected", "found")
-_MOST_CHARACTERS: Final = 1 << 16
+_MAX_CHARACTERS: Final = 1 << 16
 
 
 def as_json(error: BaseException) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def from_json(found: Mapping[str, Any]) -> ShardioError:
     """Return the error that a server reports.
 
     Raises:
-        Garbled: it is not one.
+        MalformedMessage: it is not one.
     """
     name, what = text(found, "class"), text(found, "text")
     kind: Any = getattr(errors, name) if name in errors.__all__ else ShardioError
@@ -234,7 +234,7 @@ def from_json(found: Mapping[str, Any]) -> ShardioError:
 
 def _cut(said: str) -> str:
     """Return a text cut to the maximum length of a message."""
-    if len(said) <= _MOST_CHARACTERS:
+    if len(said) <= _MAX_CHARACTERS:
         return said
-    half = _MOST_CHARACTERS // 2
+    half = _MAX_CHARACTERS // 2
     return f"{said[:half]}\n[…]\n{said[-half:]}"

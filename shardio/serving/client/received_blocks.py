@@ -20,11 +20,11 @@ from shardio.batch.layout import SKIPPED, BlockLayout, layout_of_received_batche
 from shardio.errors import ShardioError
 from shardio.format.fields import Array
 from shardio.format.schema import Schema, canonical_json, read_json
-from shardio.serving.client.protocol import Garbled, items, number, text
+from shardio.serving.client.protocol import MalformedMessage, items, number, text
 
 _ALIGNMENT: Final = 64
-_MOST_ROWS: Final = 1 << 32
-_MOST_VALUES: Final = 1 << 48
+_MAX_ROWS: Final = 1 << 32
+_MAX_VALUES: Final = 1 << 48
 _SKIPPED_NUMBERS: Final = ("row", "index", "shard", "sample")
 
 Block = npt.NDArray[np.uint8]
@@ -43,21 +43,21 @@ def layout_of(content: str) -> BlockLayout:
     """Return the layout of the blocks that a server sends.
 
     Raises:
-        Garbled: it is not a layout.
+        MalformedMessage: it is not a layout.
     """
     try:
         found = read_json(content)
         if not isinstance(found, dict):
-            raise Garbled("a layout that is not an object")
+            raise MalformedMessage("a layout that is not an object")
         schema = Schema.from_json(text(found, "schema").encode("utf-8"))
-        whole, n_rows = items(found, "whole"), number(found, "rows", _MOST_ROWS)
+        whole, n_rows = items(found, "whole"), number(found, "rows", _MAX_ROWS)
         if not all(isinstance(schema.get(n), Array) for n in whole if isinstance(n, str)):
-            raise Garbled("a layout with arrays that its schema does not have")
+            raise MalformedMessage("a layout with arrays that its schema does not have")
         return layout_of_received_batches(schema, n_rows, frozenset(map(str, whole)))
-    except Garbled:
+    except MalformedMessage:
         raise
     except (ShardioError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Garbled(f"an invalid layout: {error}") from error
+        raise MalformedMessage(f"an invalid layout: {error}") from error
 
 
 def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
@@ -89,9 +89,9 @@ def unpack_batch(head: Mapping[str, Any], content: Any) -> Batch:
     """Return the batch of a message, over a copy of its block aligned as tensors need it.
 
     Raises:
-        Garbled: its block does not fit the layout.
+        MalformedMessage: its block does not fit the layout.
     """
-    layout, n_rows = layout_of(text(head, "layout")), number(head, "rows", _MOST_ROWS)
+    layout, n_rows = layout_of(text(head, "layout")), number(head, "rows", _MAX_ROWS)
     received = np.frombuffer(content, np.uint8)
     check(layout, received, n_rows)
     block = _aligned(len(received))
@@ -109,7 +109,7 @@ def _aligned(n_bytes: int) -> Block:
 
 def _skipped(found: Any) -> Skipped:
     if not isinstance(found, dict):
-        raise Garbled("a skipped sample that is not an object")
+        raise MalformedMessage("a skipped sample that is not an object")
     row, index, shard, sample = (number(found, name) for name in _SKIPPED_NUMBERS)
     return Skipped(row, index, shard, sample, text(found, "error"), text(found, "text"))
 
@@ -118,25 +118,27 @@ def check(layout: BlockLayout, block: Block, n_rows: int) -> None:
     """Check that all places in a block lie inside it.
 
     Raises:
-        Garbled: naming the field and the offending place.
+        MalformedMessage: naming the field and the offending place.
     """
     if not n_rows <= layout.n_rows:
-        raise Garbled(f"a batch of {n_rows} rows in a block for {layout.n_rows}")
+        raise MalformedMessage(f"a batch of {n_rows} rows in a block for {layout.n_rows}")
     if len(block) < layout.heap:
-        raise Garbled(f"a block of {len(block)} bytes, where its layout needs {layout.heap}")
+        raise MalformedMessage(
+            f"a block of {len(block)} bytes, where its layout needs {layout.heap}"
+        )
     heap_bytes = len(block) - layout.heap
     if n_rows and int(layout.origins(block)["status"][:n_rows].max()) > SKIPPED:
-        raise Garbled("a row in an unknown state")
+        raise MalformedMessage("a row in an unknown state")
     for slot in layout.presence:
         if n_rows and int(layout.present(block, slot)[:n_rows].view(np.uint8).max()) > 1:
-            raise Garbled(f"field {slot.name!r}: its presence is neither 0 nor 1")
+            raise MalformedMessage(f"field {slot.name!r}: its presence is neither 0 nor 1")
     for varying in layout.varying:
         _check_extents(layout, block, n_rows, varying, heap_bytes)
     for whole, (place, *shape) in zip(layout.whole, layout.heads(block), strict=True):
         n_bytes = math.prod((whole.dtype.itemsize, *shape))
-        is_shape = min(place, *shape) >= 0 and math.prod(max(1, n) for n in shape) < _MOST_VALUES
+        is_shape = min(place, *shape) >= 0 and math.prod(max(1, n) for n in shape) < _MAX_VALUES
         if not is_shape or place + n_bytes > heap_bytes:
-            raise Garbled(f"field {whole.name!r}: shape {shape} from byte {place} on")
+            raise MalformedMessage(f"field {whole.name!r}: shape {shape} from byte {place} on")
 
 
 def _check_extents(
@@ -146,11 +148,15 @@ def _check_extents(
     places, sizes = extents["place"], extents["n_bytes"]
     limit = np.uint64(heap_bytes)
     if bool(((places > limit) | (sizes > limit - np.minimum(places, limit))).any()):
-        raise Garbled(f"field {slot.name!r}: a value beyond the {heap_bytes} bytes of the heap")
+        raise MalformedMessage(
+            f"field {slot.name!r}: a value beyond the {heap_bytes} bytes of the heap"
+        )
     field = layout.schema[slot.name]
     if isinstance(field, Array):
         shapes = layout.shapes(block, slot)[:n_rows].astype(np.float64)
         # Exact up to the largest possible heap; a dimension of 0 bounds the others as well.
         is_wrong = shapes.prod(axis=1) * field.numpy.itemsize != sizes
-        if bool((is_wrong | (np.maximum(shapes, 1).prod(axis=1) >= _MOST_VALUES)).any()):
-            raise Garbled(f"field {slot.name!r}: a value that is not as large as its shape")
+        if bool((is_wrong | (np.maximum(shapes, 1).prod(axis=1) >= _MAX_VALUES)).any()):
+            raise MalformedMessage(
+                f"field {slot.name!r}: a value that is not as large as its shape"
+            )

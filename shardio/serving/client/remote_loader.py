@@ -28,8 +28,8 @@ from shardio.serving.client.connection import ClientKeys, client_keys
 from shardio.serving.client.handshake import Arrived, Opened, State, as_json
 from shardio.serving.client.protocol import Address, is_address, parse_all
 
-_MOST_BYTES: Final = 1 << 30
-_MOST_AHEAD: Final = 16
+_MAX_BYTES: Final = 1 << 30
+_MAX_AHEAD: Final = 16
 
 
 class RemoteLoader(Closing):
@@ -82,7 +82,7 @@ class RemoteLoader(Closing):
             {"batch_size": count("batch_size", batch_size, 1), **options}
             | dict(zip(("rank", "world_size"), place, strict=True))
         )
-        most_bytes = min(_MOST_BYTES, default_budget()) if memory_bytes is None else memory_bytes
+        most_bytes = min(_MAX_BYTES, default_budget()) if memory_bytes is None else memory_bytes
         self._asked, self._has_warned = asked, False
         self._adapter = create_adapter(output, device_or_none(device, output))
         self._stream = Stream(
@@ -90,7 +90,7 @@ class RemoteLoader(Closing):
             self._keys,
             asked,
             most_bytes=count("memory_bytes", most_bytes, 1),
-            most_ahead=_MOST_AHEAD if prefetch is None else count("prefetch", prefetch, 0) + 1,
+            most_ahead=_MAX_AHEAD if prefetch is None else count("prefetch", prefetch, 0) + 1,
             timeout_s=seconds("timeout_s", timeout_s),
         )
         self._pid = this_process.pid

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 GAP: Final = 4
 CAPTION: Final = 16
 """Pixels between tiles, and height of a line of text."""
-_LEAST_SIDE: Final = 96
+_MIN_SIDE: Final = 96
 """Minimum side of a tile, to fit its caption."""
 _LETTERS: Final = 11
 _WIDE: Final = 1.5
@@ -71,7 +71,7 @@ def draw_sheet(tiles: Sequence[Tile], side: int) -> Pixels:
 
     pictures = [None if t.pixels is None else enlarged(t.pixels, side) for t in tiles]
     largest = max((max(one.shape[:2]) for one in pictures if one is not None), default=0)
-    side = min(side, max(largest, _LEAST_SIDE))
+    side = min(side, max(largest, _MIN_SIDE))
     n_columns = columns_of(len(tiles))
     n_rows = -(-len(tiles) // n_columns)
     step = side + GAP, side + GAP + CAPTION

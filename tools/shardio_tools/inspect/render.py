@@ -47,7 +47,7 @@ COUNT: Final = 24
 TILE_SIDE: Final = 160
 MOVING_SIDE: Final = 512
 MAX_SIDE: Final = 16384
-MOST_PIXELS: Final = 1 << 27
+MAX_PIXELS: Final = 1 << 27
 """Limit for a sheet or all frames of an animation; a pixel takes several bytes of memory."""
 
 
@@ -173,7 +173,7 @@ def _check_together(wanted: RenderOptions, options: argparse.Namespace) -> None:
         raise shardio.InvalidArgument(f"{wanted.image}: given for both --image and --sheet")
     if wanted.side is not None and not 8 <= wanted.side <= MAX_SIDE:
         raise shardio.InvalidArgument(f"--side must be from 8 to {MAX_SIDE}; found {wanted.side}")
-    most = MOST_PIXELS // (wanted.side or TILE_SIDE) ** 2
+    most = MAX_PIXELS // (wanted.side or TILE_SIDE) ** 2
     if wanted.sheet and not 1 <= wanted.count <= most:
         raise shardio.InvalidArgument(
             f"--count must be from 1 to {most:,} for tiles of this --side; found {wanted.count}"
@@ -411,10 +411,10 @@ def _write_image(
     else:
         side = wanted.side or (MAX_SIDE if is_still else MOVING_SIDE)
     size = _even(within(frames.size, side)) if suffix == ".mp4" else within(frames.size, side)
-    if not is_still and len(numbers) * size[0] * size[1] > MOST_PIXELS:
+    if not is_still and len(numbers) * size[0] * size[1] > MAX_PIXELS:
         raise shardio.InvalidArgument(
             f"{path}: {len(numbers):,} frames of {size[1]} x {size[0]} pixels are more than fit in "
-            f"memory, {MOST_PIXELS:,} pixels: take fewer by --clip START:STOP:STRIDE, or --side"
+            f"memory, {MAX_PIXELS:,} pixels: take fewer by --clip START:STOP:STRIDE, or --side"
         )
     intact = viewer.intact(number, frames.take(numbers, size))
     if all(one is None for one in intact):
