@@ -17,8 +17,14 @@ from shardio.batch.batch import Batch
 from shardio.errors import InsufficientMemory, InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
 from shardio.serving.client import handshake, protocol
-from shardio.serving.client.protocol import VERSION, MalformedMessage, mapping, number, pack
-from shardio.serving.client.received_blocks import pack_batch
+from shardio.serving.client.protocol import (
+    VERSION,
+    MalformedMessage,
+    mapping,
+    number,
+    pack,
+    pack_batch,
+)
 
 MAX_UNTAKEN_BYTES: Final = 256 << 20
 """Of batches that were sent and that no loop has got, or that have not left, whatever a client says

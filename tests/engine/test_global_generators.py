@@ -105,7 +105,7 @@ def held_by(turns: GeneratorLock) -> Iterator[Callable[[], None]]:
     has_it, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with turns.one():
+        with turns.held():
             has_it.set()
             may_end.wait()
 
@@ -130,12 +130,12 @@ def test_a_turn_leaves_the_generators_as_they_were_also_where_it_is_lent() -> No
     random.seed(7)
     np.random.seed(7)
     program = random.getstate()
-    with turns.one():
+    with turns.held():
         random.seed(1)
-        with turns.one():
+        with turns.held():
             random.seed(2)
         inner = random.getstate()
-        with turns.lent():
+        with turns.released():
             assert random.getstate() == program
             for end in held_by(turns):
                 end()
@@ -159,7 +159,7 @@ def test_turns_are_had_in_the_order_of_asking() -> None:
 
     def draw_twice(number: int) -> None:
         for _ in range(2):
-            with turns.one():
+            with turns.held():
                 order.append(number)
                 asked.wait()  # the first has asked again before the second is through
 

@@ -24,12 +24,15 @@ from shardio.serving.client.protocol import (
     MAX_HEAD_BYTES,
     MalformedMessage,
     is_address,
+    layout_of,
+    layout_text,
     pack,
+    pack_batch,
     parse,
     parse_all,
     unpack,
+    unpack_batch,
 )
-from shardio.serving.client.received_blocks import layout_of, layout_text, pack_batch, unpack_batch
 from shardio.views.packing import Pack
 from tests.fuzz.mutate import change_bytes, change_json
 from tests.loading import bits, write_dataset

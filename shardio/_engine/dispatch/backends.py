@@ -139,8 +139,8 @@ class InlineWorker:
         error: BaseException | None = None
         schemas: Schemas | None = None
         skips: tuple[Skipped, ...] = ()
-        tally = self._counters
-        if self._filler is None or tally is None:
+        counters = self._counters
+        if self._filler is None or counters is None:
             raise AssertionError("send_hello() comes first")
         try:
             if block is None or self._layout is None:
@@ -148,14 +148,14 @@ class InlineWorker:
                 status = Status.SCHEMA
             elif not self._cancelled[task.slot]:
                 plan = self._plans[task.slot]
-                start_ns = tally.start()
+                start_ns = counters.start()
                 if self._row_by_row is None:
                     filled = self._filler.fill(self._layout, block, plan, task.step)
                     n_rows, heap_bytes = filled
                 else:
                     careful = self._row_by_row.fill(self._layout, block, plan, task.step)
                     n_rows, heap_bytes, skips = careful
-                tally.add(task.slot, task.step, start_ns)
+                counters.add(task.slot, task.step, start_ns)
                 status = Status.FILLED
         except Exception as failure:  # noqa: BLE001  # raised when the batch's turn comes
             status, error = Status.FAILED, failure

@@ -32,8 +32,8 @@ from shardio.serving.client.protocol import (
     number,
     pack,
     pack_given,
+    unpack_batch,
 )
-from shardio.serving.client.received_blocks import unpack_batch
 
 _FIRST_AHEAD: Final = 2
 """The number of batches requested while their size is unknown."""
