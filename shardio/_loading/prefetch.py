@@ -1,7 +1,7 @@
 """Bring data close before it is needed: into the page cache, or from an object store to the disk.
 
 `preload` reads a loader's files into the page cache before its first batch, if there is room. Pages
-are read, not copied: all processes of the machine share them. Nothing pins them: under memory
+are read, not copied: all processes of the machine share them. They are not pinned: under memory
 pressure some may be evicted, and are then read again.
 
 `RemotePrefetch` downloads the shards that a pass needs ahead of their use, in order.

@@ -1,7 +1,7 @@
-"""The dispatcher of batches: tasks to workers, results to passes, blocks round and round.
+"""The dispatcher of batches: it assigns tasks to workers, routes results, and recycles blocks.
 
-One Dispatcher belongs to one worker backend, one block pool and one layout: an engine that restarts
-with others makes another. The caller holds the engine's lock for all of it.
+One Dispatcher belongs to one worker backend, one block pool and one layout; an engine that restarts
+with new ones creates a new Dispatcher. Callers hold the engine's lock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ask the kernel to read all of a batch at once if it is not in memory yet.
 
-A missing page costs the whole way to the storage, one after another; requested together, they are
-read side by side. Requests cost more than a warm batch, so a few of its rows are probed first, and
-ever fewer batches while nothing is missing.
+Missing pages are otherwise read one after the other, each at the full latency of the storage;
+requested together, they are read in parallel. Requests cost more than a batch in memory, so a few
+of its rows are probed first, and ever fewer batches while nothing is missing.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ _MAX_ASKED: Final = 1 << 16
 class ProbePolicy:
     """The choice of batches to probe and to request, updated with the results of probes.
 
-    `wait` is the number of batches before the next probe, `is_cold` True while batches are
-    requested:
-    from a miss on, until so many in a row were in memory that few pages can be missing.
+    `wait` is the number of batches before the next probe. `is_cold` is True while batches are
+    requested: from a miss on, until so many in a row were in memory that few pages can be missing.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from shardio._workers.processes.pool_state import PoolState, WorkerExit, WorkerH
 from shardio._workers.processes.serialization import pack
 from shardio._workers.processes.stack_dumps import ask_for_stacks
 from shardio._workers.processes.worker_main import EXECUTE, FORK, LOAD, Start, Target
-from shardio._workers.processes.zygote import REQUEST, WARD
+from shardio._workers.processes.zygote import CLEANUP, REQUEST
 from shardio._workers.processes.zygote_client import acquire
 from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
@@ -127,7 +127,7 @@ class WorkerPool(Closing):
         with self._held.lock:
             if self._held.session is not None and not self._held.is_closing:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    self._held.session.send(WARD + os.fsencode(folder))
+                    self._held.session.send(CLEANUP + os.fsencode(folder))
 
     def signal(self, index: int, number: int) -> bool:
         """Send a signal to worker `index`; False if there is no process yet, or no more."""

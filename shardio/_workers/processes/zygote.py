@@ -9,7 +9,7 @@ Every pool has a *session*: a socket on which main requests workers and receives
 
     main -> zygote   control   names of modules to import         + the zygote's end of a session
     main -> zygote   session   REQUEST (place, way)               + channel, payload, the pool's fds
-    main -> zygote   session   WARD, path of a folder to remove if main exits; none: no more
+    main -> zygote   session   CLEANUP, path of a folder to remove if main exits; none: no more
     zygote -> main   session   REPLY STARTED (place, pid)         + pidfd of the worker
     zygote -> main   session   REPLY EXITED (place, pid, how, status)
     zygote -> main   session   REPLY NOT_STARTED (place, errno)
@@ -52,7 +52,7 @@ __all__ = [
     "REPLY",
     "REQUEST",
     "STARTED",
-    "WARD",
+    "CLEANUP",
     "serve",
     "serve_forked",
 ]
@@ -62,7 +62,7 @@ REQUEST = struct.Struct(
 )  # number of the worker in its pool, what to do (see `worker_main.py`)
 REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
-WARD = b"folder "
+CLEANUP = b"folder "
 
 GRACE_S = 0.1
 
@@ -190,8 +190,8 @@ class _Zygote:
             # Main exited with replies unread; the end of its socket comes next
             except ConnectionResetError:
                 return
-            if data.startswith(WARD):
-                session.cleanup_folder = data.removeprefix(WARD)
+            if data.startswith(CLEANUP):
+                session.cleanup_folder = data.removeprefix(CLEANUP)
             elif data:
                 self._start_worker(session, data, unpack_fds(ancillary, flags))
             else:

@@ -110,7 +110,9 @@ class StageExecutor(ABC):
         return []
 
 
-Hire = Callable[["PipelineRunner", Mapping[Stage, PipeStep | None]], Mapping[Stage, StageExecutor]]
+ExecutorFactory = Callable[
+    ["PipelineRunner", Mapping[Stage, PipeStep | None]], Mapping[Stage, StageExecutor]
+]
 """Makes the executor of every stage, given a runner and its stages.
 
 The source's comes with None.
@@ -134,7 +136,7 @@ class PipelineRunner(Closing):
         source: Any,
         steps: Sequence[PipeStep | BatchStep],
         *,
-        create_executors: Hire,
+        create_executors: ExecutorFactory,
         n_buffered: int,
         most_skips: int | None = None,
         start: PipelineStart | None = None,
