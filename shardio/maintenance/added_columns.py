@@ -143,36 +143,37 @@ def add_column(
     gpus: float = 0,
     progress: Progress | None = None,
 ) -> MaintenanceReport:
-    """Give every sample of a dataset one more field, in its next generation.
+    """Add a field to every sample of a dataset, as its next generation.
 
-    Nothing that is there is changed: the new field lies in shards beside the others. Samples keep
-    their numbers, the dataset its lineage, subsets and statistics.
+    Existing files are not changed: the new field is stored in a column group, in shards of its own.
+    Sample numbers, lineage, subsets and statistics stay the same.
 
     Args:
         folder: the dataset.
-        name: of the new field; with dots, of one in a nested record.
-        field: its type; any will do.
-        values: one for each sample, in their order, taken one at a time; or a function that is
-            called with each sample (a dict) and returns its value. What it reads is verified.
-        batch_size: the function is called with a list of up to so many samples of one shard, and
-            returns a sequence of as many values.
-        workers: processes that call the function, each of which is given it once, as lambdas and
-            functions of a notebook are, too, and takes whole shards. By default, and with 0, this
-            process does; on a cluster as many as that has CPUs.
-        engine: "local", or "ray": the machines of a Ray cluster call it, all of which must see the
-            dataset under this path.
-        address: of the Ray cluster, as of `shardio.convert`.
-        gpus: of the cluster, that each process is given, or a share of one.
-        progress: called here, at the start and after every shard.
+        name: the name of the new field; with dots, a field of a nested record.
+        field: its type, any field type.
+        values: an iterable with one value per sample, in sample order, taken one at a time; or a
+            function that is called with each sample (a dict) and returns its value. The samples
+            passed to a function are verified.
+        batch_size: if given, the function is called with a list of up to this many samples of one
+            shard, and returns a sequence of as many values.
+        workers: the number of processes that call the function. Each receives the function once
+            (lambdas and functions of a notebook included) and processes whole shards. By default,
+            and with 0, this process calls it; on a cluster, the default is its number of CPUs.
+        engine: "local", or "ray" to call the function on the machines of a Ray cluster, all of
+            which must see the dataset under this path.
+        address: the address of the Ray cluster, as for `shardio.convert`.
+        gpus: the GPUs of the cluster assigned to each process, or a fraction of one.
+        progress: called in this process, at the start and after every shard.
 
     Raises:
-        InvalidArgument: there are more values than samples, or fewer; or an option is given that
-            is for functions alone.
-        SchemaError: there is such a field already, or a value does not fit.
-        DatasetNotFound: there is no dataset.
-        ShardCorrupt, …: a sample that the function is to have cannot be read.
-        DatasetConflict: another writer published meanwhile; nothing is changed.
-        WorkerDied: worker processes ended twice over the same shard.
+        InvalidArgument: the number of values is not the number of samples; or an option is given
+            that applies to functions only.
+        SchemaError: the field exists already, or a value does not fit it.
+        DatasetNotFound: there is no dataset at `folder`.
+        ShardCorrupt, …: a sample that the function needs cannot be read.
+        DatasetConflict: another writer has published meanwhile; nothing is changed.
+        WorkerDied: worker processes crashed twice over the same shard.
     """
     where = _engine_for(values, batch_size, workers, Engine(engine, address, gpus))
     with detect_conflict(folder), ShardDataset(folder) as dataset:

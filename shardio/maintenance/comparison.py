@@ -143,10 +143,10 @@ _CHUNK_ROWS: Final = 1 << 14
 class DiffReport:
     """The differences between `a` and `b`.
 
-    With as many samples on both sides, they are compared by number: `changed` lists those that
-    differ, each with its fields. Otherwise they are compared by content, whatever their order:
-    `only_a` and `only_b` list the numbers of those that the other side lacks. At most
-    `MAX_LISTED` are listed; `n_changed`, `n_only_a` and `n_only_b` count all.
+    With equal numbers of samples, samples are compared by number: `changed` lists those that
+    differ, each with its fields. Otherwise they are compared by content, in any order: `only_a`
+    and `only_b` list the numbers of samples that the other side lacks. At most `MAX_LISTED` are
+    listed; `n_changed`, `n_only_a` and `n_only_b` count all.
     """
 
     a: str
@@ -209,14 +209,14 @@ class _Side:
 
 
 def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
-    """Compare two datasets, or shards: fields, classes, and the samples' common fields.
+    """Compare two datasets or shards: their fields, classes, and samples in common fields.
 
-    Samples are compared by the hashes that the shards hold; what is stored compressed is decoded
-    only where those differ. How they are cut into shards does not matter.
+    Samples are compared by the hashes stored in the shards; compressed values are decoded only if
+    their hashes differ. The division into shards does not matter.
 
     Raises:
-        DatasetNotFound, ShardCorrupt, …: one of them cannot be read. Data that needs not be read
-            is not checked: see `audit_dataset`.
+        DatasetNotFound, ShardCorrupt, …: a dataset or shard cannot be read. Data that need not be
+            read is not verified: see `audit_dataset`.
         DatasetConflict: another writer removed shards during the comparison.
     """
     report = DiffReport(os.fspath(a), os.fspath(b))

@@ -157,7 +157,7 @@ _MAX_REASON: Final = 300
 class Loss:
     """Samples of one shard, `first` to `last`, that are lost for one reason.
 
-    Both are None where it is not even known how many the shard had.
+    Both are None if even the number of samples in the shard is unknown.
     """
 
     first: int | None
@@ -261,21 +261,21 @@ def repair(
     shard_bytes: int = SHARD_BYTES,
     progress: Callable[[RepairProgress], None] | None = None,
 ) -> RepairReport:
-    """Write every undamaged sample of a dataset, or of one shard, into a new dataset at `out`.
+    """Write every undamaged sample of a dataset or shard to a new dataset at `out`.
 
-    What is lost, and why, is in the report and in the new dataset's `inputs`. Nothing in `source`
-    is changed.
+    Lost samples, with the reasons, are listed in the report and in the new dataset's `inputs`.
+    `source` is not changed.
 
     Args:
-        source: a dataset's folder, also one whose `dataset.json` is damaged; or a shard.
+        source: the folder of a dataset, even if its `dataset.json` is damaged; or a shard.
         out: a folder that is missing or empty.
-        shard_bytes: how much data of damaged shards goes into one shard.
-        progress: called here, at the start and after every shard.
+        shard_bytes: the size of the shards that samples of damaged shards are written to.
+        progress: called in this process, at the start and after every shard.
 
     Raises:
-        DatasetNotFound, ShardNotFound: there is nothing at `source`.
+        DatasetNotFound, ShardNotFound: `source` does not exist.
         DatasetCorrupt: nothing can be read, not even the fields.
-        DatasetExists: `out` holds something.
+        DatasetExists: `out` is not empty.
         DatasetConflict: another writer removed shards of `source` during the repair.
         OSError: the disk refuses to write; nothing is published.
     """

@@ -42,19 +42,19 @@ def reshard(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> MaintenanceReport:
-    """Write all samples of a dataset, in their order, into a new one with shards of another size.
+    """Write all samples of a dataset, in their order, to a new one with shards of another size.
 
     Classes, inputs, subsets and statistics are those of the source. Every byte is verified first.
 
     Args:
         source: a dataset.
         out: a folder that is missing or empty.
-        shard_bytes: how much data goes into one shard.
-        workers: processes that verify; by default one per usable CPU.
-        progress: called here, at the start and after every shard of each step.
+        shard_bytes: the size of the shards that are written.
+        workers: the number of processes that verify; by default one per usable CPU.
+        progress: called in this process, at the start and after every shard of each step.
 
     Raises:
-        InvalidArgument: shard_bytes is no size.
+        InvalidArgument: shard_bytes is not a valid size.
         DatasetCorrupt: the source is damaged; repair it first.
         DatasetNotFound, DatasetExists, DatasetConflict: as in `merge`.
     """
@@ -104,26 +104,26 @@ def compact(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> MaintenanceReport:
-    """Put neighbouring small shards of a dataset together, as its next generation.
+    """Merge neighbouring small shards of a dataset, as its next generation.
 
-    Shards of less than half of `shard_bytes` are small. Samples keep their numbers, the dataset
-    its lineage. Files of older generations stay for who has those open; `remove_old` removes the
-    shards that the published generation does not name: who has an older one open keeps what is
-    mapped already, and meets a ShardNotFound for the rest. Where columns were added later, all
-    shards are rewritten, with those in them. What is rewritten is verified first.
+    A shard is small if it has less than half of `shard_bytes`. Sample numbers and lineage stay the
+    same. Files of older generations are kept for readers that have them open, unless `remove_old`
+    removes the shards that the published generation does not name: readers of an older one then
+    keep what they have mapped, and get a ShardNotFound for the rest. If the dataset has column
+    groups, all shards are rewritten as whole shards. Shards are verified before they are rewritten.
 
     Args:
         folder: the dataset.
-        shard_bytes: the amount of data in a shard that is written.
-        remove_old: see above; also where nothing is to be put together.
-        workers: processes that verify; by default one per usable CPU.
-        progress: called here, at the start and after every shard of each step.
+        shard_bytes: the size of the shards that are written.
+        remove_old: True removes unnamed shards, even if there is nothing to merge.
+        workers: the number of processes that verify; by default one per usable CPU.
+        progress: called in this process, at the start and after every shard of each step.
 
     Raises:
-        InvalidArgument: shard_bytes is no size.
-        DatasetNotFound: there is no dataset.
-        DatasetCorrupt: a shard that is to be rewritten is damaged; repair it first.
-        DatasetConflict: another writer published meanwhile; nothing is changed.
+        InvalidArgument: shard_bytes is not a valid size.
+        DatasetNotFound: there is no dataset at `folder`.
+        DatasetCorrupt: a shard to be rewritten is damaged; repair the dataset first.
+        DatasetConflict: another writer has published meanwhile; nothing is changed.
     """
     check_shard_bytes(shard_bytes)
     with detect_conflict(folder), ShardDataset(folder) as dataset:
@@ -213,26 +213,26 @@ def merge(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> MaintenanceReport:
-    """Write the samples of `sources`, in their order, into a new dataset at `out`.
+    """Write the samples of `sources`, in their order, to a new dataset at `out`.
 
-    All must have the same fields. Where class names differ, the new dataset has all of them, in the
-    order in which they first come, and the numbers in the field `label` are adapted. Shards in
-    which nothing changes are copied byte for byte; columns that were added later become part of
-    shards that are written anew. Every byte is verified first.
+    All sources must have the same fields. If their class names differ, the new dataset has all of
+    them, in the order of their first occurrence, and the numbers in the field `label` are adapted.
+    Shards without any change are copied byte for byte; column groups become part of whole shards,
+    which are rewritten. Every byte is verified first.
 
     Args:
         out: a folder that is missing or empty.
         sources: datasets.
-        shard_bytes: the amount of data in a shard that is written.
-        workers: processes that verify; by default one per usable CPU.
-        progress: called here, at the start and after every shard of each step.
+        shard_bytes: the size of the shards that are rewritten.
+        workers: the number of processes that verify; by default one per usable CPU.
+        progress: called in this process, at the start and after every shard of each step.
 
     Raises:
-        InvalidArgument: there is no source, or their fields or classes do not fit.
-        DatasetNotFound: a source is none.
+        InvalidArgument: there is no source, or their fields or classes do not match.
+        DatasetNotFound: a source is not a dataset.
         DatasetCorrupt: a source is damaged; repair it first.
-        DatasetExists, DatasetConflict: `out` holds something, or does so meanwhile.
-        DatasetConflict: or another writer removed shards of a source during the operation.
+        DatasetExists: `out` is not empty.
+        DatasetConflict: another writer used `out`, or removed shards of a source, meanwhile.
     """
     if not sources:
         raise InvalidArgument("merge needs at least one source")

@@ -176,10 +176,10 @@ SHARD_BYTES: Final = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """The generation that came of a surgery, or was there already if nothing was to be done.
+    """The generation that an operation has published, or the current one if nothing was to be done.
 
-    `n_rewritten` counts its shards that are new, `n_removed` old ones that were removed. `n_shards`
-    does not count the shards of columns that were added later, `n_bytes` does.
+    `n_rewritten` counts its new shards, `n_removed` the old ones that were removed. `n_bytes`
+    includes the shards of column groups, `n_shards` does not.
     """
 
     dataset: Path

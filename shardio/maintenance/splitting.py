@@ -46,23 +46,22 @@ def split(
     group: str | None = None,
     seed: int = 0,
 ) -> SplitReport:
-    """Give each sample of a dataset to one of `parts`, by chance, as subsets with their names.
+    """Assign each sample of a dataset at random to one of several named subsets.
 
-    The subsets that there were are replaced. The same samples, parts, group and seed give the
-    same subsets.
+    Existing subsets are replaced. The same samples, parts, group and seed give the same subsets.
 
     Args:
         folder: the dataset.
-        parts: the share of the samples that each is to have; together 1. With groups the shares
-            are met as closely as whole groups allow, in the order that chance puts them in.
-        group: the name of a field; all samples that have the same value in it go to one part. By
-            default every sample goes its own way.
-        seed: from 0 up.
+        parts: the name of each subset and its share of the samples; the shares add up to 1. With
+            groups, shares are met as closely as whole groups in random order allow.
+        group: the name of a field; all samples with the same value in it go to one subset. By
+            default each sample is assigned by itself.
+        seed: the seed of the assignment, from 0 up.
 
     Raises:
-        InvalidArgument: parts, group or seed are not acceptable, or a part would be empty.
+        InvalidArgument: parts, group or seed are not acceptable, or a subset would be empty.
         DatasetNotFound, ShardCorrupt, …: the dataset, or the field, cannot be read.
-        DatasetConflict: another writer published meanwhile; nothing is changed.
+        DatasetConflict: another writer has published meanwhile; nothing is changed.
     """
     _check_parts(parts)
     if type(seed) is not int or seed < 0:

@@ -30,10 +30,10 @@ _CHUNK_ITEMS: Final = 1 << 20
 class StatsReport:
     """The generation that holds the statistics, and the statistics.
 
-    `stats` has `samples`, and `fields`: of each numeric field `count` (numbers, not samples),
-    `mean` and `std` of all of them, `min`, `max`, `not_finite` (numbers that all these leave out),
-    `missing` (samples without a value), `smallest` and `largest` (of each dimension). Where the
-    dataset has class names and labels, it has `classes` and `without_class` too.
+    `stats` has `samples` and `fields`. Each numeric field has `count` (numbers, not samples),
+    `mean`, `std`, `min`, `max`, `not_finite` (the count of numbers that these exclude), `missing`
+    (samples without a value), `smallest` and `largest` (of each dimension). If the dataset has
+    class names and labels, `stats` has `classes` and `without_class`, too.
     """
 
     dataset: Path
@@ -59,21 +59,21 @@ def compute_stats(
     engine: EngineName = "local",
     address: str | None = None,
 ) -> StatsReport:
-    """Count a dataset, or one of its subsets, and keep the result in the next generation.
+    """Compute statistics of a dataset or a subset, and store them in the next generation.
 
-    If it is there already, nothing is published. The hash of everything that is read is checked.
+    If they are stored already, nothing is published. All data that is read is verified.
 
     Args:
         folder: the dataset.
         subset: the name of a subset.
-        progress: called here, at the start and after every shard.
-        engine: "local", or "ray": the machines of a Ray cluster count, all of which must see the
+        progress: called in this process, at the start and after every shard.
+        engine: "local", or "ray" to use the machines of a Ray cluster, all of which must see the
             dataset under this path. The result is the same.
-        address: of the Ray cluster, as of `shardio.convert`.
+        address: the address of the Ray cluster, as for `shardio.convert`.
 
     Raises:
         InvalidArgument: there is no such subset.
-        ChecksumMismatch, ShardCorrupt: damage is met; nothing is published.
+        ChecksumMismatch, ShardCorrupt: data is damaged; nothing is published.
         DatasetNotFound, DatasetConflict: as in `split`.
     """
     where = Engine(engine, address)

@@ -89,12 +89,12 @@ def estimate(
     workers: int | None = None,
     **options: Any,
 ) -> Estimate:
-    """Convert some inputs of `src`, in a temporary folder, and say what all would come to.
+    """Convert some inputs of `src` in a temporary folder, and estimate the result of all.
 
-    `options` are those of `convert`. Inputs are taken evenly from the list of all.
+    `options` are those of `convert`. The inputs are chosen evenly from the list of all inputs.
 
     Raises:
-        InvalidArgument, ShardioError: as of `convert`.
+        InvalidArgument, ShardioError: as raised by `convert`.
     """
     listing = list_inputs(os.fspath(src))
     # From all names: a part of them may indicate another kind

@@ -119,10 +119,10 @@ class Server(Closing):
     """A server of batches: owns the socket and all sessions.
 
     Args:
-        make_loader: makes a loader of a client's options.
-        served: what batches depend on, beside the dataset and these options.
-        bind: the address; with the port `*` any that is free.
-        keys: of CURVE; None only for this machine.
+        make_loader: makes a loader from a client's options.
+        served: what batches depend on, besides the dataset and these options.
+        bind: the address; the port `*` stands for any free one.
+        keys: CURVE keys; None to serve this machine only.
         most_clients: the maximum number of sessions.
 
     Raises:
@@ -376,19 +376,20 @@ def make_server(
 ) -> Server:
     """Make a server of a dataset, which the caller owns; `run` serves until `stop`.
 
-    Every client gets its own loader, with the options that it requests and these.
+    Every client gets its own loader, with the options that it requests and the ones given here.
 
     Args:
         dataset: a folder.
-        bind: the address to listen at, as "tcp://127.0.0.1:5555"; with the port `*` any free one.
-        keys: the folder that `make_keys` has made; without it only this machine is served.
-        num_workers, transform, batch_transform, memory_bytes, access, start_method: as for
-            ShardLoader, of each client's loader.
-        max_clients: how many clients there may be at a time.
+        bind: the address to listen at, as "tcp://127.0.0.1:5555"; the port `*` stands for any free
+            one.
+        keys: the folder made by `make_keys`; without it, only this machine is served.
+        num_workers, transform, batch_transform, memory_bytes, access, start_method: options of
+            ShardLoader, for the loader of each client.
+        max_clients: the maximum number of clients at a time.
 
     Raises:
         InvalidArgument: an option is not acceptable, or the address is open to others without keys.
-        DatasetNotFound, DatasetCorrupt, …: from opening the dataset.
+        DatasetNotFound, DatasetCorrupt, …: the dataset cannot be opened.
         UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
     """
     # Otherwise these errors would reach the first client only.

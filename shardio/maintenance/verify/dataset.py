@@ -142,10 +142,10 @@ _GENERATION_NAME: Final = re.compile(r"[0-9]{6}\.json")
 class AuditReport:
     """The outcome of verifying a dataset.
 
-    `unknown` are files and folders that the dataset does not name, relative to its folder: no
-    error, unless they are shards that no generation names, which are findings too. Where
+    `unknown` lists files and folders that the dataset does not name, relative to its folder. They
+    are not errors, except shards that no generation names, which are findings too. If
     `dataset.json` or its generation cannot be read, `generation` and `lineage` are None and all
-    shards in the folder are checked. `n_shards` counts those of added columns, too.
+    shards in the folder are verified. `n_shards` includes the shards of column groups.
     """
 
     path: str
@@ -165,17 +165,17 @@ class AuditReport:
 def audit_shard(
     path: str | os.PathLike[str], *, workers: int = 0, access: Access = "auto"
 ) -> list[Finding]:
-    """Check every byte of one shard; returns what is wrong with it, nothing if it is sound.
+    """Verify every byte of one shard; return the findings, none if it is sound.
 
     Args:
         path: the file.
         workers: from 1 up, verification runs in a separate process.
-        access: "mmap" maps the file, and a page that the disk cannot read kills the process that
-            checks it, which is a finding if that is not this one. "pread" reads it by offset;
-            "auto" does the same: what is read once is read as fast as mapped.
+        access: "mmap" maps the file; a page that the disk cannot read kills the process that
+            touches it, which is a finding if verification runs in a separate process. "pread"
+            reads by offset; so does "auto", as data that is read once is not faster mapped.
 
     Raises:
-        InvalidArgument: workers is negative, or `access` is none of the three.
+        InvalidArgument: workers is negative, or `access` is not one of the three.
         ShardNotFound: there is no such file.
         OSError: the system refuses to open it.
     """
@@ -204,26 +204,26 @@ def audit_dataset(
     engine: EngineName = "local",
     address: str | None = None,
 ) -> AuditReport:
-    """Check every byte of every shard of a dataset, its generations, and that they agree.
+    """Verify every byte of every shard of a dataset, its generations, and their agreement.
 
     Args:
         folder: the dataset.
-        workers: processes, never more than shards. By default one per usable CPU, of which this
-            one is one, unless shards are mapped; it does alone what is less than half a GiB.
-            With 0 all is done in this process.
+        workers: the number of processes, at most one per shard. By default one per usable CPU,
+            including this one unless shards are mapped; less than half a GiB is verified in this
+            process alone. With 0 all work is done in this process.
         progress: called in this process, at the start and after every shard.
-        access: how shards are read, as in `audit_shard`.
-        engine: "local", or "ray": the machines of a Ray cluster check shards, all of which must see
-            the dataset under this path; `workers` are those of all of them together.
-        address: of the Ray cluster, as of `shardio.convert`.
+        access: the way shards are read, as in `audit_shard`.
+        engine: "local", or "ray" to use the machines of a Ray cluster, all of which must see the
+            dataset under this path; `workers` is then their total number of processes.
+        address: the address of the Ray cluster, as for `shardio.convert`.
 
     Raises:
         DatasetNotFound: there is no dataset in `folder`.
-        InvalidArgument: workers is negative, `access` is none of the three, or shards are to be
-            mapped on a cluster, where nobody could tell that a page cannot be read.
-        DatasetConflict: meanwhile another writer has removed shards of the generation, which are
-            no damage: audit the one that is published now.
-        WorkerDied: a worker was killed, other than by bytes that cannot be read.
+        InvalidArgument: workers is negative, `access` is not one of the three, or it is "mmap" on
+            a cluster, where an unreadable page could not be recognized.
+        DatasetConflict: another writer has removed shards of the generation meanwhile, which is
+            not damage: verify the generation that is published now.
+        WorkerDied: a worker was killed, for another reason than unreadable bytes.
     """
     _check_workers(workers)
     where = Engine(engine, address)
