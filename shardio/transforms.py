@@ -342,14 +342,11 @@ class RandomResizedCrop(PictureTransform):
     """Crops a box of random area, aspect ratio and position, and resizes it to `size`.
 
     The draw is that of C. Szegedy et al., "Going deeper with convolutions" (2014), as in
-    torchvision:
-    the area is uniform between the bounds of `scale`, shares of the picture's; the ratio of width
-    to
-    height is log-uniform between the bounds of `ratio`; the position is uniform over all that fit.
-    A box
-    larger than the picture is drawn again; after ten tries it is the largest that `ratio` allows,
-    in the
-    centre. Resizing is linear, over all pixels of the box that a new pixel covers.
+    torchvision: the area is uniform between the bounds of `scale`, shares of the picture's; the
+    ratio of width to height is log-uniform between the bounds of `ratio`; the position is uniform
+    over all that fit. A box larger than the picture is drawn again; after ten tries it is the
+    largest that `ratio` allows, in the centre. Resizing is linear, over all pixels of the box that
+    a new pixel covers.
 
     Args:
         size: (height, width) of the result in pixels; a number stands for both.

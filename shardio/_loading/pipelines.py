@@ -31,8 +31,7 @@ class MapIterator:
     Args:
         mapping: a mapping, or a sequence, whose keys are 0, 1, ….
         sampler: an iterable of keys, iterated again for every pass, and the same again if one
-            resumes
-            in the middle of another; None is all keys in their order.
+            resumes in the middle of another; None is all keys in their order.
 
     Raises:
         InvalidArgument: `mapping` cannot be indexed, or `sampler` not be iterated.

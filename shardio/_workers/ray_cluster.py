@@ -274,8 +274,7 @@ class Cluster(Closing):
         Args:
             function: the job; it travels once to each process, by cloudpickle.
             next_job: returns another job (a number and a value) whenever there is room, also after
-                it
-                had none.
+                it had none.
             name_of: describes a job for errors.
 
         Raises:

@@ -94,14 +94,12 @@ def convert(
         names: field names for samples that are tuples.
         kind: the converter, such as "videos", "images", "audio" or "arrays", or an installed
             third-party one. By default that of the dataset appended to, else guessed from file
-                names.
+            names.
         labels: a CSV or JSON Lines file with the class of each path, used instead of folder names;
-            see
-            `read_labels`.
+            see `read_labels`.
         storage_options: options of the object store for a URL as `out`, as obstore takes them.
-            Shards
-            are uploaded as they are finished; the cache folder holds shards in progress and the
-            state needed to resume.
+            Shards are uploaded as they are finished; the cache folder holds shards in progress and
+            the state needed to resume.
         engine: "local", or "ray" to convert on the machines of a Ray cluster, all of which must see
             `src` and `out` under these paths; `workers` is then the total number of processes. The
             bytes are the same, and each engine can resume what the other has started.

@@ -137,8 +137,7 @@ def to_plain(value: Any, field: Field | None = None) -> Any:
 
     Raises:
         SchemaError: PNG does not support the image mode, or the value's own class raised an error,
-            as
-            sparse tensors do, or tensors without data.
+            as sparse tensors do, or tensors without data.
     """
     if type(value) in _PLAIN:
         return value

@@ -110,8 +110,7 @@ def run_on_ray(
 
     Raises:
         UnsupportedEnvironment: a machine cannot see the source or the dataset, or has other
-            versions
-            of shardio or of a library than this one.
+            versions of shardio or of a library than this one.
         WorkerDied, OSError, ShardioError: as `run_units`.
     """
     attempts = os.path.join(job.folder, f"{_ATTEMPTS}{secrets.token_hex(8)}")

@@ -77,21 +77,18 @@ class Source(Protocol):
     Optional members:
 
     * `error(source, sample)` compares the first sample of an input with its original. It returns
-      the sum
-      of squared pixel differences and the number of values, or None if nothing is lost.
+      the sum of squared pixel differences and the number of values, or None if nothing is lost.
     * `fitted(inputs)` is called before the first input is read. It returns the source with options
       set that follow from the inputs, such as a schema; they are recorded like any other.
     * `parts(inputs)` returns the names of inputs that are read together with another, by the name
-      of the
-      input that gives the samples. `Input.parts` then counts as its content: if a part changes, the
-      input has changed. Parts are not passed to `samples`.
+      of the input that gives the samples. `Input.parts` then counts as its content: if a part
+      changes, the input has changed. Parts are not passed to `samples`.
     * `class_names()` returns the class names if the inputs have labels of their own: an empty
       sequence if the classes have no names, None if folders are the classes.
     * `step_s` is the CPU time in seconds that each step of `samples` may take, plus one second per
-      MiB
-      of the input. A worker that takes more is killed; after the second time the input is broken.
-          It
-      protects against libraries that loop forever on damaged files. Not enforced with `workers=0`.
+      MiB of the input. A worker that takes more is killed; after the second time the input is
+      broken. It protects against libraries that loop forever on damaged files. Not enforced with
+      `workers=0`.
     * `view()` returns the default view of a loader, as a generation stores it; by default rows.
     """
 

@@ -52,8 +52,7 @@ def scan(
         dataset: the dataset whose shards are opened.
         find: called in any thread if the dataset is in a store.
         n, rows_of: the number of samples, and a function that maps sample numbers to rows; by
-            default
-            all rows of the dataset's selection.
+            default all rows of the dataset's selection.
 
     Raises:
         ShardioError: from opening a shard, or from `find`.

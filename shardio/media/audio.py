@@ -57,16 +57,14 @@ class Sound:
         rate: samples per second to resample to; None keeps the stored rate, which must be the same
             everywhere.
         channels: 1 or 2, mixed by FFmpeg's rules; None keeps the stored number, which must be the
-            same
-            everywhere.
+            same everywhere.
         seconds: the length; an integer, a `Fraction`, a text such as "0.64" or a float. None: the
             length of the clip if samples are clips of videos, else the whole audio. Shorter audio
             is followed by silence; of longer audio, `where` selects a part.
         dtype: `"float32"`, from -1 to 1, or `"int16"`.
         where: `"first"`: the first `seconds`. `"random"`: `seconds` from a sample drawn for each
             position of each epoch, uniformly from all samples, at `rate`, that can start them.
-                Requires
-            `seconds`, and samples that are not clips.
+            Requires `seconds`, and samples that are not clips.
 
     If samples are clips of videos, the audio begins with the first frame of the clip.
 
@@ -171,8 +169,7 @@ class AudioDecoder(Closing):
         Args:
             stream: audio.
             start, stop: sample numbers at `rate`, counted from the first audible sample. Samples
-                after
-                the end of the stream are silence.
+                after the end of the stream are silence.
             rate: samples per second; None keeps the rate of the stream. A sample has the same value
                 wherever the range begins, except for codecs with state (MP3, AAC), where it may
                 differ minimally.

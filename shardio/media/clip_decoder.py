@@ -152,8 +152,7 @@ class ClipDecoder(Closing):
                 repetition.
                 Each group of pictures is decoded once.
             out: uint8; "rgb": (n, height, width, 3); "yuv420": (n, height * 3 / 2, width), Y above
-                U and V
-                side by side, height and width even.
+                U and V side by side, height and width even.
             crop: the part of the picture; None is the largest in the centre.
             pixels: "rgb" or "yuv420".
             matrix: for "yuv420", the colour matrix of the output; see `MATRICES`.

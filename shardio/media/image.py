@@ -104,8 +104,7 @@ def probe(data: Buffer) -> ImageFacts:
 
     Raises:
         MediaError: the format is unknown, the header is truncated or invalid, or the picture has
-            more
-            than `MAX_PIXELS`.
+            more than `MAX_PIXELS`.
     """
     view = _view(data)
     if jpeg.is_jpeg(view):

@@ -38,8 +38,7 @@ def load_image(
         source: a path, or the bytes of a file.
         out: uint8, height x width x 3, C-contiguous, as a row of a batch. Undefined after an error.
         fit: "crop" takes the largest part in the centre that has the proportions of `out`;
-            "stretch"
-            takes the whole picture and ignores its proportions.
+            "stretch" takes the whole picture and ignores its proportions.
         dct: as in `decode_image`.
 
     Raises:

@@ -175,8 +175,7 @@ def measure_audio(
 
     Raises:
         InvalidArgument: sample rates or channels differ, and the option is not given; the videos
-            have
-            no stored length; or `where="random"` is combined with clips.
+            have no stored length; or `where="random"` is combined with clips.
         ShardCorrupt: that part of the index is damaged.
     """
     if not names:

@@ -251,8 +251,7 @@ class Records:
 
         Raises:
             ShardCorrupt: such a sample has a record nevertheless; or a present fixed array, image
-                or stream
-                has no bytes.
+                or stream has no bytes.
         """
         field = self._schema[name]
         if not field.optional:

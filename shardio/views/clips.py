@@ -236,8 +236,7 @@ class Clips:
             positions: from 0 to len() - 1.
             videos: the result of `videos` for them.
             draws: 64 random bits for each, keyed by seed, epoch and position; used for `"random"`
-                clips
-                only.
+                clips only.
         """
         n_starts = self._n_starts[videos]
         if self.clip.around is not None:

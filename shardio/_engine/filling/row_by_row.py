@@ -90,8 +90,7 @@ class RowByRowFiller:
             layout, memory: of the block.
             plan, step: of the batch.
             left_out: samples that workers have crashed at. If given, even empty, each row is
-                claimed
-                alone, so that another crash names the one sample.
+                claimed alone, so that another crash names the one sample.
 
         Raises:
             TransformError, ShardCorrupt, …: no substitute was found for a sample, or the failure is

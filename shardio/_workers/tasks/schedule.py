@@ -228,8 +228,7 @@ class Schedule:
 
         Raises:
             BaseException: the error that `failed` got for a step, once nothing is ready; the pass
-                is
-                then over.
+                is then over.
         """
         if self.is_over:
             return None

@@ -39,8 +39,7 @@ def yuv420_to_rgb(
 
     Args:
         frames: uint8 (..., H * 3 / 2, W), H and W even. The first H rows are luma. Each of the H /
-            2
-            rows below has a row of U in its left half, and the same row of V in its right half.
+            2 rows below has a row of U in its left half, and the same row of V in its right half.
         matrix: the matrix by which RGB was converted to luma and chroma.
         range: "limited" is luma from 16 to 235 and chroma from 16 to 240; "full" is 0 to 255.
         siting: the horizontal position of chroma relative to the two pixels that share it: on the
