@@ -512,14 +512,14 @@ def test_sixty_crews_one_after_the_other_leak_no_descriptor() -> None:
 
 
 def test_many_crews_live_side_by_side() -> None:
-    crews = [WorkerPool(2, _echo()) for _ in range(20)]
-    for n, pool in enumerate(crews):
+    pools = [WorkerPool(2, _echo()) for _ in range(20)]
+    for n, pool in enumerate(pools):
         pool.send(n % 2, b"%d" % n)
-    for n, pool in enumerate(crews):
+    for n, pool in enumerate(pools):
         assert _events(pool, 1) == [Message(n % 2, b"%d" % n)]
-    for pool in crews[::2]:
+    for pool in pools[::2]:
         pool.close()
-    for n, pool in enumerate(crews):
+    for n, pool in enumerate(pools):
         if n % 2:
             pool.send(0, b"y")
             assert _events(pool, 1) == [Message(0, b"y")]
@@ -547,6 +547,9 @@ def test_ctrl_c_inside_wait_loses_and_doubles_no_message() -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with WorkerPool(1, count) as pool:
+            # In the finalizer of another test's garbage, the exception would not reach this test.
+            gc.collect()
+            gc.disable()
             # Far above what one `wait` takes, or none would ever get through.
             signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
             is_dead, end_s = False, time.monotonic() + PATIENCE_S
@@ -560,5 +563,6 @@ def test_ctrl_c_inside_wait_loses_and_doubles_no_message() -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        gc.enable()
     assert n_interrupts > 0
     assert numbers == list(range(20_000))
