@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,8 @@ from shardio import InvalidArgument, ShardLoader
 from shardio.errors import BatchTimeout, ServerUnreachable
 from shardio.serving import Server, make_keys
 from shardio.serving.client.batch_stream import Stream
-from shardio.serving.client.connection import Lost, ServerKeys, Servers
+from shardio.serving.client.connection import Link, Lost, ServerKeys, Servers, client_keys
+from shardio.serving.client.protocol import pack, parse
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import (
     FREE,
@@ -118,6 +120,25 @@ def test_a_client_with_keys_gets_nothing_from_a_server_without(path: str, keys: 
         with pytest.raises(ServerUnreachable, match="the handshake failed"):
             _asks(server.address, keys / "ours" / "client", timeout_s=0.2)
         assert server.sessions == []
+
+
+def test_a_message_after_a_failed_handshake_does_not_block(keys: Path) -> None:
+    # ZMTP 3.1 (RFC 37): signature, version, mechanism, as-server, filler.
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = parse(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+        link = Link(address, client_keys(keys / "ours" / "client"), 1 << 20)
+        try:
+            with listener.accept()[0] as peer:
+                peer.sendall(greeting)
+                assert link.sockets[1].poll(10_000), "the monitor has not reported the failure"
+                for _ in range(100):  # ZeroMQ removes the queue a moment after the report
+                    link.send(pack("close"))
+                    time.sleep(0.001)
+                with pytest.raises(Lost, match="the handshake failed"):
+                    link.receive(1)
+        finally:
+            link.close()
 
 
 def test_a_client_asks_again_where_the_server_cannot_read_its_keys(

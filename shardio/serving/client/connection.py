@@ -260,8 +260,11 @@ class Link(Closing):
             socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
 
     def send(self, message: bytes) -> None:
-        """Send a message, now or when there is a connection."""
-        self._socket.send(message)
+        """Send a message, now or when there is a connection; drop it if the handshake failed."""
+        # After a failed handshake ZeroMQ removes the queue, and a send would wait for ever. The
+        # monitor reports the failure to `receive`.
+        with contextlib.suppress(self._zmq.Again):
+            self._socket.send(message, self._zmq.NOBLOCK)
 
     def receive(self, wait_s: float) -> tuple[dict[str, Any], Any] | None:
         """Return the next message and its block, if it has one; None if none comes in time.
@@ -324,7 +327,7 @@ class Link(Closing):
     def leave(self, message: bytes) -> None:
         """Send a last message, if that takes no time, and close the connection."""
         if not self._context.closed:
-            self._socket.send(message)
+            self.send(message)
             self._end(_LEAVE_MS)
 
     def close(self) -> None:
