@@ -9,10 +9,9 @@ from typing import Any, TextIO
 from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
-from shardio._engine.dispatch.counters import N_RECORDS
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.filling.batch_spec import BatchSpec, Dct
-from shardio._loading.iterator import BatchAssembler, Epochs, LoaderIterator, RecordedIterator
+from shardio._loading.iterator import BatchAssembler, Epochs, LoaderIterator
 from shardio._loading.open_for_loading import open_anew
 from shardio._loading.options import (
     Collate,
@@ -25,7 +24,7 @@ from shardio._loading.options import (
 from shardio._loading.prefetch import RemotePrefetch, remote_of
 from shardio._loading.prefetch import preload as preload_files
 from shardio._loading.progress_bar import ProgressBar
-from shardio._loading.timeline import Timeline, timeline_of
+from shardio._loading.trace import Trace
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch
 from shardio.dataset.dataset import Dataset
@@ -115,7 +114,6 @@ class ShardLoader(Closing):
             "spawn" executes an interpreter for each; "forkserver" imports what the transform needs
             once and forks; "fork" forks this program; "thread" uses threads of this program. The
             batches are the same.
-        record: True records when the latest batches were filled and delivered, for `timeline`.
         subset: the name of a subset, to load only its samples; by default that of an open
             ShardDataset.
         decode: True delivers images as pixels, uint8 (height, width, 3): stacked if all have one
@@ -180,7 +178,6 @@ class ShardLoader(Closing):
         reuse: bool = False,
         collate: Collate = "stack",
         start_method: StartMethod = "zygote",
-        record: bool = False,
         subset: str | None = None,
         preload: bool = False,
         decode: bool = True,
@@ -217,7 +214,6 @@ class ShardLoader(Closing):
             reuse=reuse,
             collate=collate,
             start_method=start_method,
-            record=record,
             preload=preload,
             decode=decode,
             dct=dct,
@@ -226,6 +222,7 @@ class ShardLoader(Closing):
             pack=pack,
         )
         sampling = SamplingOptions(shuffle, seed, sampler, weights, replacement, n_draws)
+        self._trace: Trace | None = None
         self._options = check_options(opened, sampling, asked)
         clips = cut_of(self._options, opened, is_asked=clip is not None)
         self._epochs = Epochs(opened, self._options)
@@ -257,7 +254,6 @@ class ShardLoader(Closing):
             memory_bytes=options.memory_bytes,
             timeout_s=options.timeout_s,
             start_method=options.start_method,
-            n_records=N_RECORDS if options.record else 0,
         )
 
     def _assembler_for(self, opened: Dataset) -> BatchAssembler:
@@ -290,8 +286,9 @@ class ShardLoader(Closing):
     def _iterate(self) -> LoaderIterator:
         iteration = self._epochs.begin(self._engine)
         self._prefetch.follow(iteration)
-        kind = RecordedIterator if self._options.record else LoaderIterator
-        return kind(self, self._engine, self._assembler, iteration)
+        if self._trace is not None and self._trace.is_recording:
+            return self._trace.iterator(self, self._engine, self._assembler, iteration)
+        return LoaderIterator(self, self._engine, self._assembler, iteration)
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
         """Iterate, as `iter(loader)` does, and show how far it is.
@@ -343,22 +340,21 @@ class ShardLoader(Closing):
         latest, total = self._engine.stats(self._epochs.latest)
         return LoaderStats(self.epoch, self._options.num_workers, latest, total)
 
-    def timeline(self) -> Timeline:
-        """When the latest batches of the latest iteration were filled, and when the loop got them.
+    def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
+        """Record who fills which batch when, and what the loop does meanwhile, inside a `with`.
 
-        `loader.timeline().save("timeline.svg")` draws them. Up to 4,096 batches of each worker are
-        kept, and as many of the loop.
+        `with loader.trace("trace.json"):` around a loop writes a file for https://ui.perfetto.dev:
+        the iterations that begin inside it, their latest 4,096 batches of each worker and of the
+        loop. Without a path, `trace.save(path)` writes it later.
 
         Raises:
-            InvalidArgument: the loader was not made with record=True, or nothing was iterated yet.
+            InvalidArgument: the loader is being traced already.
+            OSError: the file cannot be written; at the start, before anything is loaded.
         """
-        if not self._options.record or self._epochs.latest is None:
-            raise InvalidArgument(
-                "there is a timeline of an iteration over a loader that was made with record=True; "
-                f"this one has record={self._options.record}, epoch {self.epoch}"
-            )
-        latest = self._epochs.latest
-        return timeline_of(f"epoch {self.epoch}", self._engine.fillings(latest), latest.timer)
+        if self._trace is not None and self._trace.is_recording:
+            raise InvalidArgument("the loader is being traced; leave that `with` first")
+        self._trace = Trace(self._engine, path)
+        return self._trace
 
     def close(self) -> None:
         """End the workers; batches that are held stay valid. May be called again."""

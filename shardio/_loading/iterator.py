@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from shardio._base.callers import caller_stacklevel
 from shardio._base.statistics import now_ns
-from shardio._engine.dispatch.counters import Timestamps
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Delivered, EpochIteration
 from shardio._engine.filling.batch_spec import EpochPlan
@@ -267,15 +266,3 @@ class LoaderIterator:
     def _end(self) -> None:
         self._is_over = True
         self._cancel()
-
-
-class RecordedIterator(LoaderIterator):
-    """A pass that keeps when the loop asked for a batch, and when it got it."""
-
-    def __next__(self) -> Batch:
-        timer = self._timer
-        asked_ns, waited_ns = now_ns(), timer.waited_ns
-        batch = super().__next__()
-        waited_ns = timer.waited_ns - waited_ns
-        timer.moments.append(Timestamps(batch.step, asked_ns, waited_ns, now_ns()))
-        return batch

@@ -245,7 +245,6 @@ class Options:
     reuse: bool
     collation: Collation
     start_method: StartMethod
-    record: bool
     preload: bool
     media: Media
 
@@ -272,7 +271,6 @@ class LoaderArguments(TypedDict):
     reuse: bool
     collate: Collate
     start_method: StartMethod
-    record: bool
     preload: bool
     decode: bool
     dct: Dct
@@ -327,7 +325,6 @@ def check_options(dataset: Dataset, sampling: SamplingOptions, asked: LoaderArgu
         reuse=bool(one_of("reuse", asked["reuse"], (True, False))),
         collation=collation_for(collation, asked["device"]),
         start_method=one_of("start_method", asked["start_method"], _START_METHODS),
-        record=bool(one_of("record", asked["record"], (True, False))),
         preload=bool(one_of("preload", asked["preload"], (True, False))),
         media=media,
     )

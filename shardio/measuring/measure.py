@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from shardio._base.statistics import LoadingStats
-from shardio._loading.timeline import Timeline
+from shardio._loading.trace import Trace
 from shardio._workers.processes.limits import available_bytes, usable_cpus
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument
@@ -157,7 +157,7 @@ class LoadingReport:
     """The measurements and the conclusions.
 
     `conclusion` is that of the fastest run's warm part, `first_conclusion` that of the first
-    reading of the first run. `timeline` is of a short run of its own, if requested.
+    reading of the first run. `trace` is of a short run of its own, if requested.
     """
 
     path: str
@@ -168,7 +168,7 @@ class LoadingReport:
     runs: tuple[LoadingRun, ...]
     conclusion: Conclusion
     first_conclusion: Conclusion
-    timeline: Timeline | None = None
+    trace: Trace | None = None
 
     @property
     def best(self) -> LoadingRun:
@@ -176,7 +176,7 @@ class LoadingReport:
         return max(self.runs, key=lambda run: run.samples_per_s)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same as JSON values, without the timeline."""
+        """Return the same as JSON values, without the trace."""
         return {
             "path": self.path,
             "n_samples": self.n_samples,
@@ -196,7 +196,7 @@ def measure_loading(
     *,
     n_workers: Sequence[int] | None = None,
     seconds: float = 2.0,
-    wants_timeline: bool = False,
+    wants_trace: bool = False,
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> LoadingReport:
@@ -212,7 +212,7 @@ def measure_loading(
         n_workers: which numbers of worker processes to try; by default 0, 1, 2, 4 and so on, up to
             the number of CPUs.
         seconds: how long each half of a run takes.
-        wants_timeline: draw a timeline of the fastest number of workers as well.
+        wants_trace: trace the fastest number of workers as well.
         progress: called with the number of workers before each run.
         **options: more for the loader, such as transform; shuffle is True and output "numpy"
             unless they say otherwise.
@@ -259,7 +259,7 @@ def measure_loading(
         runs=tuple(runs),
         conclusion=conclude(warm),
         first_conclusion=conclude(first),
-        timeline=_timeline(path, batch_size, best.n_workers, options) if wants_timeline else None,
+        trace=_trace(path, batch_size, best.n_workers, options) if wants_trace else None,
     )
 
 
@@ -328,17 +328,17 @@ def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
     return n_taken
 
 
-def _timeline(
+def _trace(
     path: str | os.PathLike[str], batch_size: int, n_workers: int, options: dict[str, Any]
-) -> Timeline:
-    """Return a timeline of warm batches, from a separate loader: measured runs are not recorded."""
-    options = options | {"record": True}
+) -> Trace:
+    """Return a trace of warm batches, from a separate loader: measured runs are not recorded."""
     with ShardLoader(path, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
-        for _ in range(2):
-            loader.load_state_dict(start)
+        _iterate(loader, len(loader), 1.0)
+        loader.load_state_dict(start)
+        with loader.trace() as trace:
             _iterate(loader, len(loader), 1.0)
-        return loader.timeline()
+    return trace
 
 
 def _rate(count: int, stats: LoadingStats) -> float:

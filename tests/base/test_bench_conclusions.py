@@ -169,7 +169,7 @@ def test_every_number_of_workers_is_measured_on_the_same_samples(folder: str) ->
         assert run.limit_bytes_per_s > 0
     assert report.runs[0].warm.checking_s == 0  # nobody fills ahead: all of it was read before
     assert report.best.samples_per_s == max(run.samples_per_s for run in report.runs)
-    assert report.timeline is None
+    assert report.trace is None
 
 
 def test_a_report_is_json(folder: str) -> None:
@@ -197,11 +197,13 @@ def test_what_is_hashed_always_is_hashed_in_the_warm_part_too(folder: str) -> No
     assert report.best.warm.checking_s > 0
 
 
-def test_a_timeline_is_drawn_of_the_fastest_run(folder: str) -> None:
-    report = measure_loading(folder, 8, n_workers=[1], seconds=0.01, wants_timeline=True)
-    assert report.timeline is not None
-    assert len(report.timeline.workers) == 1
-    assert report.timeline.main
+def test_the_fastest_run_is_traced(folder: str) -> None:
+    report = measure_loading(folder, 8, n_workers=[1], seconds=0.01, wants_trace=True)
+    assert report.trace is not None
+    names = {event["name"] for event in report.trace.events()}
+    rows = [e["args"]["name"] for e in report.trace.events() if e["name"] == "thread_name"]
+    assert rows == ["main", "worker 0"]
+    assert {"reading", "waiting", "ready batches"} <= names
 
 
 @pytest.mark.parametrize(

@@ -118,13 +118,14 @@ def test_batches_beyond_the_budget_are_private_copies_and_said_to_be_once(
     _check_epoch(kept[len(kept) // 2 :], written)
 
 
-@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("is_traced", [False, True])
 @pytest.mark.parametrize("iterate", [iter, ShardLoader.progress])
 def test_the_warning_of_copies_names_the_line_of_the_loop(
-    folder: str, *, record: bool, iterate: Callable[[ShardLoader], Iterable[Batch]]
+    folder: str, *, is_traced: bool, iterate: Callable[[ShardLoader], Iterable[Batch]]
 ) -> None:
-    with _loader(folder, memory_bytes=BLOCK_BYTES, record=record) as loader:
-        with pytest.warns(RuntimeWarning, match="batches are copied") as caught:
+    with _loader(folder, memory_bytes=BLOCK_BYTES) as loader:
+        trace = loader.trace() if is_traced else contextlib.nullcontext()
+        with trace, pytest.warns(RuntimeWarning, match="batches are copied") as caught:
             list(iterate(loader))
         assert [warning.filename for warning in caught] == [__file__]
 

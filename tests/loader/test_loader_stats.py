@@ -332,7 +332,7 @@ def test_a_division_counts_the_samples_of_its_steps(rank: int, world_size: int, 
 
 
 def test_lines_of_two_workers_add_up_and_a_new_pass_begins_with_nought() -> None:
-    tallies = CounterTable(n_slots=3, n_workers=2, n_records=0)
+    tallies = CounterTable(n_slots=3, n_workers=2)
     try:
         tallies.begin(1, 0)
         workers = [IterationCounters(tallies.fd, worker) for worker in range(2)]
@@ -340,7 +340,7 @@ def test_lines_of_two_workers_add_up_and_a_new_pass_begins_with_nought() -> None
             worker.add(1, 0, worker.start())
         assert tallies.of(1)[0] == 2
         assert tallies.of(0).sum() == tallies.of(2).sum() == 0
-        assert tallies.fillings(0) == [[], []]
+        assert tallies.fillings() == []
         tallies.begin(1, 0)
         assert tallies.of(1).sum() == 0
     finally:
@@ -352,14 +352,20 @@ def test_a_ring_keeps_the_latest_batches_of_each_worker() -> None:
     try:
         tallies.begin(0, 17)
         workers = [IterationCounters(tallies.fd, worker) for worker in range(2)]
+        workers[0].add(0, 99, workers[0].start())  # not recorded
+        tallies.record(is_recording=True)
         for step in range(5):
             workers[0].add(0, step, workers[0].start())
         workers[1].add(0, 9, workers[1].start())
-        first, second = tallies.fillings(17)
+        tallies.record(is_recording=False)
+        workers[1].add(0, 99, workers[1].start())  # not recorded
+        first, second = tallies.fillings()
         assert [filling.step for filling in first] == [2, 3, 4]
         assert [filling.step for filling in second] == [9]
         assert all(filling.end_ns >= filling.start_ns for filling in first)
-        assert tallies.fillings(18) == [[], []]
+        assert {filling.pass_ns for filling in (*first, *second)} == {17}
+        tallies.close()
+        assert tallies.fillings() == [first, second]
     finally:
         os.close(tallies.fd)
 

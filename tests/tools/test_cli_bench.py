@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -40,22 +39,21 @@ def test_as_json_there_is_nothing_but_json(dataset: Path, capsys: Capture) -> No
     assert err == ""
 
 
-def test_quiet_prints_nothing_and_still_draws(
+def test_quiet_prints_nothing_and_still_traces(
     dataset: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    drawn = tmp_path / "drawn.svg"
-    more = ["--workers", "0", "--quiet", "--timeline", str(drawn)]
+    path = tmp_path / "trace.json"
+    more = ["--workers", "0", "--quiet", "--trace", str(path)]
     assert cli.main(["bench", str(dataset), *more, *QUICK]) == 0
     assert capsys.readouterr() == ("", "")
-    assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
+    assert len(json.loads(path.read_text())["traceEvents"]) > 2
 
 
-def test_the_timeline_is_named(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
-    drawn = tmp_path / "drawn.svg"
-    assert cli.main(
-        ["bench", str(dataset), "--workers", "0", "--timeline", str(drawn), *QUICK]
-    ) == 0  # fmt: skip
-    assert capsys.readouterr().out.splitlines()[-1] == f"drew epoch 0: {drawn}"
+def test_the_trace_is_named(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "trace.json"
+    assert cli.main(["bench", str(dataset), "--workers", "0", "--trace", str(path), *QUICK]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"traced: {path}; https://ui.perfetto.dev draws it"
 
 
 def test_only_the_fields_that_are_named_are_read(dataset: Path, capsys: Capture) -> None:
@@ -105,14 +103,14 @@ def test_the_samples_are_those_of_the_subset(
     assert json.loads(capsys.readouterr().out)["n_samples"] == 3
 
 
-def test_a_timeline_that_cannot_be_saved_costs_nothing_of_the_report(
+def test_a_trace_that_cannot_be_saved_costs_nothing_of_the_report(
     dataset: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    more = ["--workers", "0", "--timeline", str(tmp_path / "nowhere" / "drawn.svg")]
+    more = ["--workers", "0", "--trace", str(tmp_path / "nowhere" / "trace.json")]
     assert cli.main(["bench", str(dataset), *more, *QUICK]) == 3
     out, err = capsys.readouterr()
     assert "measured 5 samples" in out
-    assert "nowhere/drawn.svg" in err
+    assert "nowhere/trace.json" in err
 
 
 def test_there_must_be_a_dataset(tmp_path: Path, capsys: Capture) -> None:

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fields", type=utf8_name, metavar="NAME,…", help="read these fields only")
     add("--subset", type=utf8_name, metavar="NAME", help="load one of its subsets")
     add("--device", metavar="NAME", help="make tinygrad Tensors on this device (default: arrays)")
-    add("--timeline", metavar="FILE.svg", help="draw a timeline of workers and batches")
+    add("--trace", metavar="FILE.json", help="write a trace of workers and batches for Perfetto")
     add("--quiet", action="store_true", help="print errors only")
     add("--json", action="store_true", help="print the figures as JSON")
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         options.batch_size,
         n_workers=options.workers,
         seconds=options.seconds,
-        wants_timeline=options.timeline is not None,
+        wants_trace=options.trace is not None,
         progress=_progress(is_silent=options.quiet or options.json),
         **more,
     )
@@ -75,11 +75,11 @@ def run(options: argparse.Namespace) -> int:
         print_json(report.as_json())
     elif not options.quiet:
         _print_report(report)
-    # Last: the result is printed even if the timeline cannot be saved
-    if report.timeline is not None:
-        report.timeline.save(options.timeline)
+    # Last: the result is printed even if the trace cannot be saved
+    if report.trace is not None:
+        report.trace.save(options.trace)
         if not options.json and not options.quiet:
-            print_out(f"drew {report.timeline.title}: {escaped(options.timeline)}")
+            print_out(f"traced: {escaped(options.trace)}; https://ui.perfetto.dev draws it")
     return 0
 
 

@@ -1,14 +1,13 @@
 """Counters of loading: a line of shared memory per pass and worker, and main's own timer.
 
-Each filler adds to its line after every batch; main reads the lines on request. Workers can also
-record when they filled their latest batches, in a ring each.
+Each filler adds to its line after every batch; main reads the lines on request. While main traces,
+workers also record when they filled their latest batches, in a ring each.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -22,7 +21,7 @@ from shardio.order.partition import RankPartition
 # Words of a line, and of the header. A line is as long as a cache line: writers do not share one.
 _LINE: Final = 8
 _FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM = range(7)
-_N_WORKERS, _N_SLOTS, _N_RECORDS = range(3)
+_N_WORKERS, _N_SLOTS, _N_RECORDS, _IS_RECORDING = range(4)
 
 N_RECORDS: Final = 4096
 """The number of recorded batches of each worker."""
@@ -40,15 +39,6 @@ class FillRecord(NamedTuple):
     check_ns: int
     decode_ns: int
     transform_ns: int
-
-
-class Timestamps(NamedTuple):
-    """When the loop asked for a batch, how long it waited, and when it got it, in nanoseconds."""
-
-    step: int
-    asked_ns: int
-    waited_ns: int
-    got_ns: int
 
 
 class IterationCounters:
@@ -82,7 +72,7 @@ class IterationCounters:
             words[line + _CHECK] += sums_ns[CHECK]
             words[line + _DECODE] += sums_ns[DECODE]
             words[line + _TRANSFORM] += sums_ns[TRANSFORM]
-        if self._n_records:
+        if words[_IS_RECORDING]:
             self._record(words[line + _BEGAN], step, start_ns, end_ns, sums_ns)
         return end_ns - start_ns
 
@@ -98,13 +88,13 @@ class IterationCounters:
 
 def _ring_lines(n_records: int) -> int:
     """Lines of a worker's ring, of which the first counts the records."""
-    return n_records + 1 if n_records else 0
+    return n_records + 1
 
 
 class CounterTable:
     """The lines of all passes and workers; main's. Owns the memory, not the descriptor.
 
-    The file has room for every slot, and memory for those that have been in use.
+    The file has room for every slot and record, and memory for those that have been in use.
 
     Args:
         n_slots: how many passes there may be.
@@ -112,7 +102,7 @@ class CounterTable:
         n_records: how many batches of each worker are kept one by one.
     """
 
-    def __init__(self, n_slots: int, n_workers: int, n_records: int) -> None:
+    def __init__(self, n_slots: int, n_workers: int, n_records: int = N_RECORDS) -> None:
         self.n_workers, self._n_records = n_workers, n_records
         ring = _ring_lines(n_records)
         n_lines = 1 + (n_slots + ring) * n_workers
@@ -125,6 +115,8 @@ class CounterTable:
             os.close(self.fd)
             raise
         whole[0, : _N_RECORDS + 1] = n_workers, n_slots, n_records
+        self._head = whole[0]
+        self._has_recorded = False
         end = 1 + n_slots * n_workers
         self._lines = whole[1:end].reshape(n_slots, n_workers, _LINE)
         self._rings = whole[end:].reshape(n_workers, ring, _LINE)
@@ -136,24 +128,29 @@ class CounterTable:
         self._lines[slot] = 0
         self._lines[slot, :, _BEGAN] = began_ns
 
+    def record(self, *, is_recording: bool) -> None:
+        """Start or stop the recording of each batch that workers fill."""
+        self._has_recorded = self._has_recorded or is_recording
+        self._head[_IS_RECORDING] = is_recording
+
     def close(self) -> None:
         """Unmap the table, which has its own descriptor; the counts stay readable."""
         self._lines = self._lines[: self._n_begun].copy()
-        self._rings = self._rings.copy()
+        # Reading a ring that was never written to would take memory for it.
+        self._rings = self._rings.copy() if self._has_recorded else self._rings[:0].copy()
+        self._head = self._head.copy()
 
     def of(self, slot: int) -> npt.NDArray[np.uint64]:
         """Return the words of a pass, summed over all workers."""
         sums: npt.NDArray[np.uint64] = self._lines[slot].sum(axis=0)
         return sums
 
-    def fillings(self, pass_ns: int) -> list[list[FillRecord]]:
-        """Of each worker, when it filled which batches of a pass: the latest, as far as kept."""
-        found = []
-        for ring in self._rings:
-            n = int(ring[0, 0]) if len(ring) else 0
-            lines = ring[1 : 1 + min(n, self._n_records), :7].tolist()
-            of_pass = (FillRecord(*line) for line in lines if line[0] == pass_ns)
-            found.append(sorted(of_pass, key=lambda filling: filling.start_ns))
+    def fillings(self) -> list[list[FillRecord]]:
+        """Return the records of each worker in the order of time: the latest, as far as kept."""
+        found: list[list[FillRecord]] = []
+        for ring in self._rings if self._has_recorded else ():
+            lines = ring[1 : 1 + min(int(ring[0, 0]), self._n_records), :7].tolist()
+            found.append(sorted((FillRecord(*line) for line in lines), key=lambda r: r.start_ns))
         return found
 
 
@@ -181,8 +178,6 @@ class IterationTimer:
     n_copies: int = 0
     n_restarts: int = 0
     n_blocks_made: int = 0
-    moments: deque[Timestamps] = field(default_factory=deque)
-    """Of the latest batches, if they are kept."""
 
     def renewed(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
         """Return the timer of a pass that was begun ahead, from now on.

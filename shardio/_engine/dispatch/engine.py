@@ -186,7 +186,6 @@ class Engine:
         memory_bytes: budget of all blocks.
         timeout_s: how long `next` waits for a batch of the workers; None for ever.
         start_method: how workers start.
-        n_records: the number of recorded batches of each worker.
     """
 
     def __init__(
@@ -198,10 +197,9 @@ class Engine:
         memory_bytes: int,
         timeout_s: float | None = None,
         start_method: StartMethod = "zygote",
-        n_records: int = 0,
     ) -> None:
         self._batch_spec, self._memory_bytes, self._timeout_s = batch_spec, memory_bytes, timeout_s
-        self._n_workers, self._n_blocks, self._n_records = n_workers, 0, n_records
+        self._n_workers, self._n_blocks = n_workers, 0
         self._start_method: StartMethod = start_method
         self._settle: Callable[[], None] | None = None
         self._owner_pid = this_process.pid
@@ -233,7 +231,7 @@ class Engine:
         marks_fd = create_bitmap_file(dataset.files.n_marks)
         self._fds = [marks_fd]
         self._fds.append(self._passes.share())
-        self._fds.append(self._passes.share_counters(self._backend.n_workers, self._n_records))
+        self._fds.append(self._passes.share_counters(self._backend.n_workers))
         self._fds.append(kept_file(self._n_workers))
         self._fds.extend(stack_files(self._n_workers))
         dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
@@ -419,9 +417,13 @@ class Engine:
         latest = LoadingStats() if iteration is None else self._passes.stats_of(iteration)
         return latest, self._passes.total()
 
-    def fillings(self, iteration: EpochIteration) -> list[list[FillRecord]]:
-        """When each worker filled which batches of a pass, as far as that is kept."""
-        return self._passes.fillings(iteration)
+    def record(self, *, is_recording: bool) -> None:
+        """Start or stop the recording of each batch that workers fill, for `fillings`."""
+        self._passes.record(is_recording=is_recording)
+
+    def fillings(self) -> list[list[FillRecord]]:
+        """Return the recorded fillings of each worker, in the order of time."""
+        return self._passes.fillings()
 
     @property
     def pool(self) -> BlockPool:

@@ -106,7 +106,7 @@ class IterationTable:
         self._foreseen: EpochPlan | None = None
         """The plan that the next pass should have."""
         self._counter_table: CounterTable
-        self._n_records = 0
+        self._is_recording = False
         self._forgotten = LoadingStats()
         self.n_restarts = 0
         """The number of replaced workers, busy or not."""
@@ -123,12 +123,10 @@ class IterationTable:
             raise
         return fd
 
-    def share_counters(self, n_workers: int, n_records: int) -> int:
+    def share_counters(self, n_workers: int) -> int:
         """Create the counter table of the fillers; the caller owns its descriptor."""
-        self._counter_table, self._n_records = (
-            CounterTable(N_SLOTS, n_workers, n_records),
-            n_records,
-        )
+        self._counter_table = CounterTable(N_SLOTS, n_workers)
+        self._counter_table.record(is_recording=self._is_recording)
         return self._counter_table.fd
 
     def release(self) -> None:
@@ -168,7 +166,6 @@ class IterationTable:
         self._words[slot] = 0
         iteration = self._by_slot[slot] = EpochIteration(slot, plan, schedule, layout)
         iteration.n_handed_over = plan.partition.first_step
-        iteration.timer.moments = deque(maxlen=self._n_records)
         self._counter_table.begin(slot, iteration.timer.began_ns)
         return iteration
 
@@ -204,7 +201,6 @@ class IterationTable:
             self.cancel(iteration, is_known=True)
             return None
         iteration.timer = iteration.timer.renewed(self._counter_table.of(iteration.slot))
-        iteration.timer.moments = deque(maxlen=self._n_records)
         iteration.is_ahead = False
         iteration.schedule.set_backlog([0] * self._counter_table.n_workers)
         return iteration
@@ -282,7 +278,11 @@ class IterationTable:
         found = sum(counted, self._forgotten)
         return replace(found, n_restarts=self.n_restarts)
 
-    def fillings(self, iteration: EpochIteration) -> list[list[FillRecord]]:
-        """When each worker filled which batches of a pass, as far as that is kept."""
-        timer = iteration.timer
-        return self._counter_table.fillings(timer.began_ns - timer.head_start_ns)
+    def record(self, *, is_recording: bool) -> None:
+        """Start or stop the recording of each batch that workers fill."""
+        self._is_recording = is_recording
+        self._counter_table.record(is_recording=is_recording)
+
+    def fillings(self) -> list[list[FillRecord]]:
+        """Return the recorded fillings of each worker, in the order of time."""
+        return self._counter_table.fillings()

@@ -60,7 +60,6 @@ ELSEWHERE: Final = {
     "access": "its server opens the dataset",
     "start_method": "its server starts the workers",
     "preload": "its server reads the dataset",
-    "record": "its server fills the batches",
     "reuse": "every batch that arrives has memory of its own",
 }
 """Options that a loader of a server's batches does not take, and where that is decided."""

@@ -1,0 +1,223 @@
+"""A trace of a loader's work: who filled which batch when, and what the loop did meanwhile.
+
+The file has Google's Trace Event Format, JSON with times in microseconds, which
+https://ui.perfetto.dev and chrome://tracing draw: a row for each worker, one for main, and the
+number of batches that lay ready.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, Final, NamedTuple, Self
+
+from shardio._base.statistics import now_ns
+from shardio._engine.dispatch.counters import N_RECORDS, FillRecord
+from shardio._engine.dispatch.engine import Engine
+from shardio._engine.dispatch.iterations import EpochIteration
+from shardio._loading.iterator import BatchAssembler, LoaderIterator
+from shardio.batch.batch import Batch
+from shardio.errors import InvalidArgument
+
+Event = dict[str, Any]
+"""One event of the file."""
+
+_MAIN: Final = 0
+"""The row of the loop; worker k has row k + 1."""
+
+
+class Delivery(NamedTuple):
+    """When the loop asked for a batch, how long it waited, and when it got it, in nanoseconds."""
+
+    pass_ns: int
+    step: int
+    asked_ns: int
+    waited_ns: int
+    got_ns: int
+
+
+class Trace:
+    """A recording of a loader's work, for as long as its `with` lasts.
+
+    The latest 4,096 batches of each worker are kept, and as many of the loop: those of iterations
+    that begin inside the `with`.
+
+    Args:
+        engine: the loader's.
+        path: the file, opened at the start and written at the end, also after an exception; None:
+            the caller calls `save`.
+    """
+
+    def __init__(self, engine: Engine, path: str | os.PathLike[str] | None = None) -> None:
+        self._engine: Engine | None = engine
+        self._path = path
+        self._file: IO[str] | None = None
+        self._began_ns = 0
+        self._fillings: Sequence[Sequence[FillRecord]] = ()
+        self._deliveries: deque[Delivery] = deque(maxlen=N_RECORDS)
+        self._epochs: dict[int, int] = {}
+        self.is_recording = False
+        """True inside the `with`."""
+
+    def __enter__(self) -> Self:
+        if self._engine is None or self.is_recording:
+            raise InvalidArgument("a trace is of one `with`; call loader.trace() for another")
+        if self._path is not None:
+            self._file = open(self._path, "w", encoding="utf-8")
+        self._began_ns = now_ns()
+        self._engine.record(is_recording=True)
+        self.is_recording = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._engine is None:
+            return
+        engine, self._engine = self._engine, None
+        self.is_recording = False
+        engine.record(is_recording=False)
+        self._fillings = [
+            [one for one in kept if one.start_ns >= self._began_ns] for kept in engine.fillings()
+        ]
+        if self._file is not None:
+            with self._file as file:
+                self._write(file)
+
+    def iterator(
+        self, loader: object, engine: Engine, assembler: BatchAssembler, iteration: EpochIteration
+    ) -> LoaderIterator:
+        """Return an iterator whose deliveries are recorded."""
+        pass_ns = iteration.timer.began_ns - iteration.timer.head_start_ns
+        self._epochs[pass_ns] = iteration.plan.epoch
+        return _TracedIterator(loader, engine, assembler, iteration, pass_ns, self._deliveries)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace to a file, replacing an earlier one; after the `with`."""
+        with open(path, "w", encoding="utf-8") as file:
+            self._write(file)
+
+    def _write(self, file: IO[str]) -> None:
+        json.dump({"traceEvents": self.events(), "displayTimeUnit": "ms"}, file)
+
+    def events(self) -> list[Event]:
+        """Return the events of the file; after the `with`."""
+        found: list[Event] = [_metadata("process_name", "shardio", _MAIN)]
+        found.append(_metadata("thread_name", "main", _MAIN))
+        for worker, fillings in enumerate(self._fillings):
+            found.append(_metadata("thread_name", f"worker {worker}", worker + 1))
+            for one in fillings:
+                found += self._events_of_filling(one, worker + 1)
+        found += self._events_of_main()
+        found += self._ready_counts()
+        return found
+
+    def _events_of_filling(self, one: FillRecord, row: int) -> Iterator[Event]:
+        """Yield a batch that a worker filled, and its phases one after the other.
+
+        How long each phase took is right, when it was is not.
+        """
+        whole_ns = one.end_ns - one.start_ns
+        details: dict[str, int] = {"step": one.step}
+        if one.pass_ns in self._epochs:
+            details["epoch"] = self._epochs[one.pass_ns]
+        yield self._span(f"batch {one.step}", row, one.start_ns, whole_ns, details)
+        # One record in seven is timed: with few records, the estimate may exceed the whole.
+        check_ns = min(one.check_ns, whole_ns)
+        decode_ns = min(one.decode_ns, whole_ns - check_ns)
+        transform_ns = min(one.transform_ns, whole_ns - check_ns - decode_ns)
+        start_ns = one.start_ns
+        for name, phase_ns in (
+            ("reading", whole_ns - check_ns - decode_ns - transform_ns),
+            ("checking hashes", check_ns),
+            ("decompressing", decode_ns),
+            ("transforming", transform_ns),
+        ):
+            if phase_ns:
+                yield self._span(name, row, start_ns, phase_ns)
+                start_ns += phase_ns
+
+    def _events_of_main(self) -> Iterator[Event]:
+        """Yield main's work for each batch, and the loop's body after it."""
+        deliveries = list(self._deliveries)
+        for i, one in enumerate(deliveries):
+            details = {"step": one.step, "epoch": self._epochs[one.pass_ns]}
+            waited_until_ns = one.asked_ns + one.waited_ns
+            yield self._span("waiting", _MAIN, one.asked_ns, one.waited_ns, details)
+            over_ns = one.got_ns - waited_until_ns
+            yield self._span("handing over", _MAIN, waited_until_ns, over_ns, details)
+            # Where iterations alternate, the time to the next batch is not that of one body.
+            if i + 1 < len(deliveries) and deliveries[i + 1].pass_ns == one.pass_ns:
+                body_ns = deliveries[i + 1].asked_ns - one.got_ns
+                yield self._span("the loop's body", _MAIN, one.got_ns, body_ns, details)
+
+    def _ready_counts(self) -> Iterator[Event]:
+        """Yield the number of batches that lay ready, whenever it changed."""
+        got_ns = {(one.pass_ns, one.step): one.got_ns for one in self._deliveries}
+        latest: dict[int, int] = {}
+        for one in self._deliveries:
+            latest[one.pass_ns] = max(one.step, latest.get(one.pass_ns, -1))
+        changes = []
+        for filled in (one for fillings in self._fillings for one in fillings):
+            key = filled.pass_ns, filled.step
+            # Those delivered before the first recorded delivery do not count.
+            if key in got_ns or filled.step > latest.get(filled.pass_ns, -1):
+                changes.append((filled.end_ns, 1))
+                if key in got_ns:
+                    changes.append((got_ns[key], -1))
+        n_ready = 0
+        for moment_ns, change in sorted(changes):
+            n_ready += change
+            yield {
+                "name": "ready batches",
+                "ph": "C",
+                "pid": 0,
+                "ts": self._microseconds(moment_ns),
+                "args": {"batches": n_ready},
+            }
+
+    def _span(
+        self, name: str, row: int, start_ns: int, elapsed_ns: int, details: object = None
+    ) -> Event:
+        found: Event = {
+            "name": name,
+            "ph": "X",
+            "pid": 0,
+            "tid": row,
+            "ts": self._microseconds(start_ns),
+            "dur": elapsed_ns / 1e3,
+        }
+        if details is not None:
+            found["args"] = details
+        return found
+
+    def _microseconds(self, moment_ns: int) -> float:
+        return (moment_ns - self._began_ns) / 1e3
+
+
+def _metadata(kind: str, name: str, row: int) -> Event:
+    return {"name": kind, "ph": "M", "pid": 0, "tid": row, "args": {"name": name}}
+
+
+class _TracedIterator(LoaderIterator):
+    """An iteration that records when the loop asked for each batch, and when it got it."""
+
+    def __init__(
+        self,
+        loader: object,
+        engine: Engine,
+        assembler: BatchAssembler,
+        iteration: EpochIteration,
+        pass_ns: int,
+        deliveries: deque[Delivery],
+    ) -> None:
+        super().__init__(loader, engine, assembler, iteration)
+        self._pass_ns, self._deliveries = pass_ns, deliveries
+
+    def __next__(self) -> Batch:
+        timer = self._timer
+        asked_ns, waited_ns = now_ns(), timer.waited_ns
+        batch = super().__next__()
+        waited_ns = timer.waited_ns - waited_ns
+        self._deliveries.append(Delivery(self._pass_ns, batch.step, asked_ns, waited_ns, now_ns()))
+        return batch
