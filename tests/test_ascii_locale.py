@@ -19,7 +19,6 @@ from tests.media_made import scene, write_video
 CONVERT = ("--workers", "0", "--frames", "4", "--size", "16")
 COMMANDS: dict[str, tuple[str | bytes, ...]] = {
     "videos": ("convert", "clips", "vidéo", *CONVERT),
-    "estimate": ("convert", "clips", "--estimate", *CONVERT),
     "pattern": ("convert", "clips/kla?", "pattern", *CONVERT),
     "bytes": ("convert", b"clips/" + LATIN, LATIN, *CONVERT),
     "missing": ("convert", "nirgendwö", "out"),

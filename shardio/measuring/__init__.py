@@ -1,30 +1,22 @@
 """Measurements of a dataset on this machine: loading speed, what limits it, and what to change.
 
-`stored` measures the result of a conversion, and estimates a planned one.
+`stored` measures the result of a conversion.
 """
 
 from __future__ import annotations
 
 from shardio.measuring.conclusion import Conclusion, Figures, Limit, conclude
 from shardio.measuring.measure import LoadingReport, LoadingRun, measure_loading
-from shardio.measuring.stored import (
-    Estimate,
-    StoredReport,
-    estimate,
-    measure_stored,
-    source_bytes,
-)
+from shardio.measuring.stored import StoredReport, measure_stored, source_bytes
 
 __all__ = [
     "Conclusion",
-    "Estimate",
     "Figures",
     "Limit",
     "LoadingReport",
     "LoadingRun",
     "StoredReport",
     "conclude",
-    "estimate",
     "measure_loading",
     "measure_stored",
     "source_bytes",

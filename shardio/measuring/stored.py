@@ -5,25 +5,21 @@ from __future__ import annotations
 import math
 import os
 import random
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from shardio._base.file_names import original_name
-from shardio.conversion import ConversionReport, Input, InputReport, convert
+from shardio.conversion import ConversionReport, Input, InputReport
 from shardio.conversion.append import inherit_options
-from shardio.conversion.inputs import join_parts, list_inputs, parse_pattern
-from shardio.conversion.registry import NoMatchingInputs, guess_kind, make_source
+from shardio.conversion.inputs import parse_pattern
+from shardio.conversion.registry import make_source
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load
-from shardio.errors import InvalidArgument, MediaError
+from shardio.errors import MediaError
 from shardio.format.fields import Audio, Image, Video
 from shardio.format.streams import EncodedStream
 from shardio.media import AudioDecoder, ClipDecoder, decode_image
@@ -47,18 +43,6 @@ class StoredReport:
     psnr_db: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """The estimated result of a conversion of `n_inputs` inputs, from that of `sample`."""
-
-    sample: ConversionReport
-    stored: StoredReport | None
-    n_inputs: int
-    n_source_bytes: int
-    n_bytes: int
-    elapsed_s: float
-
-
 def source_bytes(report: ConversionReport) -> int:
     """Bytes of those inputs that gave samples."""
     return sum(one.n_bytes for one in report.inputs if one.n_samples)
@@ -79,58 +63,6 @@ def measure_stored(
         rows = range(first, first + report.n_samples)
         rate = _rate(dataset, rows, seconds)
         return StoredReport(rate, dict(_compared(dataset, report, os.fspath(src))))
-
-
-def estimate(
-    src: str | os.PathLike[str],
-    *,
-    n_inputs: int = 6,
-    kind: str | None = None,
-    workers: int | None = None,
-    **options: Any,
-) -> Estimate:
-    """Convert some inputs of `src` in a temporary folder, and estimate the result of all.
-
-    `options` are those of `convert`. The inputs are chosen evenly from the list of all inputs.
-
-    Raises:
-        InvalidArgument, ShardioError: as raised by `convert`.
-    """
-    listing = list_inputs(os.fspath(src))
-    # From all names: a part of them may indicate another kind
-    kind = kind or guess_kind(listing.inputs)
-    others = signature(convert).parameters
-    own = {name: value for name, value in options.items() if name not in others}
-    every = [one for one in join_parts(listing, make_source(kind, own)).inputs if not one.part_of]
-    chosen = {each.name: each for one in _spread(every, n_inputs) for each in (one, *one.parts)}
-    with tempfile.TemporaryDirectory(prefix="shardio-estimate-") as folder:
-        for one in chosen.values():
-            place = Path(folder, "in", original_name(one.name))
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(os.path.abspath(one.path))
-        source = os.path.join(folder, "in")
-        out = os.path.join(folder, "out")
-        try:
-            # Warnings about folders like a split, naming the temporary folder
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)
-                sample = convert(source, out, kind=kind, workers=workers, **options)
-        except NoMatchingInputs as error:
-            raise InvalidArgument(
-                f"{os.fspath(src)}: none of {len(chosen)} files tried, of {len(listing.inputs)}, "
-                f"is of the kind {kind!r}: the total size is unknown; convert them, or give "
-                "another kind (--kind)"
-            ) from error
-        stored = measure_stored(sample, source)
-    share = listing.n_bytes / max(1, sum(one.n_bytes for one in chosen.values()))
-    return Estimate(
-        sample,
-        stored,
-        len(listing.inputs),
-        listing.n_bytes,
-        round(sample.n_bytes * share),
-        sample.elapsed_s * share,
-    )
 
 
 def _spread(items: Sequence[Any], n: int) -> list[Any]:

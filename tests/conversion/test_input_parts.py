@@ -14,7 +14,6 @@ from shardio import Input, Outcome
 from shardio.conversion.inputs import join_parts, list_inputs
 from shardio.conversion.plan import cut_units
 from shardio.maintenance import audit_dataset
-from shardio.measuring import estimate
 from shardio_tools.cli import main
 from tests.lines import Lines, contents, convert, install, outcomes, texts, write
 
@@ -146,11 +145,6 @@ def test_a_resumed_conversion_has_the_current_parts(
     assert [name for name in read if "many" in name] == ["dogs/2.many/0.txt"]
     convert(lines, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
-def test_an_estimate_samples_inputs_with_their_parts(lines: Path) -> None:
-    found = estimate(lines / "cats", n_inputs=1, kind="lines", workers=0, keep_partial=True)
-    assert found.sample.counts == {"converted": 1, "part": 2} and found.n_inputs == 3
 
 
 def test_parts_count_towards_the_unit_that_reads_them(

@@ -12,7 +12,6 @@ import pytest
 
 import shardio
 from shardio.conversion.classes import find_split
-from shardio.measuring import estimate
 from shardio.media import encode_jpeg
 from shardio_tools import cli
 from tests.lines import install, write
@@ -171,11 +170,6 @@ def test_a_warning_raised_as_an_error_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserWarning, match="parts of a split"):
         shardio.convert(source, tmp_path / "out", workers=0)
     assert not (tmp_path / "out").exists()
-
-
-def test_an_estimate_does_not_mention_its_temporary_folder(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
-    assert estimate(source, workers=0).n_inputs == 2
 
 
 @pytest.mark.parametrize("option", ["--quiet", "--json", "--workers=0"])

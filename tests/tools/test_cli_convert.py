@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio.measuring import estimate
 from shardio.media import encode_jpeg
 from shardio_converters.arrays.npy import Arrays
 from shardio_converters.media.videos import LIMITS, Videos
@@ -354,47 +353,6 @@ def test_where_nothing_is_lost_no_psnr_is_said(
     assert "random clips per second and core" in said and "lossy" not in said and "PSNR" not in said
 
 
-def test_an_estimate_is_that_of_a_few_files_and_writes_nothing(
-    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(tmp_path.iterdir())
-    source = str(videos / "cats")
-    command = ["convert", source, "--estimate", *SMALL, "--store=h264"]
-    assert cli.main(command) == 0
-    *_, measured, last = capsys.readouterr().out.splitlines()
-    assert "PSNR" in measured
-    assert last.startswith("estimated: ") and last.endswith("nothing was written")
-    assert cli.main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    whole = shardio.convert(source, tmp_path / "out", workers=0, store="h264", frames=4, size=16)
-    assert found["estimated_bytes"] == whole.n_bytes  # of three files, all are tried
-    assert (found["files"], found["files_converted"]) == (3, 3)
-    assert sorted(tmp_path.iterdir()) == [*before, tmp_path / "out"]
-
-
-@pytest.mark.parametrize("option", ["--append", "--resume", "--overwrite"])
-def test_an_estimate_is_of_a_new_dataset(
-    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
-) -> None:
-    command = ["convert", str(videos / "dogs"), str(tmp_path / "out"), "--estimate", option]
-    assert cli.main(command) == 2
-    assert f"--estimate and {option}: an estimate is of a new dataset" in capsys.readouterr().err
-
-
-def test_an_estimate_is_of_what_all_names_say_and_not_those_that_are_tried(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "in").mkdir()
-    for n in range(20):
-        (tmp_path / "in" / f"{n:02}.jpg").write_bytes(b"")
-    write_video(tmp_path / "in" / "00.mp4", scene(4))
-    said = "none of 2 files tried, of 21, is of the kind 'videos'"
-    with pytest.raises(shardio.InvalidArgument, match=f"{tmp_path}/in: {said}"):
-        estimate(tmp_path / "in", n_inputs=2, workers=0, frames=4, size=16)
-    found = estimate(tmp_path / "in", n_inputs=21, workers=0, frames=4, size=16)
-    assert found.sample.counts == {"converted": 1, "unsupported": 20}
-
-
 def test_what_is_appended_to_a_dataset_of_another_store_is_refused_by_what_differs(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -436,11 +394,10 @@ def test_a_stored_video_that_does_not_decode_is_named_with_the_way_out(
     assert "--check finds such files" in said
 
 
-def test_out_is_needed_but_for_an_estimate(
-    videos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["convert", str(videos)]) == 2
-    assert "OUT is missing" in capsys.readouterr().err
+def test_out_is_needed(videos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["convert", str(videos)])
+    assert "the following arguments are required: OUT" in capsys.readouterr().err
 
 
 def test_pictures_are_called_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

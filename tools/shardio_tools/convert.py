@@ -10,21 +10,18 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import shardio
-from shardio.measuring import StoredReport, estimate, measure_stored
+from shardio.measuring import StoredReport, measure_stored
 from shardio_tools import convert_report
 from shardio_tools.arguments import add_engine_arguments, engine_options, is_url
 from shardio_tools.convert_report import describe_stored, stored_json
 from shardio_tools.output import (
-    OUTCOMES,
     ProgressLine,
     escaped,
     format_count,
-    format_duration,
-    format_size,
     print_error,
     print_json,
     print_out,
@@ -72,7 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "out",
         metavar="OUT",
-        nargs="?",
         help=(
             "the dataset to write: a URL, or a folder that is missing or empty (except "
             "for --append)"
@@ -146,11 +142,6 @@ def _add_stores(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         default=None,
         help="for videos: also store the audio, its packets untouched",
-    )
-    add(
-        "--estimate",
-        action="store_true",
-        help="convert a few files into a temporary folder, and estimate size and time for all",
     )
 
 
@@ -265,10 +256,6 @@ def run(options: argparse.Namespace) -> int:
     given = {n: v for n in CONVERTER_OPTIONS if (v := getattr(options, n)) is not None}
     if options.schema is not None:
         given["fields"] = _read_fields(options.schema)
-    if options.estimate:
-        return _estimate(options, given)
-    if options.out is None:
-        raise shardio.InvalidArgument("OUT is missing: name the folder of the dataset")
     with ProgressLine("converting", is_silent=options.quiet or options.json) as line:
         report = shardio.convert(
             options.src,
@@ -327,46 +314,6 @@ def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> 
         hint = "; --check finds such files, and leaves them out" if is_unchecked else ""
         print_error(f"the result was not measured: {escaped(str(error))}{hint}")
         return None
-
-
-def _estimate(options: argparse.Namespace, given: Mapping[str, Any]) -> int:
-    """Report the expected result of a conversion."""
-    if options.engine != "local":
-        raise shardio.InvalidArgument("--estimate and --engine: a few files are converted here")
-    for name in ("resume", "overwrite", "append"):
-        if getattr(options, name):
-            raise shardio.InvalidArgument(
-                f"--estimate and --{name}: an estimate is of a new dataset; leave one of them out"
-            )
-    found = estimate(
-        options.src,
-        kind=options.kind,
-        workers=options.workers,
-        keep_partial=options.keep_partial,
-        **given,
-    )
-    if options.json:
-        facts = stored_json(found.sample, found.stored)
-        print_json(
-            {
-                **facts,
-                "files": found.n_inputs,
-                "files_converted": len(found.sample.inputs),
-                "estimated_bytes": found.n_bytes,
-                "estimated_seconds": round(found.elapsed_s, 1),
-            }
-        )
-        return 0
-    n_tried = len(found.sample.inputs)
-    outcomes = (f"{n:,} {OUTCOMES[kind]}" for kind, n in found.sample.counts.items())
-    lines = [
-        f"tried {n_tried:,} of {format_count(found.n_inputs, 'file')}: {', '.join(outcomes)}",
-        *describe_stored(found.sample, found.stored),
-        f"estimated: {format_size(found.n_bytes)} from {format_size(found.n_source_bytes)}, in "
-        f"{format_duration(found.elapsed_s)}; nothing was written",
-    ]
-    print_out("\n".join(lines))
-    return 0
 
 
 def _note(state: Any) -> str:
