@@ -1,4 +1,4 @@
-"""Export datasets as WebDataset tars, Parquet files, .npy arrays or folders of files.
+"""Export datasets as WebDataset tars, Parquet files or folders of files.
 
 | module | contents |
 |---|---|

@@ -135,7 +135,6 @@ class ExportTarget:
 
 FORMATS: Final = {
     "files": ("shardio.export.files", "FilesExporter"),
-    "npy": ("shardio.export.files", "NpyExporter"),
     "parquet": ("shardio.export.parquet", "ParquetExporter"),
     "webdataset": ("shardio.export.webdataset", "WebDatasetExporter"),
 }
@@ -195,7 +194,7 @@ def export(
     Args:
         dataset: a folder, or an open dataset, whose current selection of samples is exported.
         out: the folder to create; an empty one may exist already.
-        format: "webdataset", "parquet", "npy" or "files".
+        format: "webdataset", "parquet" or "files".
         fields: names of the fields to export; all by default. The name of a nested record stands
             for all fields in it.
         subset: the name of a subset; only with the path of a dataset.

@@ -1,4 +1,4 @@
-"""Exporters for plain files: one file per value in folders, or one .npy array per field."""
+"""The exporter for plain files: one file per value in folders, and a table of all samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
@@ -16,7 +15,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio._base.file_names import local_name
-from shardio.export.formats import ExportOptions, Prepare, SampleBatch, SampleReader, refuse_fields
+from shardio.export.formats import ExportOptions, Prepare, SampleBatch, refuse_fields
 from shardio.export.value_files import (
     Encode,
     distinct_names,
@@ -28,7 +27,7 @@ from shardio.export.value_files import (
     safe_path,
 )
 from shardio.format.fields import Array, Bytes, Field, Json, Text
-from shardio.storage.fs import create, make_folder, perform, sync
+from shardio.storage.fs import create, make_folder, perform
 
 TABLE: Final = "samples.jsonl"
 _MAX_TABLE_ITEMS: Final = 1024
@@ -180,116 +179,3 @@ def _class_folders(options: ExportOptions) -> list[str]:
     if not isinstance(label, Array) or label.shape or export_dtype(label).kind not in "iu":
         return []
     return list(distinct_names(options.dataset.classes, TABLE).values())
-
-
-_MAGIC: Final = b"\x93NUMPY\x01\x00"
-_MAX_CHARACTERS: Final = 1024
-"""Maximum text length: NumPy stores every string with 4 bytes per character of the longest one."""
-
-
-class NpyExporter:
-    """An exporter that writes NAME.npy for each field: fixed-shape arrays, and text as `<U`."""
-
-    prepare: Prepare = {}
-    schema_spec = None
-
-    def __init__(self, options: ExportOptions) -> None:
-        self._options = options
-        self._files = ExitStack()
-        self._n_written = 0
-        refuse_fields(options, _variable_shape_reasons(options.fields))
-        texts = {n: f for n, f in options.fields.items() if isinstance(f, Text)}
-        lengths, refused = _measure_texts(options, texts) if texts else ({}, {})
-        for name, field in options.fields.items():
-            if field.optional and (missing := _first_missing(options, name)) is not None:
-                refused[name] = f"sample {missing} has no value, and a .npy cannot hold nulls"
-        refuse_fields(options, refused)
-        self._layouts: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        for name, field in options.fields.items():
-            if isinstance(field, Array):
-                self._layouts[name] = export_dtype(field), tuple(n or 0 for n in field.shape)
-            else:
-                self._layouts[name] = np.dtype(f"<U{lengths[name] or 1}"), ()
-        self._names = distinct_names(options.fields)
-        self._open: dict[str, tuple[Path, IO[bytes]]] = {}
-
-    def open(self, folder: Path) -> None:
-        """Create a file for each field, with space reserved for its header."""
-        for name, stem in self._names.items():
-            path = folder / local_name(f"{stem}.npy")
-            file = self._files.enter_context(create(path))
-            file.write(self._header(name, len(self._options.dataset)))
-            self._open[name] = path, file
-
-    def write(self, batch: SampleBatch) -> None:
-        """Write the rows of a batch."""
-        for name, (dtype, shape) in self._layouts.items():
-            field = self._options.fields[name]
-            values: Any = batch.columns[name] if name in batch.columns else batch.records[name]
-            if isinstance(field, Array):
-                values = number_converter(field)(np.asarray(values, field.numpy))
-            rows = np.ascontiguousarray(values, dtype).reshape(len(batch), *shape)
-            self._open[name][1].write(rows.data if rows.size else b"")
-        self._n_written += len(batch)
-
-    def finish(self) -> None:
-        """Rewrite the headers with the final number of samples, and sync the files."""
-        for name, (path, file) in self._open.items():
-            file.seek(0)
-            file.write(self._header(name, self._n_written))
-            sync(file, path)
-        self.close()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._files.close()
-
-    def _header(self, name: str, n_samples: int) -> bytes:
-        """Return a file's header, padded to the length of one for all samples of the dataset."""
-        dtype, shape = self._layouts[name]
-        header = {"descr": dtype.str, "fortran_order": False, "shape": (n_samples, *shape)}
-        room = 20 - len(str(n_samples))
-        text = f"{header}{' ' * room}"
-        text += " " * (-(len(_MAGIC) + 2 + len(text) + 1) % 64) + "\n"
-        return _MAGIC + len(text).to_bytes(2, "little") + text.encode("ascii")
-
-
-def _variable_shape_reasons(fields: Mapping[str, Field]) -> dict[str, str]:
-    """Return the fields that are neither text nor arrays of one shape, each with the reason."""
-    return {
-        name: "its shape varies" if isinstance(field, Array) else "neither an array nor text"
-        for name, field in fields.items()
-        if not (isinstance(field, Text) or (isinstance(field, Array) and field.is_fixed))
-    }
-
-
-def _measure_texts(
-    options: ExportOptions, texts: Mapping[str, Field]
-) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the longest text of each field in characters, and why some texts do not fit."""
-    longest, refused = dict.fromkeys(texts, 0), dict[str, str]()
-    for batch in SampleReader(options.dataset, texts, skip_damaged=True):
-        for name, values in batch.records.items():
-            longest[name] = max(longest[name], *(len(text or "") for text in values))
-            for number, text in zip(batch.numbers, values, strict=True):
-                if text is not None and text.endswith("\0"):
-                    refused[name] = f"sample {number} ends with U+0000, which NumPy strips"
-    for name, n_characters in longest.items():
-        if n_characters > _MAX_CHARACTERS:
-            refused[name] = (
-                f"a text of {n_characters:,} characters, and a .npy pads all texts to the longest; "
-                f"at most {_MAX_CHARACTERS:,} are allowed"
-            )
-    return longest, refused
-
-
-def _first_missing(options: ExportOptions, name: str) -> int | None:
-    """Return the number of the first sample without a value for an optional field, or None."""
-    dataset, found = options.dataset, []
-    rows = dataset.rows.at(np.arange(len(dataset)))
-    shards = dataset.locate(rows)
-    for shard in np.unique(shards).tolist():
-        here = np.flatnonzero(shards == shard)
-        present = dataset.reader(shard, name).present(name, rows[here] - dataset.starts[shard])
-        found += here[~present][:1].tolist()
-    return min(found, default=None)

@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import shardio
@@ -17,7 +16,6 @@ from shardio import (
     Array,
     Bytes,
     InvalidArgument,
-    Json,
     List,
     Schema,
     ShardCorrupt,
@@ -35,7 +33,7 @@ from tests.faults.failing import FailingDisk
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-FORMATS = ("files", "npy", "parquet", "webdataset")
+FORMATS = ("files", "parquet", "webdataset")
 Capture = pytest.CaptureFixture[str]
 
 
@@ -47,6 +45,11 @@ def dataset(tmp_path: Path) -> Path:
 def damage(dataset: Path) -> None:
     """Flip a bit of the text of sample 4."""
     flip(shard_of(dataset, 1), place(shard_of(dataset, 1), Kind.PAYLOAD)[0])
+
+
+def table(out: Path) -> list[dict[str, Any]]:
+    """Return the lines of an export to files."""
+    return [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
 
 
 def entries(folder: Path) -> list[str]:
@@ -86,12 +89,11 @@ def test_damaged_samples_can_be_left_out_and_are_listed(
     assert json.loads((tmp_path / "out" / "_export.json").read_text())["skipped"] == [4]
 
 
-def test_arrays_have_one_row_per_undamaged_sample(dataset: Path, tmp_path: Path) -> None:
+def test_files_have_one_line_per_undamaged_sample(dataset: Path, tmp_path: Path) -> None:
     damage(dataset)
-    export(dataset, tmp_path / "out", "npy", on_error="skip")
-    assert np.load(tmp_path / "out" / "source.npy").tolist() == [
-        f"clip {i}" for i in range(12) if i != 4
-    ]
+    export(dataset, tmp_path / "out", "files", on_error="skip")
+    sources = [line["source"] for line in table(tmp_path / "out")]
+    assert sources == [f"clip {i}" for i in range(12) if i != 4]
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -109,8 +111,6 @@ def test_the_same_dataset_gives_the_same_bytes(format: str, dataset: Path, tmp_p
 
 
 REFUSED: list[tuple[str, Any, str]] = [
-    ("npy", Array("int8", (None,)), "its shape varies"),
-    ("npy", Json(), "neither an array nor text"),
     ("parquet", Array("int8", (2, None)), "after the first varies"),
     ("parquet", List(Array("int8", (None, None))), "after the first varies"),
     ("webdataset", List(Array("int8")), "cannot hold a list of arrays"),
@@ -128,24 +128,6 @@ def test_fields_that_a_format_cannot_hold_are_refused_with_a_hint(
         export(tmp_path / "d", tmp_path / "out", format)
     assert entries(tmp_path) == ["d"]
     assert export(tmp_path / "d", tmp_path / "out", format, fields=["n"]).fields == ("n",)
-
-
-@pytest.mark.parametrize(
-    ("samples", "why"),
-    [
-        ([{"t": "a"}, {}], "sample 1 has no value"),
-        ([{"t": "a"}, {"t": "b\0"}], "sample 1 ends with U"),
-        ([{"t": "a" * 1025}], "1,025 characters"),
-    ],
-)
-def test_text_that_an_array_cannot_hold_is_refused(
-    samples: list[dict[str, str]], why: str, tmp_path: Path
-) -> None:
-    with shardio.DatasetWriter(tmp_path / "d", Schema({"t": Text(optional=True)})) as writer:
-        for sample in samples:
-            writer.append(sample)
-    with pytest.raises(InvalidArgument, match=why):
-        export(tmp_path / "d", tmp_path / "out", "npy")
 
 
 def test_a_sample_without_members_is_refused_for_a_tar(tmp_path: Path) -> None:
@@ -178,14 +160,14 @@ def test_ambiguous_member_names_are_refused(names: tuple[str, ...], tmp_path: Pa
 )
 def test_options_are_checked(options: dict[str, Any], dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument):
-        export(dataset, tmp_path / "out", **{"format": "npy", **options})
+        export(dataset, tmp_path / "out", **{"format": "files", **options})
     assert entries(tmp_path) == ["d"]
 
 
 def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    export(dataset, out, "npy")
+    export(dataset, out, "files")
     with pytest.raises(DatasetExists, match="--overwrite"):
         export(dataset, out, "webdataset")
     export(dataset, out, "webdataset", overwrite=True)
@@ -193,9 +175,9 @@ def test_only_an_export_is_overwritten(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
     with pytest.raises(DatasetExists, match=r"thesis\.txt"):
-        export(dataset, tmp_path / "mine", "npy", overwrite=True)
+        export(dataset, tmp_path / "mine", "files", overwrite=True)
     with pytest.raises(InvalidArgument, match="holds a dataset"):
-        export(dataset, dataset / "out", "npy")
+        export(dataset, dataset / "out", "files")
     assert entries(tmp_path) == ["d", "mine", "out"]
 
 
@@ -205,11 +187,11 @@ def test_a_killed_export_leaves_nothing_under_its_name(
     pid = os.fork()
     if pid == 0:
         ExportTarget.publish = lambda self: os.kill(os.getpid(), 9)  # type: ignore[method-assign]
-        export(dataset, tmp_path / "out", "npy")
+        export(dataset, tmp_path / "out", "files")
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 9
     assert not (tmp_path / "out").exists() and len(entries(tmp_path)) == 2
-    export(dataset, tmp_path / "out", "npy")
+    export(dataset, tmp_path / "out", "files")
     assert entries(tmp_path) == ["d", "out"]
 
 
@@ -221,24 +203,24 @@ def test_an_export_being_replaced_exists_whenever_the_disk_fails(
     if way == "renamed":
         monkeypatch.setattr(fs, "_RENAME", None)
     out = tmp_path / "out"
-    export(dataset, out, "npy", fields=["source"])
+    export(dataset, out, "files", fields=["source"])
     old, n_calls = tree(out), 0
     while True:
         failing = FailingDisk(errno.EIO, n_calls, for_good=then == "is gone")
         with monkeypatch.context() as patch:
             failing.install(patch)
             with contextlib.suppress(OSError):
-                export(dataset, out, "npy", fields=["label"], overwrite=True)
+                export(dataset, out, "files", fields=["label"], overwrite=True)
         if failing.refused is None:
             break
         if not out.exists():  # nothing could be put back
             assert (way, then) == ("renamed", "is gone")
             assert tree(tmp_path / ".out.replaced") == old
             with pytest.raises(DatasetExists, match="--overwrite"):
-                export(dataset, out, "npy")
+                export(dataset, out, "files")
         if tree(out) != old:  # the new one is whole; what failed is to make that last, or to tidy
-            assert "label.npy" in entries(out)
-            export(dataset, out, "npy", fields=["source"], overwrite=True)
+            assert table(out)[0].keys() == {"label"}
+            export(dataset, out, "files", fields=["source"], overwrite=True)
         n_calls += 1
     assert n_calls > 10
     assert entries(tmp_path) == ["d", "out"]
@@ -257,13 +239,14 @@ def test_a_package_that_is_missing_names_its_extra(
 
 def test_subsets_and_selections_are_exported_in_their_order(dataset: Path, tmp_path: Path) -> None:
     split(dataset, {"train": 0.5, "val": 0.5})
-    export(dataset, tmp_path / "val", "npy", subset="val")
+    export(dataset, tmp_path / "val", "files", subset="val")
     with shardio.open(dataset, subset="val") as val:
         known = [sample["source"] for sample in val]
-    assert np.load(tmp_path / "val" / "source.npy").tolist() == known
+    assert [line["source"] for line in table(tmp_path / "val")] == known
     with shardio.open(dataset) as every, every.select([7, 0, 7]) as some:
-        export(some, tmp_path / "some", "npy", fields="source")
-    assert np.load(tmp_path / "some" / "source.npy").tolist() == ["clip 7", "clip 0", "clip 7"]
+        export(some, tmp_path / "some", "files", fields="source")
+    sources = [line["source"] for line in table(tmp_path / "some")]
+    assert sources == ["clip 7", "clip 0", "clip 7"]
 
 
 def test_files_stay_in_their_folder_and_have_distinct_names(tmp_path: Path) -> None:
@@ -284,7 +267,7 @@ def test_files_stay_in_their_folder_and_have_distinct_names(tmp_path: Path) -> N
             writer.append({"b": bytes([i]), "source": name, "label": i % 4})
     for out, fields in ((tmp_path / "a", None), (tmp_path / "b", ["b", "source"])):
         export(tmp_path / "d", out, "files", fields=fields)
-        rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+        rows = table(out)
         assert [(out / row["b"]).read_bytes() for row in rows] == [bytes([i]) for i in range(8)]
         assert all((out / row["b"]).resolve().is_relative_to(out) for row in rows)
     assert entries(tmp_path) == ["a", "b", "d"]
@@ -306,13 +289,13 @@ def test_the_command_reports_written_and_skipped_samples(
     dataset: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = str(tmp_path / "out")
-    assert cli.main(["export", str(dataset), out, "--format", "npy"]) == 0
+    assert cli.main(["export", str(dataset), out, "--format", "files"]) == 0
     output = capsys.readouterr()
     assert (
         output.out.startswith("exported 12 samples to 3 files, ")
         and "exporting: 100%" in output.err
     )
-    assert cli.main(["export", str(dataset), out, "--format", "npy"]) == 2
+    assert cli.main(["export", str(dataset), out, "--format", "files"]) == 2
     damage(dataset)
     more = [out, "--format", "files", "--overwrite", "--fields", "source"]
     assert cli.main(["export", str(dataset), *more]) == 1

@@ -202,23 +202,6 @@ def test_texts_that_cannot_be_keys_become_members(key: str, tmp_path: Path) -> N
         assert member is not None and member.read().decode() == key
 
 
-def test_numpy_reads_exported_arrays_and_they_round_trip(
-    dataset: shardio.ShardDataset, tmp_path: Path
-) -> None:
-    names = ["x", "packed", "label", "brain", "text", "camera.id", "source"]
-    report = export(dataset, tmp_path / "n", "npy", fields=names)
-    assert report.n_files == len(names) + 1
-    for name in names:
-        array = np.load(tmp_path / "n" / f"{name}.npy", allow_pickle=False)
-        assert len(array) == N
-        for sample, one in zip(dataset, array, strict=True):
-            assert same(dataset.schema[name], sample[name], one)
-        shardio.convert(tmp_path / "n" / f"{name}.npy", tmp_path / name, workers=0)
-        with shardio.open(tmp_path / name) as found:
-            for sample, again in zip(dataset, found, strict=True):
-                assert same(dataset.schema[name], sample[name], again["array"])
-
-
 def test_files_round_trip_through_their_table(
     dataset: shardio.ShardDataset, tmp_path: Path
 ) -> None:

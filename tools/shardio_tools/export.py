@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--format",
         required=True,
-        choices=("webdataset", "parquet", "npy", "files"),
+        choices=("webdataset", "parquet", "files"),
         help="output format",
     )
     add("--fields", type=utf8_name, metavar="NAME,…", help="export these fields only")
