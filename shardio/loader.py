@@ -10,7 +10,7 @@ from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.engine import Engine
-from shardio._engine.filling.batch_spec import BatchSpec, Dct
+from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._loading.iterator import BatchAssembler, Epochs, LoaderIterator
 from shardio._loading.open_for_loading import open_anew
 from shardio._loading.options import (
@@ -118,7 +118,6 @@ class ShardLoader(Closing):
             ShardDataset.
         decode: True delivers images as pixels, uint8 (height, width, 3): stacked if all have one
             size, otherwise as `collate` says. False delivers the bytes of their files.
-        dct: "accurate", or "fast": JPEGs in about 5 % less time, most pixels within 2 levels.
         clip: a `shardio.Clip`: the clips of videos that are the samples, and the form of their
             pixels. By default the dataset's own view, or `Clip()`.
         sound: a `shardio.views.Sound`: the form of audio. With clips, the audio during the clip;
@@ -181,7 +180,6 @@ class ShardLoader(Closing):
         subset: str | None = None,
         preload: bool = False,
         decode: bool = True,
-        dct: Dct = "accurate",
         clip: Clip | None = None,
         sound: Sound | None = None,
         pack: Pack | None = None,
@@ -216,7 +214,6 @@ class ShardLoader(Closing):
             start_method=start_method,
             preload=preload,
             decode=decode,
-            dct=dct,
             clip=clip,
             sound=sound,
             pack=pack,

@@ -28,7 +28,6 @@ _OPTIONS: Final = (
     "access",
     "subset",
     "decode",
-    "dct",
     "clip",
     "sound",
     "pack",
@@ -44,7 +43,7 @@ class MapView(Closing):
     Args:
         dataset: a folder, or an open ShardDataset, also of a subset or selection.
         options: of ShardLoader, those that say what a sample is: `fields`, `transform`, `decode`,
-            `dct`, `clip`, `sound`, `pack`, `subset`, `verify` and `access`. What is drawn for a
+            `clip`, `sound`, `pack`, `subset`, `verify` and `access`. What is drawn for a
             sample is not keyed by its position, but follows from Python's global generator, which
             DataLoader seeds in every worker.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardio._base.callers import caller_stacklevel, takes_rng
 from shardio._engine.dispatch.backends import StartMethod
-from shardio._engine.filling.batch_spec import BatchSpec, Dct
+from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.processes.limits import default_budget, usable_cpus
 from shardio.batch.collation import CollateKind, Collation, Sizes, parse_collate
 from shardio.dataset.dataset import Dataset, ShardDataset
@@ -196,7 +196,6 @@ Collate = (
     | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 )
 _TAILS: Final = get_args(Tail)
-_DCTS: Final = get_args(Dct)
 _START_METHODS: Final = ("zygote", "spawn", "forkserver", "fork", "thread")
 _MAX_WORKERS: Final = 1024
 """More of them than any machine has use for; each takes descriptors, and 10 MB of memory."""
@@ -212,7 +211,6 @@ class Media:
 
     fields: tuple[str, ...]
     pictures: tuple[str, ...]
-    dct: Dct
     clip: Clip | None
     video: str | None
     sounds: tuple[str, ...]
@@ -273,7 +271,6 @@ class LoaderArguments(TypedDict):
     start_method: StartMethod
     preload: bool
     decode: bool
-    dct: Dct
     clip: Clip | None
     sound: Sound | None
     pack: Pack | None
@@ -336,19 +333,17 @@ def _media_of(dataset: Dataset, asked: LoaderArguments) -> Media:
     names = known_fields(asked["fields"], schema)
     if asked["pack"] is not None:
         return _packed(schema, names, asked)
-    dct = one_of("dct", asked["dct"], _DCTS)
     if not one_of("decode", asked["decode"], (True, False)):
         for name, wish in (("clip", clip), ("sound", sound)):
             if wish is not None:
                 raise InvalidArgument(
                     f"{name} needs decode=True: packets cannot be put into a batch"
                 )
-        return Media(names, (), dct, None, None, (), Sound())
+        return Media(names, (), None, None, (), Sound())
     video, names = resolve_video_field(schema, names, clip, is_asked=asked["fields"] is not None)
     return Media(
         names,
         pictures=image_fields(schema, names),
-        dct=dct,
         # Given explicitly or not, the same field: loaders of the same clips accept each other's
         # states.
         clip=None if video is None else replace(clip or default_clip(dataset.view), field=video),
@@ -364,7 +359,7 @@ def _packed(schema: Schema, names: tuple[str, ...], asked: LoaderArguments) -> M
     if given:
         raise InvalidArgument(f"with pack a sample is a window of tokens: leave out {given[0]}")
     pack = resolve_pack(schema, asked["pack"], None if asked["fields"] is None else names)
-    return Media((pack.name,), (), asked["dct"], None, None, (), Sound(), pack)
+    return Media((pack.name,), (), None, None, (), Sound(), pack)
 
 
 def _delivered(schema: Schema, media: Media) -> Schema:
@@ -410,7 +405,6 @@ def batch_spec_of(
         batch_takes_rng=options.batch_takes_rng,
         mixed=mixed,
         pictures=media.pictures,
-        dct=media.dct,
         cut=cut,
         packing=None if media.pack is None else Packing(media.pack, dataset.rows.n_rows),
         audio_spec=measure_audio(dataset, media.sounds, media.sound, media.video),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -67,12 +67,9 @@ def has_image_signature(head: bytes) -> bool:
     return head.startswith(_STARTS)
 
 
-_Value = TypeVar("_Value", int, bool)
-
 # Pillow raises above this (twice its warning): 0.5 GB as RGB, from a file of a few KB.
 MAX_PIXELS = 178_956_970
 _CHANNELS = {"rgb": 3, "grey": 1}
-_DCTS = {"accurate": False, "fast": True}
 _SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 
 
@@ -125,7 +122,6 @@ def decode_image(
     *,
     out: Pixels | None = None,
     mode: Literal["rgb", "grey"] = "rgb",
-    dct: Literal["accurate", "fast"] = "accurate",
     min_size: tuple[int, int] | None = None,
 ) -> Pixels:
     """Decode a picture to upright uint8 pixels, height x width x 3 (`"grey"`: 1).
@@ -133,7 +129,6 @@ def decode_image(
     Args:
         out: filled and returned; uint8, C-contiguous, of the picture's shape. An upright JPEG is
             decoded directly into it. Without it, new memory. Undefined after an error.
-        dct: `"fast"` decodes a JPEG about 5 % faster, most pixels within 2 levels of accurate.
         min_size: (height, width) that suffices: a JPEG is decoded at the smallest of full, half,
             quarter or eighth size that is not smaller, in far less time. Other formats are decoded
             at full size.
@@ -142,9 +137,9 @@ def decode_image(
         MediaError: the picture is damaged, truncated, too large or in no known format.
         InvalidArgument: an option is not valid, or `out` does not fit.
     """
-    channels, fast = _CHANNELS.get(mode), _DCTS.get(dct)
-    if channels is None or fast is None:
-        channels, fast = _option("mode", mode, _CHANNELS), _option("dct", dct, _DCTS)
+    channels = _CHANNELS.get(mode)
+    if channels is None:
+        raise InvalidArgument(f"mode: expected one of {', '.join(_CHANNELS)}, found {mode!r}")
     view = _view(data)
     if not jpeg.is_jpeg(view):
         with pillow.open_picture(view) as picture:
@@ -157,9 +152,9 @@ def decode_image(
         # The fast path of most pictures: cold Python between two decodes costs 10 us.
         height, width = header.height, header.width
         check_out(out, (height, width, channels))
-        return jpeg.decode(view, height=height, width=width, channels=channels, fast=fast, out=out)
+        return jpeg.decode(view, height=height, width=width, channels=channels, out=out)
     divisor = 1 if min_size is None else jpeg.scale_divisor(*header.shown, min_size)
-    return _jpeg_pixels(view, header, divisor, channels=channels, fast=fast, out=out)
+    return _jpeg_pixels(view, header, divisor, channels=channels, out=out)
 
 
 def decode_crop(
@@ -168,28 +163,26 @@ def decode_crop(
     size: tuple[int, int],
     *,
     out: Pixels | None = None,
-    dct: Literal["accurate", "fast"] = "accurate",
 ) -> Pixels:
     """Decode the part `box` of a picture, resampled to `size`: uint8 height x width x 3, RGB.
 
     `box` is (top, left, height, width) in display pixels, `size` (height, width). A JPEG is decoded
     at the smallest of its sizes at which the part is not smaller than `size`. Resampling is
     bilinear, averaging all source pixels that a new one covers; the same bytes on every run. `out`
-    and `dct` as in `decode_image`.
+    as in `decode_image`.
 
     Raises:
         MediaError: the picture is damaged, truncated, too large or in no known format.
         InvalidArgument: `box` is not within the picture, an option is not valid, or `out` does not
             fit.
     """
-    fast = _option("dct", dct, _DCTS)
     view = _view(data)
     divisor = 1
     if jpeg.is_jpeg(view):
         header = _header(view)
         _check_box(box, header.shown)
         divisor = jpeg.scale_divisor(box[2], box[3], size)
-        whole = _jpeg_pixels(view, header, divisor, channels=3, fast=fast, out=None)
+        whole = _jpeg_pixels(view, header, divisor, channels=3, out=None)
     else:
         whole = decode_image(view)
         _check_box(box, whole.shape[:2])
@@ -234,7 +227,6 @@ def _jpeg_pixels(
     divisor: int,
     *,
     channels: int,
-    fast: bool,
     out: Pixels | None,
 ) -> Pixels:
     if header.progressive:
@@ -245,8 +237,8 @@ def _jpeg_pixels(
     if header.orientation == 1:
         if out is not None:
             check_out(out, (height, width, channels))
-        return jpeg.decode(view, height=height, width=width, channels=channels, fast=fast, out=out)
-    stored = jpeg.decode(view, height=height, width=width, channels=channels, fast=fast, out=None)
+        return jpeg.decode(view, height=height, width=width, channels=channels, out=out)
+    stored = jpeg.decode(view, height=height, width=width, channels=channels, out=None)
     return to_output(turn_upright(stored, header.orientation), out)
 
 
@@ -277,10 +269,3 @@ def _check_box(box: tuple[int, int, int, int], shown: tuple[int, ...]) -> None:
             f"box: {height}x{width} pixels at row {top}, column {left} are not within the "
             f"picture's {shown[0]}x{shown[1]}"
         )
-
-
-def _option(name: str, value: str, known: dict[str, _Value]) -> _Value:
-    found = known.get(value)
-    if found is None:
-        raise InvalidArgument(f"{name}: expected one of {', '.join(known)}, found {value!r}")
-    return found

@@ -143,7 +143,6 @@ def decode(
     height: int,
     width: int,
     channels: int,
-    fast: bool,
     out: Pixels | None,
 ) -> Pixels:
     """Decode into `out`, or new memory, as stored: `height` x `width` x `channels` (1 or 3).
@@ -159,7 +158,7 @@ def decode(
         pixels: Pixels = library.decode_jpeg(
             data,
             "RGB" if channels == 3 else "GRAY",
-            fast,  # the DCT
+            False,  # the fast DCT saves 5 % of the time and is up to 2 levels off
             False,  # upsampling of colour
             height,
             width,

@@ -30,7 +30,6 @@ def load_image(
     out: Pixels,
     *,
     fit: Fit = "crop",
-    dct: Literal["accurate", "fast"] = "accurate",
 ) -> Pixels:
     """Decode a picture into `out`, whose shape sets the size, and return it.
 
@@ -39,7 +38,6 @@ def load_image(
         out: uint8, height x width x 3, C-contiguous, as a row of a batch. Undefined after an error.
         fit: "crop" takes the largest part in the centre that has the proportions of `out`;
             "stretch" takes the whole picture and ignores its proportions.
-        dct: as in `decode_image`.
 
     Raises:
         MediaError: the picture is damaged, truncated, too large or in no known format.
@@ -50,22 +48,22 @@ def load_image(
         raise InvalidArgument(f"fit: expected one of {', '.join(_FITS)}, found {fit!r}")
     _check_out(out, "height", "width", "3")
     if not isinstance(source, str | os.PathLike):
-        return _decode_to_fit(source, out, fit, dct)
+        return _decode_to_fit(source, out, fit)
     with open(source, "rb") as file:
         data = file.read()
-    return _with_file_name(source, lambda: _decode_to_fit(data, out, fit, dct))
+    return _with_file_name(source, lambda: _decode_to_fit(data, out, fit))
 
 
-def _decode_to_fit(data: Buffer, out: Pixels, fit: Fit, dct: Literal["accurate", "fast"]) -> Pixels:
+def _decode_to_fit(data: Buffer, out: Pixels, fit: Fit) -> Pixels:
     facts, (height, width) = probe(data), out.shape[:2]
     if (facts.height, facts.width) == (height, width):
-        return decode_image(data, out=out, dct=dct)
+        return decode_image(data, out=out)
     tall, wide = facts.height, facts.width
     if fit == "crop":
         scale = min(tall / height, wide / width)
         tall, wide = max(1, round(height * scale)), max(1, round(width * scale))
     top, left = (facts.height - tall) // 2, (facts.width - wide) // 2
-    return decode_crop(data, (top, left, tall, wide), (height, width), out=out, dct=dct)
+    return decode_crop(data, (top, left, tall, wide), (height, width), out=out)
 
 
 def load_clip(

@@ -59,8 +59,8 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_dataset(made, N, 2, PICTURES, several_sizes())
 
 
-def decoded(samples: list[dict[str, Any]], dct: Any = "accurate") -> list[Pixels]:
-    return [decode_image(sample["image"], dct=dct) for sample in samples]
+def decoded(samples: list[dict[str, Any]]) -> list[Pixels]:
+    return [decode_image(sample["image"]) for sample in samples]
 
 
 def epoch(folder: str, **options: Any) -> list[Any]:
@@ -109,15 +109,6 @@ def test_a_selection_of_pictures_of_one_size_is_stacked(several: str, tmp_path: 
 def test_a_bare_list_of_files_comes_with_decode_false(equal: str) -> None:
     with ShardLoader(equal, N, num_workers=0, output="numpy", decode=False) as loader:
         assert next(iter(loader))["image"] == [sample["image"] for sample in equal_sizes()]
-
-
-def test_the_fast_dct_gives_other_pixels(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
-    made = [{"image": encode_jpeg(noise[i], quality=60), "label": i} for i in range(2)]
-    folder = write_dataset(tmp_path / "set", 2, 1, PICTURES, made)
-    fast = epoch(folder, dct="fast")
-    assert same(fast, decoded(made, "fast"))
-    assert not same(fast, epoch(folder))
 
 
 @WORKERS
@@ -235,7 +226,6 @@ def test_sizes_are_compared_in_all_shards_and_of_those_that_are_there(
     ("options", "words"),
     [
         ({"decode": 1}, "decode must be one of True, False"),
-        ({"dct": "slow"}, "dct must be one of 'accurate', 'fast'"),
     ],
 )
 def test_options_of_pictures_are_checked(equal: str, options: dict[str, Any], words: str) -> None:

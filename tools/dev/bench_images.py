@@ -32,7 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ from shardio.media.image import decode_crop, decode_image, encode_jpeg
 N_PICTURES, SIDE = 64, 224
 TURNS = 40
 OF_SIMPLEJPEG = 0.92
-OF_FFCV = {"accurate": 0.90, "fast": 0.95}
+OF_FFCV = 0.90
 OF_TORCH = {"pillow": 2.0, "simplejpeg": 1.5}
 N_FILES = 2048
 
@@ -82,23 +82,21 @@ def _ffcv(path: Path) -> Case:
 
 
 def _cases(ffcv: Path | None) -> dict[str, Case]:
-    def ours(dct: Literal["accurate", "fast"]) -> Case:
-        return lambda data, out: decode_image(data, out=out, dct=dct)
+    def ours(data: bytes, out: Pixels) -> None:
+        decode_image(data, out=out)
 
-    def bare(fast: int) -> Case:
-        return lambda data, out: simplejpeg.decode_jpeg(data, fastdct=fast, buffer=out)
+    def bare(data: bytes, out: Pixels) -> None:
+        simplejpeg.decode_jpeg(data, buffer=out)
 
     def crop(data: bytes, out: Pixels) -> None:
         decode_crop(data, (20, 30, 180, 170), (SIDE, SIDE), out=out)
 
     found: dict[str, Case] = {
-        "shardio accurate": ours("accurate"),
-        "shardio fast": ours("fast"),
-        "simplejpeg accurate": bare(0),
-        "simplejpeg fast": bare(1),
+        "shardio": ours,
+        "simplejpeg": bare,
         "shardio crop, resized": crop,
     }
-    return found | ({"ffcv fast": _ffcv(ffcv)} if ffcv else {})
+    return found | ({"ffcv": _ffcv(ffcv)} if ffcv else {})
 
 
 def _turns_us(cases: dict[str, Case], files: list[bytes]) -> dict[str, list[float]]:
@@ -116,16 +114,16 @@ def _turns_us(cases: dict[str, Case], files: list[bytes]) -> dict[str, list[floa
 
 def _shortfalls(turns: dict[str, list[float]], subsampling: str) -> list[str]:
     """Compare with the bars; FFCV's only on the kind of file that it writes."""
-    bars = {f"simplejpeg {dct}": (dct, OF_SIMPLEJPEG) for dct in OF_FFCV}
-    if "ffcv fast" in turns and subsampling == "420":
-        bars |= {f"ffcv fast, ours {dct}": (dct, bar) for dct, bar in OF_FFCV.items()}
+    bars = {"simplejpeg": OF_SIMPLEJPEG}
+    if subsampling == "420":
+        bars["ffcv"] = OF_FFCV
     short = []
-    for name, (dct, bar) in bars.items():
-        pairs = zip(turns[name.partition(",")[0]], turns[f"shardio {dct}"], strict=True)
+    for name in bars.keys() & turns.keys():
+        pairs = zip(turns[name], turns["shardio"], strict=True)
         ratio = statistics.median(theirs / ours for theirs, ours in pairs)
-        print(f"  {dct:8s} beside {name.partition(',')[0]:20s} {ratio:5.2f}x  (at least {bar})")
-        if ratio < bar:
-            short.append(f"{subsampling}: {dct} is {ratio:.2f} of {name.partition(',')[0]}")
+        print(f"  beside {name:20s} {ratio:5.2f}x  (at least {bars[name]})")
+        if ratio < bars[name]:
+            short.append(f"{subsampling}: shardio is {ratio:.2f} of {name}")
     return short
 
 
@@ -194,7 +192,7 @@ def _write_files(frames: Pixels, folder: Path) -> None:
 @contextlib.contextmanager
 def _racers(frames: Pixels) -> Iterator[dict[str, Racer]]:
     """Ours and whoever else is there."""
-    pythons = {"shardio-accurate": sys.executable, "shardio-fast": sys.executable}
+    pythons = {"shardio": sys.executable}
     pythons["ffcv"] = os.environ.get("RACE_PYTHON_FFCV", sys.executable)
     torch = os.environ.get("RACE_PYTHON_TORCH", sys.executable)
     pythons |= {f"torchdl-{decoder}": torch for decoder in OF_TORCH}
@@ -224,10 +222,10 @@ def _race(frames: Pixels, n_turns: int) -> list[str]:
         print(
             f"  {peer:24s} {N_FILES / best.seconds:7,.0f} pictures/s  {cpu_us:6.1f} us of CPU time"
         )
-    bars = [(f"shardio-{dct}", "ffcv", bar) for dct, bar in OF_FFCV.items()]
-    bars += [("shardio-accurate", f"torchdl-{each}", bar) for each, bar in OF_TORCH.items()]
+    bars = {"ffcv": OF_FFCV} | {f"torchdl-{each}": bar for each, bar in OF_TORCH.items()}
     short = []
-    for ours, peer, bar in bars:
+    ours = "shardio"
+    for peer, bar in bars.items():
         if peer not in racers or ours not in racers:
             continue
         ratio = statistics.median(turn[peer].seconds / turn[ours].seconds for turn in turns)

@@ -2,8 +2,8 @@
 
     python race_images.py PEER FOLDER
 
-PEER is `ffcv`, `shardio` with `accurate` or `fast` behind a dash, or `torchdl` with `pillow`, as
-torchvision decodes, or `simplejpeg`, which is ours. FOLDER has the files and `frames.npy`, the
+PEER is `ffcv`, `shardio`, or `torchdl` with, behind a dash, `pillow`, as torchvision decodes, or
+`simplejpeg`, which is ours. FOLDER has the files and `frames.npy`, the
 pictures that they were made of. Prints a line when it is ready; for each line that it reads, it
 goes through one shuffled epoch and prints its seconds. Each peer reads the very same files: FFCV's
 writer, which encodes by itself, is handed them as what it has encoded.
@@ -65,7 +65,7 @@ class Frames:
         return (np.array(self._frames[i]),)
 
 
-def shardio(folder: Path, dct: str) -> Iterable[Any]:
+def shardio(folder: Path) -> Iterable[Any]:
     """Ours."""
     import shardio as s
 
@@ -74,7 +74,7 @@ def shardio(folder: Path, dct: str) -> Iterable[Any]:
         with s.DatasetWriter(made, s.Schema({"x": s.Image()})) as writer:
             for path in paths_in(folder):
                 writer.append({"x": path.read_bytes()})
-    options: dict[str, Any] = {"shuffle": True, "num_workers": WORKERS, "dct": dct}
+    options: dict[str, Any] = {"shuffle": True, "num_workers": WORKERS}
     loader = s.ShardLoader(made, BATCH, output="numpy", **options)
 
     class Pixels:
@@ -138,7 +138,7 @@ def main() -> None:
     name, _, way = sys.argv[1].partition("-")
     folder = Path(sys.argv[2])
     peers: dict[str, Callable[[], Iterable[Any]]] = {
-        "shardio": lambda: shardio(folder, way),
+        "shardio": lambda: shardio(folder),
         "torchdl": lambda: torchdl(folder, way),
         "ffcv": lambda: ffcv(folder),
     }

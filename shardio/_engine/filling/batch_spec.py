@@ -14,7 +14,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +48,6 @@ from shardio.views.clips import Clips, Events
 from shardio.views.packing import Packing
 from shardio.views.row_sets import RowList
 
-Dct = Literal["accurate", "fast"]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
@@ -60,7 +58,7 @@ class BatchSpec:
     the number of samples that a block has room for. `skips` is True if a failed sample gives its
     place to another. `batch_transform` is the user's as well and takes whole batches. `mixed` has
     the arguments that open several datasets instead of one, and `path` is for messages.
-    `pictures` are the fields that are decoded, with that `dct`; `cut` specifies the clips of
+    `pictures` are the fields that are decoded; `cut` specifies the clips of
     videos, `audio_spec` the delivery of their sound, `packing` the windows of tokens. `remote` has
     the options of a dataset in an object store.
     """
@@ -83,7 +81,6 @@ class BatchSpec:
     batch_takes_rng: bool = False
     mixed: MixtureSpec | None = None
     pictures: tuple[str, ...] = ()
-    dct: Dct = "accurate"
     cut: ClipSpec | None = None
     audio_spec: AudioSpec | None = None
     packing: Packing | None = None

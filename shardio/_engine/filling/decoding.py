@@ -38,11 +38,10 @@ class ImageReader:
     Args:
         dataset: holds the pictures.
         names: the fields that are decoded.
-        dct: as for `media.decode_image`.
     """
 
-    def __init__(self, dataset: Dataset, names: tuple[str, ...], dct: Any) -> None:
-        self._dataset, self.names, self._dct = dataset, frozenset(names), dct
+    def __init__(self, dataset: Dataset, names: tuple[str, ...]) -> None:
+        self._dataset, self.names = dataset, frozenset(names)
 
     def decode(self, data: Any, name: str, shard: int, row: int, out: Pixels | None = None) -> Any:
         """Decode one picture, into `out` if that is given.
@@ -56,7 +55,7 @@ class ImageReader:
         """
         start_ns = now_ns()
         try:
-            pixels = decode_image(data, out=out, dct=self._dct)
+            pixels = decode_image(data, out=out)
         except (MediaError, InvalidArgument) as error:
             path = self._dataset.files.reader(shard, name).path
             raise MediaError(f"{path}, field {name!r}, sample {row}: {error}") from error

@@ -73,7 +73,7 @@ class Filler:
             dataset, shuffle=batch_spec.shuffle, seed=batch_spec.seed
         )
         self._heap_bytes = 0
-        pictures = ImageReader(dataset, batch_spec.pictures, batch_spec.dct)
+        pictures = ImageReader(dataset, batch_spec.pictures)
         self._clips = None
         if batch_spec.cut is not None:
             is_heard = batch_spec.audio_spec is not None

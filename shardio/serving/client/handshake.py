@@ -45,7 +45,6 @@ AS_THEY_ARE: Final = frozenset(
         "max_skips",
         "subset",
         "decode",
-        "dct",
     }
 )
 _LISTS: Final = ("fields", "sampler", "weights", "collate")
