@@ -1,14 +1,10 @@
-"""Sheets of samples, damaged pictures, and pictures in the terminal."""
+"""Sheets of samples, and damaged pictures."""
 
 from __future__ import annotations
 
-import base64
-import io
-import re
 import sys
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,6 @@ import shardio
 from shardio import Array, Image, List, ShardReader, Text, Video
 from shardio.media import StreamEncoder, encode_jpeg, pillow_image
 from shardio_tools.inspect.image_files import CAPTION, GAP, Tile, draw_sheet
-from shardio_tools.inspect.terminal import protocol_of
 from tests.pictures_seen import (
     MARK,
     N_CLIPS,
@@ -234,103 +229,6 @@ def test_without_pillow_the_extra_is_named(
         assert out == "" and "pip install '.[images]'" in err
     pillow_image.cache_clear()
     inspect(clips)
-
-
-@pytest.mark.parametrize(
-    ("variables", "protocol"),
-    [
-        ({"TERM": "xterm-kitty"}, "kitty"),
-        ({"TERM": "xterm-ghostty"}, "kitty"),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, "iterm2"),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, "iterm2"),
-        ({"TERM": "xterm-256color", "LC_TERMINAL": "iTerm2"}, "iterm2"),
-        ({"TERM": "xterm-256color"}, "blocks"),
-        ({"TERM": "tmux-256color", "TERM_PROGRAM": "WezTerm"}, "blocks"),
-        ({"TERM": "screen", "LC_TERMINAL": "iTerm2"}, "blocks"),
-        ({"TERM": "xterm-kitty", "TMUX": "/tmp/tmux"}, "blocks"),
-    ],
-)
-def test_the_environment_tells_how_a_terminal_shows_pictures(
-    variables: dict[str, str], protocol: str
-) -> None:
-    assert protocol_of(variables) == protocol
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make standard output a terminal of some kind."""
-
-    def make(**variables: str) -> None:
-        names = ("TMUX", "TERM_PROGRAM", "LC_TERMINAL", "NO_COLOR", "COLUMNS", "LINES", "COLORTERM")
-        for name in names:
-            monkeypatch.delenv(name, raising=False)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-
-    return make
-
-
-def test_a_terminal_without_pictures_gets_half_blocks(
-    terminal: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture = np.zeros((32, 16, 3), np.uint8)
-    picture[0], picture[1], picture[30] = (1, 2, 3), (4, 5, 6), (7, 8, 9)
-    folder = of_one(tmp_path, Array("uint8", picture.shape), picture)
-    terminal(TERM="xterm-256color", COLORTERM="truecolor", COLUMNS="40", LINES="30")
-    inspect(folder, "--show")
-    lines = [line for line in capsys.readouterr().out.splitlines() if "▀" in line]
-    assert [line.count("▀") for line in lines] == [16] * 16
-    assert "\033[38;2;1;2;3;48;2;4;5;6m▀" in lines[0]
-    assert "\033[38;2;7;8;9;48;2;0;0;0m▀" in lines[15]
-    terminal(TERM="xterm-256color", COLUMNS="8", LINES="30")
-    inspect(folder, "--show")
-    lines = [line for line in capsys.readouterr().out.splitlines() if "▀" in line]
-    assert [line.count("▀") for line in lines] == [8] * 8 and "\033[38;5;" in lines[0]
-
-
-def sent(protocol: str, said: str) -> Pixels:
-    """Return the picture that a terminal was sent."""
-    if protocol == "kitty":
-        parts = re.findall(r"\033_G([^;]*);([^\033]*)\033\\", said)
-        assert parts[0][0].startswith("a=T,f=100,q=2,m=")
-        assert [head[-1] for head, _ in parts] == ["1"] * (len(parts) - 1) + ["0"]
-        assert all(len(text) <= 4096 for _, text in parts)
-        text = "".join(text for _, text in parts)
-    else:
-        (text,) = re.findall(r"\033]1337;File=inline=1;size=\d+:([^\a]*)\a", said)
-    with Pillow.open(io.BytesIO(base64.standard_b64decode(text))) as picture:
-        return np.asarray(picture)
-
-
-@pytest.mark.parametrize("protocol", ["kitty", "iterm2"])
-def test_a_terminal_with_pictures_gets_one(
-    protocol: str, terminal: Any, video: Path, clips: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if protocol == "kitty":
-        terminal(TERM="xterm-kitty")
-    else:
-        terminal(TERM="xterm", TERM_PROGRAM="iTerm.app")
-    inspect(clips, "--show", "--sample", 1, "--frame", 2)
-    found = sent(protocol, capsys.readouterr().out)
-    assert np.array_equal(found[::10, ::10], clip(1)[2])
-    # Of a clip four frames, shrunk to the 640 pixels that 80 columns are taken to have.
-    inspect(video, "--show")
-    found = sent(protocol, capsys.readouterr().out)
-    assert found.shape == (80, 640, 3)
-    expected = 8 * np.array([3, 11, 18, 26])
-    assert np.abs(found[2, 80::160, 0] - expected).max() < 8
-
-
-def test_only_a_terminal_is_shown_pictures(
-    terminal: Any, clips: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "standard output is not a terminal" in refused(capsys, clips, "--show")
-    terminal(TERM="xterm-kitty")
-    assert "--show and --json exclude" in refused(capsys, clips, "--show", "--json")
-    for variables in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
-        terminal(**variables)
-        assert "no colours" in refused(capsys, clips, "--show")
 
 
 def test_both_files_must_not_be_one(

@@ -1,7 +1,7 @@
 """Show a dataset, one shard, or one sample, damaged or not.
 
 Shows fields, counts, sizes, classes, the inputs without samples, and one sample; optionally as a
-picture or an animation, in a file or in the terminal, or many samples on a sheet. It reads little:
+picture or an animation in a file, or many samples on a sheet. It reads little:
 `shardio verify` checks every byte. Exit code 1 means that damage was found; it is listed.
 """
 
@@ -57,15 +57,13 @@ def run(options: argparse.Namespace) -> int:
     is_folder = is_url(options.path) or is_dataset(options.path)
     look = inspect_dataset if is_folder else inspect_shard
     found = (inspect_url if is_url(options.path) else look)(options.path, options.sample)
-    picture = add_pictures(found, wanted)
+    add_pictures(found, wanted)
     if options.json:
         print_json(found.as_json())
     else:
         describe = describe_dataset if is_folder else describe_shard
         for line in describe(found.facts):
             print_out(line)
-        if picture:
-            print_out(picture)
         for line in describe_pictures(found.facts, wanted):
             print_out(line)
         for line in _damage(found):

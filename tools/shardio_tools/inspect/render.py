@@ -39,7 +39,6 @@ from shardio_tools.inspect.image_files import (
     write_whole,
 )
 from shardio_tools.inspect.report import READING, Facts, Inspection
-from shardio_tools.inspect.terminal import check_terminal, encode_for_terminal
 from shardio_tools.output import escaped, format_count, utf8_name
 
 COUNT: Final = 24
@@ -59,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=("write the sample's picture or clip; the suffix determines the format"),
     )
-    add("--show", action="store_true", help="show the sample's picture in the terminal")
     add("--frame", type=int, metavar="N", help="one frame of a clip or video")
     add("--clip", metavar="START:STOP[:STRIDE]", help="a range of frames of a clip or video")
     add(
@@ -89,7 +87,6 @@ class RenderOptions:
     path: str
     image: str | None
     sheet: str | None
-    is_shown: bool
     frame: int | None
     clip: slice | None
     count: int
@@ -100,7 +97,7 @@ class RenderOptions:
     @property
     def is_any(self) -> bool:
         """True if any picture is requested."""
-        return bool(self.image or self.sheet or self.is_shown)
+        return bool(self.image or self.sheet)
 
 
 def parse_render_options(options: argparse.Namespace) -> RenderOptions:
@@ -114,7 +111,6 @@ def parse_render_options(options: argparse.Namespace) -> RenderOptions:
         path=options.path,
         image=options.image,
         sheet=options.sheet,
-        is_shown=options.show,
         frame=options.frame,
         clip=None if options.clip is None else _parse_slice(options.clip),
         count=COUNT if options.count is None else options.count,
@@ -130,8 +126,6 @@ def parse_render_options(options: argparse.Namespace) -> RenderOptions:
         check_target(target, options.path, may_replace=wanted.may_replace)
     if wanted.sheet and suffix_of(wanted.sheet) not in STILLS:
         raise shardio.InvalidArgument(f"{wanted.sheet}: a sheet must be one of {', '.join(STILLS)}")
-    if wanted.is_shown:
-        check_terminal()
     if wanted.is_any:
         pillow_image()
     return wanted
@@ -139,12 +133,12 @@ def parse_render_options(options: argparse.Namespace) -> RenderOptions:
 
 def _check_together(wanted: RenderOptions, options: argparse.Namespace) -> None:
     """Refuse options that lack another one they need, or exclude each other."""
-    is_of_sample = bool(wanted.image or wanted.is_shown)
+    is_of_sample = bool(wanted.image)
     needs = [
-        ("--frame", wanted.frame is not None, is_of_sample, "--image or --show"),
-        ("--clip", wanted.clip is not None, is_of_sample, "--image or --show"),
+        ("--frame", wanted.frame is not None, is_of_sample, "--image"),
+        ("--clip", wanted.clip is not None, is_of_sample, "--image"),
         ("--count", options.count is not None, bool(wanted.sheet), "--sheet"),
-        ("--field", wanted.field is not None, wanted.is_any, "--image, --show or --sheet"),
+        ("--field", wanted.field is not None, wanted.is_any, "--image or --sheet"),
         (
             "--side",
             wanted.side is not None,
@@ -163,8 +157,6 @@ def _check_together(wanted: RenderOptions, options: argparse.Namespace) -> None:
             raise shardio.InvalidArgument(f"{name} needs {other}")
     if wanted.frame is not None and wanted.clip is not None:
         raise shardio.InvalidArgument("--frame and --clip exclude each other")
-    if wanted.is_shown and options.json:
-        raise shardio.InvalidArgument("--show and --json exclude each other: JSON is for programs")
     if (
         wanted.image
         and wanted.sheet
@@ -281,13 +273,10 @@ def _chosen_field(path: str, schema: shardio.Schema, requested: str | None) -> s
 
 N_FRAMES: Final = 240
 """Default number of frames of an animation."""
-_IN_TERMINAL: Final = 4
 
 
-def add_pictures(inspection: Inspection, wanted: RenderOptions) -> str:
+def add_pictures(inspection: Inspection, wanted: RenderOptions) -> None:
     """Write the requested pictures, and add their description to the facts.
-
-    Returns the text that shows a picture in the terminal; "" if not requested.
 
     Raises:
         InvalidArgument: there is no such picture.
@@ -297,15 +286,13 @@ def add_pictures(inspection: Inspection, wanted: RenderOptions) -> str:
     is_open = "generation" in facts or "sample" in facts or not inspection.findings
     facts |= {kind: None for kind in ("image", "sheet") if getattr(wanted, kind)}
     if not wanted.is_any or not is_open:
-        return ""
-    text = ""
+        return
     with open_samples(wanted.path) as samples:
         viewer = FieldViewer(inspection, samples, wanted)
-        if wanted.image or wanted.is_shown:
-            text = _render_sample(viewer, wanted)
+        if wanted.image:
+            facts["image"] = _render_sample(viewer, wanted)
         if wanted.sheet:
             facts["sheet"] = _write_sheet(viewer, wanted, wanted.sheet)
-    return text
 
 
 def describe_pictures(facts: Facts, wanted: RenderOptions) -> Iterator[str]:
@@ -336,31 +323,21 @@ def _frames_in_words(frames: Sequence[int]) -> str:
     return f"{len(frames):,} frames from {frames[0]:,} to {frames[-1]:,}"
 
 
-def _render_sample(viewer: FieldViewer, wanted: RenderOptions) -> str:
-    """Write the picture or clip of the inspected sample; return the text for the terminal."""
+def _render_sample(viewer: FieldViewer, wanted: RenderOptions) -> Facts | None:
+    """Write the picture or clip of the inspected sample; return the facts about the file."""
     facts = viewer.inspection.facts
     if "sample" not in facts:
         raise shardio.InvalidArgument(f"{viewer.path}: there is no sample to show")
     number: int = facts["sample"]["sample"]
     frames = viewer.frames(number)
     if frames is None:
-        return ""
+        return None
     if not frames.n:
         raise shardio.InvalidArgument(
             f"{viewer.path}: sample {number} has nothing to show in field {viewer.name!r}"
         )
     numbers = _numbers(viewer, frames, wanted)
-    if wanted.image:
-        facts["image"] = _write_image(viewer, wanted, number, frames, numbers)
-    if not wanted.is_shown:
-        return ""
-    taken = list(frames.take(spread(numbers, _IN_TERMINAL), within(frames.size, MOVING_SIDE)))
-    intact = viewer.intact(number, taken)
-    return (
-        ""
-        if not any(one is not None for one in intact)
-        else encode_for_terminal(_with_placeholders(intact))
-    )
+    return _write_image(viewer, wanted, number, frames, numbers)
 
 
 def _numbers(viewer: FieldViewer, frames: FrameSequence, wanted: RenderOptions) -> Sequence[int]:
