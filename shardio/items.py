@@ -351,7 +351,7 @@ def load_with_workers(
         timeout_s: how long the loop waits for an item; None waits for ever.
         memory_bytes: the budget of the shared memory, and the limit for one item; by default half
             of the available memory.
-        start_method: how workers start: "zygote", "spawn", "forkserver" or "fork".
+        start_method: how workers start: "zygote" or "spawn".
 
     Raises:
         InvalidArgument: an argument is not acceptable.

@@ -111,8 +111,7 @@ class ShardLoader(Closing):
             to one of these, or to the shape to pad to; or `f(samples)`, from a list of dicts to a
             dict.
         start_method: how workers start: "zygote" forks them from a small process of shardio;
-            "spawn" executes an interpreter for each; "forkserver" imports what the transform needs
-            once and forks; "fork" forks this program; "thread" uses threads of this program. The
+            "spawn" executes an interpreter for each; "thread" uses threads of this program. The
             batches are the same.
         subset: the name of a subset, to load only its samples; by default that of an open
             ShardDataset.

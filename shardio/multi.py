@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_args
@@ -63,8 +62,7 @@ class MultiLoader(Closing):
             yet; and, separately, for the blocks that hold their larger arrays.
         timeout_s: how long to wait for a sample before a BatchTimeout that shows what every worker
             is doing; None waits for ever.
-        start_method: how workers start, as for `ShardLoader`: "zygote", "spawn", "forkserver" or
-            "fork".
+        start_method: how workers start, as for `ShardLoader`: "zygote" or "spawn".
         on_error: "raise" the exception of the dataset, or "skip" the sample and continue with its
             iterator. An iterator that cannot continue, such as a generator, ends there, with a
             warning, and the other workers continue. A crash of a worker is always raised.
@@ -140,18 +138,12 @@ class MultiLoader(Closing):
         if not self.nokill:
             self.kill()
         try:
-            iteration = self._gather(self._start)
+            iteration = self._gather()
         except InvalidArgument as error:
-            if self._start == "fork":
-                raise
-            warnings.warn(
-                f"the dataset cannot be pickled ({error.__cause__}), so workers are forks of this "
-                "process",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            self._start = "fork"
-            iteration = self._gather("fork")
+            raise InvalidArgument(
+                f"the dataset cannot be sent to worker processes ({error.__cause__}); make what "
+                "cannot be pickled, such as a generator or an open file, in its __iter__"
+            ) from error
         self._iterations.add(iteration)
         return iteration
 
@@ -170,7 +162,7 @@ class MultiLoader(Closing):
         self._epoch += 1
         return self._servers.epoch(self._epoch - 1)
 
-    def _gather(self, start: Start) -> SampleStream:
+    def _gather(self) -> SampleStream:
         self._error_budget = ErrorBudget(self._most_skips)
         return SampleStream(
             () if self.dataset is None else self.dataset,
@@ -178,7 +170,7 @@ class MultiLoader(Closing):
             prefix=self._whole_prefix,
             most_bytes=self._memory_bytes,
             timeout_s=self._timeout_s,
-            start=start,
+            start=self._start,
             error_budget=self._error_budget,
             say=_say if self.verbose else _say_nothing,
         )

@@ -196,7 +196,7 @@ Collate = (
     | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 )
 _TAILS: Final = get_args(Tail)
-_START_METHODS: Final = ("zygote", "spawn", "forkserver", "fork", "thread")
+_START_METHODS: Final = ("zygote", "spawn", "thread")
 _MAX_WORKERS: Final = 1024
 """More of them than any machine has use for; each takes descriptors, and 10 MB of memory."""
 

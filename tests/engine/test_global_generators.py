@@ -208,7 +208,7 @@ def rand():
     return default_generator._random.random()
 """
 
-METHODS = ["zygote", "spawn", "forkserver", "fork", "thread"]
+METHODS = ["zygote", "spawn", "thread"]
 
 
 def draw_from_torch(sample: dict[str, Any]) -> dict[str, Any]:
@@ -365,7 +365,7 @@ def test_torch_draws_the_same_for_any_number_of_workers(folder: str) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("method", ["zygote", "fork"])
+@pytest.mark.parametrize("method", ["zygote", "spawn"])
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_workers_that_load_items_draw_unlike_each_other_from_torch(
     method: Any, is_loaded: object

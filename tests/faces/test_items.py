@@ -160,25 +160,6 @@ def test_an_item_that_was_late_and_skipped_in_this_process_is_the_one_that_is_na
         list(items)
 
 
-def test_workers_may_be_forks_of_a_program_with_threads_that_hold_locks() -> None:
-    lock, stop = threading.Lock(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            stop.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    # Nothing is pickled: `stop` could not be.
-    loader = loader_of(lambda item: np.full(50_000, item + stop.is_set()))
-    try:
-        with load_with_workers(loader, range(6), 2, start_method="fork") as generator:
-            assert [int(array[0]) for array in generator] == list(range(6))
-    finally:
-        stop.set()
-        thread.join()
-
-
 # --- failures in this process ---------------------------------------------------------------
 
 

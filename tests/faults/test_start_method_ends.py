@@ -9,7 +9,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 # How many processes there are; two workers, but one thread: it hangs in a transform, and as those
 # run one at a time, another might never have its turn.
-N_PROCESSES = {"spawn": 4, "forkserver": 4, "fork": 4, "thread": 1}
+N_PROCESSES = {"spawn": 4, "thread": 1}
 METHODS = pytest.mark.parametrize("method", N_PROCESSES)
 
 PROGRAM = f"""{STUCK}
@@ -115,7 +114,7 @@ def test_nothing_is_left_when_the_program_ends_in_a_loop(
     assert stage.left_after() == {}
 
 
-@pytest.mark.parametrize("method", ["forkserver", "fork"])
+@pytest.mark.parametrize("method", ["zygote", "spawn"])
 def test_a_fork_of_main_keeps_no_worker_alive(stage: Scene, folder: str, method: str) -> None:
     then = """
 for batch in load():
@@ -128,30 +127,6 @@ for batch in load():
     main.kill()
     assert stage.left_after(but={fork_pid}) == {}
     assert fork_pid in stage.processes()
-
-
-def test_a_server_that_is_still_importing_ends_with_main(
-    stage: Scene, folder: str, tmp_path: Path
-) -> None:
-    (tmp_path / "slow.py").write_text(
-        "import os, time\nif os.getppid() == {main}: time.sleep(1000)\n".replace(
-            "{main}", "int(os.environ['MAIN'])"
-        )
-        + "def prepare(sample): return sample\n"
-    )
-    then = f"""
-sys.path.insert(0, {str(tmp_path)!r})
-os.environ['MAIN'] = str(os.getpid())
-import slow
-loader = load(slow.prepare)
-print('ready', flush=True)
-time.sleep(1000)
-"""
-    main = stage.start(_program(folder, "forkserver", then))
-    assert line(main) == "ready"
-    stage.wait_for_processes(3)  # main, the server, and who watches over main meanwhile
-    main.kill()
-    assert stage.left_after() == {}
 
 
 def test_ctrl_c_ends_a_wait_for_threads(stage: Scene, folder: str) -> None:
@@ -175,7 +150,7 @@ def test_ctrl_c_twice_in_quick_succession_leaves_nothing(
     assert stage.left_after() == {}
 
 
-@pytest.mark.parametrize("method", ["zygote", "fork", "thread"])
+@pytest.mark.parametrize("method", ["zygote", "thread"])
 def test_loaders_that_threads_make_and_iterate_leave_nothing(
     stage: Scene, folder: str, method: str
 ) -> None:

@@ -21,20 +21,18 @@ import shardio
 from shardio import InvalidArgument, ShardLoader
 from shardio._engine.dispatch import thread_workers
 from shardio._engine.dispatch.protocol import kept_file
-from shardio._workers.processes import stack_dumps, zygote_client
+from shardio._workers.processes import stack_dumps
 from shardio.errors import (
     BatchTimeout,
     ClosedError,
     TransformError,
-    UnsupportedEnvironment,
-    WorkerDied,
 )
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N = 60
-PROCESSES = ("zygote", "spawn", "forkserver", "fork")
+PROCESSES = ("zygote", "spawn")
 METHODS = (*PROCESSES, "thread")
 Sample = dict[str, Any]
 
@@ -80,7 +78,7 @@ def _hashes(folder: str, **options: Any) -> list[str]:
 
 # num_workers, prefetch, reuse. Interpreters are slow to start: of them fewer.
 _MANY = [(1, 3, False), (7, 0, True), (2, 5, False)]
-WAYS = {"zygote": _MANY, "forkserver": _MANY, "fork": _MANY, "thread": _MANY, "spawn": _MANY[2:]}
+WAYS = {"zygote": _MANY, "thread": _MANY, "spawn": _MANY[2:]}
 
 
 @pytest.mark.parametrize("transform", [None, draw, draw_globally])
@@ -131,21 +129,6 @@ def test_a_killed_worker_is_replaced_in_the_way_it_was_started(
                 assert [bits(batch) for batch in loader] == [bits(batch) for batch in other]
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_a_zygote_of_the_crews_own_that_is_killed_is_replaced(
-    folder: str, start_method: str
-) -> None:
-    seen: list[int] = []
-    with _loader(folder, start_method=start_method) as loader:
-        for batch in loader:
-            seen += batch.indices.tolist()
-            if batch.step == 1:
-                zygote = loader._engine._backend._pool._held.zygote  # type: ignore[union-attr]
-                assert zygote is not None and zygote is not zygote_client._current
-                os.kill(zygote.pid, signal.SIGKILL)
-    assert seen == list(range(N))
-
-
 # --- what they share with the program -------------------------------------------------------
 
 
@@ -164,8 +147,6 @@ def test_each_start_method_says_where_its_workers_come_from(folder: str) -> None
     assert found == {
         "zygote": {"served there"},
         "spawn": {"begun there"},
-        "forkserver": {"served there"},
-        "fork": {"main's there"},
         "thread": {"main's here"},
     }
 
@@ -192,7 +173,7 @@ def test_a_module_that_the_transform_needs_is_imported_as_often_as_said(
             found[start_method] = len(log.read_text().splitlines())
     finally:
         del sys.modules["needed_by_transform"]
-    assert found == {"zygote": 3, "spawn": 3, "forkserver": 1, "fork": 0, "thread": 0}
+    assert found == {"zygote": 3, "spawn": 3, "thread": 0}
 
 
 @pytest.mark.parametrize("start_method", METHODS)
@@ -206,7 +187,7 @@ def test_what_cannot_be_pickled_works_where_nothing_is_pickled(
             return {"told": sample["label"]}
 
     options = {"start_method": start_method, "transform": locked}
-    if start_method in ("fork", "thread"):
+    if start_method == "thread":
         with _loader(folder, **options) as loader:
             assert _told(loader) == set(range(N))
     else:
@@ -228,23 +209,6 @@ def test_what_the_program_changes_later_is_seen_by_threads_alone(
             continue
         state[0] = "new"
         assert _told(loader) == ({"new"} if start_method == "thread" else {"old"})
-
-
-def test_an_import_that_fails_in_the_server_is_told_by_the_workers(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "fails_elsewhere.py").write_text(
-        f"import os\nif os.getpid() != {os.getpid()}: raise ImportError('not here')\n"
-        "def prepare(sample): return sample\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    module = importlib.import_module("fails_elsewhere")
-    try:
-        with _loader(folder, start_method="forkserver", transform=module.prepare) as loader:
-            with pytest.raises((UnsupportedEnvironment, WorkerDied), match="not here"):
-                iter(loader)
-    finally:
-        del sys.modules["fails_elsewhere"]
 
 
 # --- threads --------------------------------------------------------------------------------
@@ -382,7 +346,7 @@ def _workers() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name.startswith("shardio-worker")}
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork", "thread"])
+@pytest.mark.parametrize("start_method", ["spawn", "thread"])
 def test_loaders_that_come_and_go_leave_no_thread_and_no_descriptor(
     folder: str, start_method: str, swept: None
 ) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -252,32 +249,6 @@ def test_a_function_that_cannot_be_unpickled_is_reported() -> None:
     texts = [event.text for event in events if isinstance(event, Failed)]
     assert len(texts) == 2
     assert all("LookupError: no such thing here" in text for text in texts)
-
-
-def test_a_fork_waits_for_imports_that_another_thread_is_in_the_midst_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lock that another thread holds stays held in a fork, where nobody can let go of it."""
-    begun, go_on = threading.Event(), threading.Event()
-    (tmp_path / "slow_to_import.py").write_text(
-        "import sys\nsys.modules['begun'].set()\nsys.modules['go_on'].wait()\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    for name, event in (("begun", begun), ("go_on", go_on), ("slow_to_import", None)):
-        monkeypatch.setitem(sys.modules, name, event)
-    del sys.modules["slow_to_import"]  # restored to nothing at the end
-
-    def use(channel: Channel) -> None:
-        importlib.import_module("slow_to_import")
-        channel.send(b"imported")
-
-    importing = threading.Thread(target=importlib.import_module, args=("slow_to_import",))
-    importing.start()
-    begun.wait()
-    threading.Timer(0.1, go_on.set).start()
-    with WorkerPool(1, use, preload=("slow_to_import",), start="fork") as pool:
-        assert _events(pool, 1) == [Message(0, b"imported")]
-    importing.join()
 
 
 @pytest.mark.usefixtures("swept")

@@ -121,10 +121,10 @@ def drop(folder: str) -> None:
 def load(folder: str, batch: int, order: Any, seconds: float, options: dict[str, Any]) -> None:
     """Be a run: print its figures."""
     begin_s = time.perf_counter()
-    # Forked, so that they have what is patched here.
+    # Threads, so that they have what is patched here.
     with ShardLoader(
         folder, batch, shuffle=order, num_workers=N_WORKERS, output="numpy", reuse=True,
-        start_method="fork", **options,
+        start_method="thread", **options,
     ) as loader:  # fmt: skip
         batches = iter(loader)
         n = len(next(batches)["label"])

@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="times each is measured (default: 3)")
     parser.add_argument(
         "--start-method",
-        choices=("zygote", "spawn", "forkserver", "fork"),
+        choices=("zygote", "spawn"),
         default="zygote",
         help="how workers start (default: zygote)",
     )

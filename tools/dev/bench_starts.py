@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, whic
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 N_SAMPLES = 3_200
-METHODS = ("zygote", "spawn", "forkserver", "fork", "thread")
+METHODS = ("zygote", "spawn", "thread")
 COLUMNS = {
     "first_ms": ("first batch, ms", min),
     "another_ms": ("another loader, ms", min),

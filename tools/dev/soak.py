@@ -139,7 +139,7 @@ class Soak:
             "transform": choose([None, draw]),
             "memory_bytes": memory,
             "access": choose(["auto", "pread"]),
-            "start_method": choose(["zygote"] * 6 + ["fork", "forkserver", "thread"]),
+            "start_method": choose(["zygote"] * 6 + ["spawn", "thread"]),
         }
 
     def episode(self) -> None:

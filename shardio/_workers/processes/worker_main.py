@@ -18,19 +18,13 @@ from typing import Final, Literal, NoReturn
 from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.linux import name_process
 
-__all__ = ["EXECUTE", "FORK", "LOAD", "Start", "Target", "execute", "import_all", "preload", "run"]
+__all__ = ["EXECUTE", "FORK", "Start", "Target", "execute", "preload", "run"]
 
-Start = Literal["zygote", "spawn", "forkserver", "fork"]
-"""The start method of worker processes: forked by the zygote that all pools share.
+Start = Literal["zygote", "spawn"]
+"""The start method of worker processes: forked by the zygote, or executing an interpreter too."""
 
-Forked by it and executing an interpreter; forked by a zygote of the pool, which has loaded the
-pool's function; or forked by main.
-"""
-
-FORK, EXECUTE, LOAD = range(3)
-"""The zygote's action for a worker: fork; fork and execute an interpreter; load the pool's
-function, unless it is loaded, and fork.
-"""
+FORK, EXECUTE = range(2)
+"""The zygote's action for a worker: fork; fork and execute an interpreter."""
 
 Target = Callable[[Channel], object]
 
@@ -40,16 +34,14 @@ GIVEN_AT: Final = 2
 """The index of the pool's first descriptor in a request, after channel and bootstrap payload."""
 
 
-def import_all(names: tuple[str, ...]) -> None:
-    """Import the modules that workers need; a worker reports a missing one when it needs it."""
+def preload(names: tuple[str, ...]) -> None:
+    """Import what workers will need, for all forks of this process.
+
+    A module that is missing is reported by the worker that needs it.
+    """
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-
-
-def preload(names: tuple[str, ...]) -> None:
-    """Import what workers will need, for all forks of this process."""
-    import_all(names)
     # A collection in a worker would write to, and so copy, every page of these objects. None is run
     # before: of 36,000 objects 500 are garbage, and finding them takes 12 ms.
     gc.freeze()
@@ -77,16 +69,15 @@ def begin(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
         os.set_inheritable(fd, False)
     # Before main's environment is applied: it includes one thread per library, as set here.
     preload(modules)
-    run(place, fds, None)
+    run(place, fds)
 
 
-def run(place: int, fds: _Fds, target: Target | None) -> NoReturn:
+def run(place: int, fds: _Fds) -> NoReturn:
     """Run the pool's function in this new worker, report its failure to main, and exit.
 
     Args:
         place: the worker's index in its pool.
         fds: its channel, the bootstrap payload, and the pool's descriptors.
-        target: the function, if it need not be unpacked.
     """
     name_process("shardio-worker")
     gc.enable()
@@ -98,11 +89,10 @@ def run(place: int, fds: _Fds, target: Target | None) -> NoReturn:
     channel = Channel(place, socket.socket(fileno=channel_fd), fds[GIVEN_AT:])
     code = 0
     try:
-        if target is None:
-            # Imported late, for main: it reads this module's constants before it needs cloudpickle.
-            from shardio._workers.processes.serialization import unpack
+        # Imported late, for main: it reads this module's constants before it needs cloudpickle.
+        from shardio._workers.processes.serialization import unpack
 
-            target = unpack(cargo_fd)
+        target: Target = unpack(cargo_fd)
         os.close(cargo_fd)
         target(channel)
     except BaseException as error:  # noqa: BLE001  # sys.exit and all: main gets it as text

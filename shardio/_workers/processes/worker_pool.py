@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
-from typing import Final
 
 from shardio._base.classes import Closing
 from shardio._workers.processes.channel import MAX_FDS, MAX_MESSAGE_BYTES, Channel, check_message
@@ -18,27 +17,24 @@ from shardio._workers.processes.linux import (
     Finalizer,
     WakeupEvent,
     interrupts_held,
-    memory_file,
     this_process,
 )
 from shardio._workers.processes.pool_events import Event, Failed, Message, PoolEventLoop
 from shardio._workers.processes.pool_state import PoolState, WorkerExit, WorkerHandle, end_all
 from shardio._workers.processes.serialization import pack
 from shardio._workers.processes.stack_dumps import ask_for_stacks
-from shardio._workers.processes.worker_main import EXECUTE, FORK, LOAD, Start, Target
+from shardio._workers.processes.worker_main import EXECUTE, FORK, Start, Target
 from shardio._workers.processes.zygote import CLEANUP, REQUEST
 from shardio._workers.processes.zygote_client import acquire
 from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
 __all__ = ["Channel", "WorkerPool", "WorkerExit", "Event", "Failed", "Message"]
 
-_WAYS: Final[dict[Start, int]] = {"spawn": EXECUTE, "forkserver": LOAD}
-
 
 class WorkerPool(Closing):
     """A pool of `n_workers` processes that each run `target(channel)`; it ends them on `close`.
 
-    `target` travels by cloudpickle, unless `start` is "fork". `fds` are duplicated and arrive as
+    `target` travels by cloudpickle. `fds` are duplicated and arrive as
     `channel.fds` in every worker; `preload` names modules that the zygote imports before it forks.
     Messages may be sent at once: they wait in the socket until the worker runs. `send`, `wait`
     and `restart` are for one thread at a time, `close` is for any. A pool that is collected without
@@ -61,14 +57,15 @@ class WorkerPool(Closing):
             raise InvalidArgument(f"n_workers is {n_workers}; a pool has at least 1 worker")
         if len(fds) > MAX_FDS - 2:
             raise InvalidArgument(f"{len(fds)} fds; a pool can be given at most {MAX_FDS - 2}")
-        self._preload, self._target, self._how = tuple(preload), target, start
+        self._preload = tuple(preload)
+        self._action = EXECUTE if start == "spawn" else FORK
         self._held = PoolState()
         self._watch = PoolEventLoop(self._held)
         self._finalizer = Finalizer(self, end_all, self._held)
         try:
             with interrupts_held():
                 self._acquire_zygote()
-            self._held.own_fds.append(memory_file() if start == "fork" else pack(target))
+            self._held.own_fds.append(pack(target))
             self._held.own_fds.extend(map(os.dup, fds))
             with interrupts_held():
                 for index in range(n_workers):
@@ -211,7 +208,7 @@ class WorkerPool(Closing):
 
     def _acquire_zygote(self) -> None:
         held = self._held
-        held.zygote = acquire(self._how, self._target, self._preload)
+        held.zygote = acquire()
         if held.session is not None:
             held.session.close()
         held.session = held.zygote.open_session(self._preload)
@@ -227,7 +224,7 @@ class WorkerPool(Closing):
             if held.session is not None:
                 request = [theirs.fileno(), cargo_fd, *given]
                 try:
-                    asked = REQUEST.pack(index, _WAYS.get(self._how, FORK))
+                    asked = REQUEST.pack(index, self._action)
                     socket.send_fds(held.session, [asked], request)
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # the zygote has ended; `wait` learns that from its pidfd

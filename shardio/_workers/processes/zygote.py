@@ -2,8 +2,7 @@
 
 It is exec'd, so it has none of main's threads, locks or memory, and it has NumPy and the codecs
 imported, so that forking a worker takes a few milliseconds. It never imports the user's
-`__main__` and never tinygrad. `zygote_client` is main's side, `worker_main` the worker's. Only
-for a pool that asks for it, a zygote of its own loads the pool's function or is a fork of main.
+`__main__` and never tinygrad. `zygote_client` is main's side, `worker_main` the worker's.
 
 Every pool has a *session*: a socket on which main requests workers and receives their exits.
 
@@ -38,11 +37,10 @@ from shardio._workers.processes.channel import RECEIVE, unpack_fds
 from shardio._workers.processes.linux import (
     die_with_parent,
     end_process,
-    has_ended,
     name_process,
     open_pidfd,
 )
-from shardio._workers.processes.worker_main import EXECUTE, LOAD, Target, execute, preload, run
+from shardio._workers.processes.worker_main import EXECUTE, execute, preload, run
 
 __all__ = [
     "ASK_FOR_STACKS",
@@ -54,7 +52,6 @@ __all__ = [
     "STARTED",
     "CLEANUP",
     "serve",
-    "serve_forked",
 ]
 
 REQUEST = struct.Struct(
@@ -79,20 +76,6 @@ def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoRetur
     _set_up()
     preload(modules)
     _Zygote(socket.socket(fileno=control_fd), main_pidfd, modules).run()
-
-
-def serve_forked(control: socket.socket, main_pidfd: int, target: Target) -> NoReturn:
-    """Run the zygote in a fork of main, with all its memory, for workers that run `target`."""
-    signal.set_wakeup_fd(-1)  # otherwise an event loop in main would receive our signals
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):  # main's handlers are for main
-            signal.signal(number, signal.SIG_DFL)
-    _set_up()
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    gc.freeze()  # main's objects are never collected here: their finalizers belong to main
-    _Zygote(control, main_pidfd, (), target).run()
 
 
 def _set_up() -> None:
@@ -122,21 +105,13 @@ class _Session:
 class _Zygote:
     """One epoll over main's pidfd, the control socket, the sessions and the workers' pidfds."""
 
-    def __init__(
-        self,
-        control: socket.socket,
-        main_pidfd: int,
-        modules: tuple[str, ...],
-        target: Target | None = None,
-    ) -> None:
+    def __init__(self, control: socket.socket, main_pidfd: int, modules: tuple[str, ...]) -> None:
         self.pid = os.getpid()
         self.modules = modules  # the modules that were imported
-        self.target = target  # the function of the pools that this zygote serves, once it has it
-        self.has_loaded = target is not None
         self.control = control
         self.main_pidfd = main_pidfd
         self.sessions: dict[int, _Session] = {}  # by descriptor
-        self.crew_of: dict[int, _Session] = {}  # by a worker's pidfd
+        self.session_of: dict[int, _Session] = {}  # by a worker's pidfd
         self.epoll = select.epoll()
         self.epoll.register(main_pidfd, select.EPOLLIN)
         self.epoll.register(control, select.EPOLLIN)
@@ -150,7 +125,7 @@ class _Zygote:
                     self._leave()
                 elif fd == self.control.fileno():
                     self._open_session()
-                elif fd in self.crew_of:
+                elif fd in self.session_of:
                     self._report_exit(fd)
                 else:
                     self._serve_session(self.sessions[fd], mask)
@@ -212,8 +187,6 @@ class _Zygote:
 
     def _start_worker(self, session: _Session, data: bytes, fds: tuple[int, ...]) -> None:
         place, way = REQUEST.unpack(data)
-        if way == LOAD and not self.has_loaded:
-            self._load(fds[1])
         try:
             pid = os.fork()
         except OSError as error:
@@ -223,40 +196,11 @@ class _Zygote:
                 self._become_worker(place, way, fds)
             pidfd = open_pidfd(pid)
             session.workers[pidfd] = (place, pid)
-            self.crew_of[pidfd] = session
+            self.session_of[pidfd] = session
             self.epoll.register(pidfd, select.EPOLLIN)
             self._reply(session, REPLY.pack(STARTED, place, pid, 0, 0), pidfd)
         for fd in fds:
             os.close(fd)
-
-    def _load(self, cargo_fd: int) -> None:
-        """Unpack the pool's function here, once for all its workers.
-
-        If that fails, each worker tries for itself and reports the failure. A guard ends this
-        process if main exits during the imports, which may take long and in which no other event is
-        handled.
-        """
-        self.has_loaded = True
-        guard = os.fork()
-        if guard == 0:
-            try:
-                die_with_parent(self.pid)
-                has_ended(self.main_pidfd, None)
-                os.kill(self.pid, signal.SIGKILL)
-            finally:
-                os._exit(0)
-        try:
-            from shardio._workers.processes.serialization import unpack
-
-            # User code may raise anything, sys.exit included
-            with contextlib.suppress(BaseException):
-                self.target = unpack(cargo_fd)
-                sys.stdout.flush()  # otherwise every worker would write it again
-        finally:
-            os.kill(guard, signal.SIGKILL)
-            os.waitpid(guard, 0)
-        gc.collect()
-        gc.freeze()
 
     def _become_worker(self, place: int, way: int, fds: tuple[int, ...]) -> NoReturn:
         try:
@@ -266,17 +210,17 @@ class _Zygote:
             self.control.close()
             for session in self.sessions.values():
                 session.socket.close()
-            for fd in (self.main_pidfd, *self.crew_of):
+            for fd in (self.main_pidfd, *self.session_of):
                 os.close(fd)
             if way == EXECUTE:
                 execute(place, fds, self.modules)
-            run(place, fds, self.target)
+            run(place, fds)
         finally:
             os._exit(1)  # whatever happens, a worker never continues as a second zygote
 
     def _report_exit(self, pidfd: int) -> None:
         ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        session = self.crew_of.pop(pidfd)
+        session = self.session_of.pop(pidfd)
         place, pid = session.workers.pop(pidfd)
         self.epoll.unregister(pidfd)
         os.close(pidfd)

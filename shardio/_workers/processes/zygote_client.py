@@ -1,12 +1,11 @@
-"""Main's side of the zygote: one for all crews of a process, started and ended by use.
+"""Main's side of the zygote: one for all pools of a process, started and ended by use.
 
-A pool may also have its own zygote. `acquire` and `release` count the users. Both may be called
-from any thread, `release` also from a finalizer that runs in the middle of either of them.
+`acquire` and `release` count the users. Both may be called from any thread, `release` also from a
+finalizer that runs in the middle of either of them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import signal
@@ -17,8 +16,6 @@ import threading
 from collections import deque
 
 from shardio._workers.processes.linux import end_process, explain_files, has_ended, open_pidfd
-from shardio._workers.processes.worker_main import Start, Target, import_all
-from shardio._workers.processes.zygote import serve_forked
 from shardio.errors import UnsupportedEnvironment
 
 __all__ = ["PRELOAD", "Zygote", "acquire", "release"]
@@ -43,27 +40,19 @@ class Zygote:
     """Main's handle on a zygote process: owned by `acquire` and `release`, ended by the last user.
 
     `pidfd` is readable once the process has ended. Creation does not wait for the imports of the
-    process (0.6 ms). With a `target`, the function of a pool, the zygote is a fork of this process,
-    made once this process has imported `preload`.
+    process (0.6 ms).
 
     Raises:
         UnsupportedEnvironment: the interpreter cannot be executed.
     """
 
-    def __init__(self, target: Target | None = None, preload: tuple[str, ...] = ()) -> None:
-        if target is not None:
-            # If another thread is in the middle of such an import, this waits for it; a fork made
-            # meanwhile would wait for ever.
-            import_all(preload)
+    def __init__(self) -> None:
         self.users = 0
         main_pidfd = open_pidfd(os.getpid())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                if target is None:
-                    self.pid = _spawn(theirs.fileno(), main_pidfd)
-                else:
-                    self.pid = _fork(ours, theirs, main_pidfd, target)
+                self.pid = _spawn(theirs.fileno(), main_pidfd)
             except OSError as error:
                 ours.close()
                 explain_files(error)
@@ -129,18 +118,9 @@ class Zygote:
         self._control.close()
 
 
-def acquire(
-    start: Start = "zygote", target: Target | None = None, preload: tuple[str, ...] = ()
-) -> Zygote:
-    """Return a zygote for a pool that runs `target` and needs `preload`; `release` it after use.
-
-    It is the one of this process, started if there is none, or one of the pool's own.
-    """
+def acquire() -> Zygote:
+    """Return the zygote of this process, started if there is none; `release` it after use."""
     global _current
-    if start in ("forkserver", "fork"):
-        zygote = Zygote(target, preload) if start == "fork" else Zygote()
-        zygote.users = 1
-        return zygote
     with _lock:
         if _current is None or not _current.is_running():
             _current = Zygote()
@@ -211,21 +191,6 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
     finally:
         for fd in sources:
             os.close(fd)
-
-
-def _fork(ours: socket.socket, theirs: socket.socket, main_pidfd: int, target: Target) -> int:
-    """Fork this process into a zygote; return its pid."""
-    for stream in (sys.stdout, sys.stderr):  # otherwise buffered output would be written twice
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            stream.flush()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            ours.close()
-            serve_forked(theirs, main_pidfd, target)
-        finally:
-            os._exit(1)  # whatever happens, it never continues as a second main
-    return pid
 
 
 def _forget() -> None:
