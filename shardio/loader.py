@@ -340,8 +340,8 @@ class ShardLoader(Closing):
         """Record who fills which batch when, and what the loop does meanwhile, inside a `with`.
 
         `with loader.trace("trace.json"):` around a loop writes a file for https://ui.perfetto.dev:
-        the iterations that begin inside it, their latest 4,096 batches of each worker and of the
-        loop. Without a path, `trace.save(path)` writes it later.
+        the iterations that begin inside it, their latest 512 batches of each worker and 4,096 of
+        the loop. Without a path, `trace.save(path)` writes it later.
 
         Raises:
             InvalidArgument: the loader is being traced already.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, Final, NamedTuple, Self
 
 from shardio._base.statistics import now_ns
-from shardio._engine.dispatch.counters import N_RECORDS, FillRecord
+from shardio._engine.dispatch.counters import FillRecord
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import EpochIteration
 from shardio._loading.iterator import BatchAssembler, LoaderIterator
@@ -24,6 +24,7 @@ from shardio.errors import InvalidArgument
 Event = dict[str, Any]
 """One event of the file."""
 
+_N_DELIVERIES: Final = 4096
 _MAIN: Final = 0
 """The row of the loop; worker k has row k + 1."""
 
@@ -41,8 +42,8 @@ class Delivery(NamedTuple):
 class Trace:
     """A recording of a loader's work, for as long as its `with` lasts.
 
-    The latest 4,096 batches of each worker are kept, and as many of the loop: those of iterations
-    that begin inside the `with`.
+    The latest 512 batches of each worker are kept, and 4,096 of the loop: those of iterations that
+    begin inside the `with`.
 
     Args:
         engine: the loader's.
@@ -56,7 +57,7 @@ class Trace:
         self._file: IO[str] | None = None
         self._began_ns = 0
         self._fillings: Sequence[Sequence[FillRecord]] = ()
-        self._deliveries: deque[Delivery] = deque(maxlen=N_RECORDS)
+        self._deliveries: deque[Delivery] = deque(maxlen=_N_DELIVERIES)
         self._epochs: dict[int, int] = {}
         self.is_recording = False
         """True inside the `with`."""

@@ -23,8 +23,8 @@ _LINE: Final = 8
 _FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM = range(7)
 _N_WORKERS, _N_SLOTS, _N_RECORDS, _IS_RECORDING = range(4)
 
-N_RECORDS: Final = 4096
-"""The number of recorded batches of each worker."""
+N_RECORDS: Final = 512
+"""The number of recorded batches of each worker: 32 KiB, which a limit of file sizes must allow."""
 
 _S_PER_NS: Final = 1e-9
 
