@@ -7,24 +7,17 @@ anything, into a folder that it makes for itself.
 from __future__ import annotations
 
 import os
-import pickle
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from shardio._workers.processes.channel import Channel, MessageAssembler, send_chunks
 from shardio._workers.processes.serialization import pack_error, unpack_error
-from shardio._workers.processes.worker_pool import Event, Failed, WorkerExit, WorkerPool
-from shardio._workers.ray_cluster import MAX_DEATHS, Cluster, Engine
+from shardio._workers.ray_cluster import Cluster, Engine
+from shardio._workers.tasks.task_pool import TaskPool
 from shardio.dataset.dataset import ShardDataset
-from shardio.errors import ShardioError, WorkerDied
+from shardio.errors import ShardioError
 
 R = TypeVar("R")
-
-_RESULT: Final = b"r"
-_ERROR: Final = b"e"
 
 
 class ShardJob:
@@ -76,78 +69,44 @@ def done_for_each(
         with Cluster(engine, sees=sees, n_at_once=workers) as cluster:
             yield from cluster.run(function, partial(next, jobs, None), _named)
     elif workers and n_shards:
-        with WorkerPool(
-            min(workers, n_shards), partial(_serve, function), preload=(__name__,)
-        ) as pool:
-            yield from _Round(pool, n_shards).run()
+        yield from _in_workers(function, n_shards, min(workers, n_shards))
     else:
         for number in range(n_shards):
             yield number, function(number)
 
 
-class _Round:
-    """The assignment of shards to the workers of a pool, which it borrows."""
+def _in_workers(
+    function: Callable[[int], R], n_shards: int, n_workers: int
+) -> Iterator[tuple[int, R]]:
+    """Run the jobs in worker processes: the next one in the first that is idle."""
+    with TaskPool(
+        partial(_try, function),
+        n_workers,
+        most_items=n_workers,
+        in_order=False,
+        preload=[__name__],
+        is_called="the job",
+    ) as pool:
+        n_done = n_put = 0
+        while n_done < n_shards:
+            while n_put < n_shards and pool.has_room:
+                n_put = 1 + pool.put(n_put, _named(n_put))
+            pool.wait()
+            while (finished := pool.take()) is not None:
+                number, (result, failure) = finished
+                if failure is not None:
+                    raise unpack_error(failure)
+                n_done += 1
+                yield number, result
 
-    def __init__(self, pool: WorkerPool, n_shards: int) -> None:
-        self._pool, self._waiting = pool, list(reversed(range(n_shards)))
-        self._doing: dict[int, int] = {}
-        self._n_deaths: Counter[int] = Counter()
-        self._pieces = MessageAssembler()
 
-    def run(self) -> Iterator[tuple[int, Any]]:
-        """Yield the number and the result of each shard as it finishes."""
-        for worker in range(len(self._pool)):
-            self._assign(worker)
-        while self._doing:
-            for event in self._pool.wait():
-                yield from self._take(event)
-
-    def _assign(self, worker: int) -> None:
-        if self._waiting:
-            self._doing[worker] = self._waiting.pop()
-            self._pool.send(worker, b"%d" % self._doing[worker])
-
-    def _take(self, event: Event) -> Iterator[tuple[int, Any]]:
-        if isinstance(event, WorkerExit):
-            self._on_worker_exit(event)
-        elif isinstance(event, Failed):
-            raise WorkerDied(f"a worker failed:\n{event.text}")
-        elif (whole := self._pieces.take(event.worker, event.data)) is not None:
-            if whole[:1] == _ERROR:
-                raise unpack_error(whole[1:])
-            number = self._doing.pop(event.worker)
-            self._assign(event.worker)
-            yield number, pickle.loads(whole[1:])  # from our own worker, never from data
-
-    def _on_worker_exit(self, died: WorkerExit) -> None:
-        """Give the shard of a crashed worker to another process."""
-        self._pieces.forget(died.worker)
-        number = self._doing.pop(died.worker, None)
-        if number is None:
-            return  # it was idle, and no jobs are left
-        self._n_deaths[number] += 1
-        if self._n_deaths[number] == MAX_DEATHS:
-            raise WorkerDied(
-                f"{MAX_DEATHS} workers ended over {_named(number)}: signal {died.signal}, exit "
-                f"code {died.exit_code}"
-            )
-        self._waiting.append(number)
-        self._pool.restart(died.worker)
-        self._assign(died.worker)
+def _try(function: Callable[[int], R], number: int) -> tuple[R | None, bytes | None]:
+    """Return the result of a job, or its packed error if that is clear without a traceback."""
+    try:
+        return function(number), None
+    except (ShardioError, OSError) as error:
+        return None, pack_error(error)
 
 
 def _named(number: int) -> str:
     return f"shard {number}"
-
-
-def _serve(function: Callable[[int], Any], channel: Channel) -> None:
-    """Do one job after another, as main names their shards. Runs in a worker."""
-    while (message := channel.recv()) is not None:
-        try:
-            answer = _RESULT + pickle.dumps(function(int(message)))
-        except Exception as error:  # noqa: BLE001  # it is raised in main
-            # These errors are clear by themselves
-            if not isinstance(error, ShardioError | OSError):
-                error.add_note(f"in a worker:\n{traceback.format_exc()}")
-            answer = _ERROR + pack_error(error)
-        send_chunks(channel, answer)

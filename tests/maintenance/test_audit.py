@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardio._workers.processes.worker_pool import Failed, Message, WorkerExit
 from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
@@ -221,61 +220,62 @@ def test_an_error_keeps_its_place_and_takes_the_rest_from_the_block() -> None:
 # --- workers --------------------------------------------------------------------------------
 
 
-class OneDeath:
-    """A pool of one whose worker dies of `signal` at the first shard, or fails."""
+def work(dataset: Path, at_first: Callable[[], object], **options: Any) -> dict[str, Any]:
+    """Verify in a worker that does something at the first shard."""
+    first = shard_names(dataset)[0]
 
-    def __init__(self, death: int | None) -> None:
-        self.death, self.restarted = death, 0
-        self.waiting: list[bytes] = []
+    def examine(name: str) -> Any:
+        if name == first:
+            at_first()
+        return examine_anyhow(dataset / name, "pread")
 
-    def __len__(self) -> int:
-        return 1
-
-    def send(self, index: int, message: bytes) -> None:
-        self.waiting.append(message)
-
-    def restart(self, index: int) -> None:
-        self.restarted += 1
-        self.waiting.clear()
-
-    def wait(self) -> list[Any]:
-        if self.restarted == 0 and self.death is not None:
-            return [WorkerExit(0, 1, self.death, None)]
-        examined = examine_anyhow(Path(os.fsdecode(self.waiting.pop(0))), "pread")
-        whole = json.dumps(asdict(examined)).encode()
-        half = len(whole) // 2
-        pieces = (b"+" + whole[:half], b"." + whole[half:])
-        return [Message(0, piece) for piece in pieces]
-
-
-def work(pool: Any, dataset: Path) -> dict[str, Any]:
     tally = runner._Tally(dataset, shard_names(dataset), None)
-    runner._ShardScheduler(pool, dataset, tally).run()
+    runner._examine_in_workers(tally, dataset, examine, 1, **options)
     return tally.examined
 
 
 def test_a_shard_whose_bytes_kill_the_worker_is_a_finding_and_the_rest_is_checked(
-    dataset: Path,
+    dataset: Path, tmp_path: Path
 ) -> None:
-    pool = OneDeath(signal.SIGBUS)
-    examined = work(pool, dataset)
+    log = tmp_path / "log"
+
+    def die() -> None:
+        with log.open("a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGBUS)
+
+    examined = work(dataset, die)
     first, *others = shard_names(dataset)
     assert [f.code for f in examined[first].findings] == ["unreadable"]
     assert [examined[name].n_samples for name in others] == [4] * (N_SHARDS - 1)
     assert len({examined[name].id for name in others}) == N_SHARDS - 1
-    assert pool.restarted == 1
+    assert log.read_text() == "x"
 
 
 def test_a_worker_that_is_killed_by_somebody_is_no_finding(dataset: Path) -> None:
-    with pytest.raises(WorkerDied, match="signal 9"):
-        work(OneDeath(signal.SIGKILL), dataset)
+    with pytest.raises(WorkerDied, match="2 workers crashed over item 0.*signal 9"):
+        work(dataset, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_a_worker_that_is_killed_once_costs_nothing(dataset: Path, tmp_path: Path) -> None:
+    once = tmp_path / "once"
+
+    def die_once() -> None:
+        if not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    examined = work(dataset, die_once, takes_part=True)
+    assert [examined[name].findings for name in shard_names(dataset)] == [()] * N_SHARDS
 
 
 def test_a_worker_that_fails_tells_how(dataset: Path) -> None:
-    pool = OneDeath(None)
-    pool.wait = lambda: [Failed(0, "Traceback: it broke")]  # type: ignore[method-assign]
-    with pytest.raises(WorkerDied, match="it broke"):
-        work(pool, dataset)
+    def fail() -> None:
+        raise RuntimeError("it broke")
+
+    with pytest.raises(RuntimeError, match="it broke") as caught:
+        work(dataset, fail)
+    assert "in fail" in caught.value.__notes__[0]
 
 
 def test_a_file_that_cannot_be_opened_is_a_finding(

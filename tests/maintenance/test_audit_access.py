@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio._workers.processes.worker_pool import Message
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Bytes
 from shardio.format.schema import Schema
@@ -116,11 +115,10 @@ class OneWorker:
 
     n_waits = 0
 
-    def __init__(self, n_workers: int, target: Any, *, preload: tuple[str, ...]) -> None:
-        self.n_workers, self._target, self._n_waits = n_workers, target, 0
-        self._told: list[bytes] = []
-        self._due: list[bytes] = []
-        self._answers: list[bytes] = []
+    def __init__(self, function: Any, n_workers: int, **options: object) -> None:
+        self.n_workers, self._function, self._n_waits = n_workers, function, 0
+        self._told: list[tuple[int, str]] = []
+        self._ready: list[tuple[int, Any]] = []
         self.examined: list[str] = []
 
     def __enter__(self) -> OneWorker:
@@ -128,28 +126,22 @@ class OneWorker:
 
     def __exit__(self, *what: object) -> None: ...
 
-    def __len__(self) -> int:
-        return 1
+    def put(self, name: str) -> int:
+        number = len(self._told) + len(self._ready) + len(self.examined)
+        self._told.append((number, name))
+        return number
 
-    def wait(self, timeout_s: float | None = None) -> list[Message]:
-        """Return the worker's message on the first shard it was given, as main receives it."""
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Let the worker examine the first shard that it was given."""
         self._n_waits += 1
         if timeout_s == 0 and self._n_waits <= self.n_waits:
-            return []
-        self._due, self._answers = [self._told.pop(0)], []
-        self.examined += [os.path.basename(os.fsdecode(name)) for name in self._due]
-        self._target(self)
-        return [Message(0, answer) for answer in self._answers]
+            return
+        number, name = self._told.pop(0)
+        self._ready.append((number, self._function(name)))
+        self.examined.append(name)
 
-    def recv(self) -> bytes | None:
-        return self._due.pop() if self._due else None
-
-    def send(self, *message: Any) -> None:
-        """From main, with the worker's number, or from the worker."""
-        if len(message) == 2:
-            self._told.append(message[1])
-        else:
-            self._answers.append(message[0])
+    def take(self) -> tuple[int, Any] | None:
+        return self._ready.pop() if self._ready else None
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -161,7 +153,7 @@ def test_bytes_that_the_disk_cannot_read_are_a_finding(
 
     path = write_shard(dataset / "a.shard", 5)
     monkeypatch.setattr(os, "preadv", refuse)
-    monkeypatch.setattr(runner, "WorkerPool", OneWorker)
+    monkeypatch.setattr(runner, "TaskPool", OneWorker)
     (finding,) = audit_shard(path, workers=workers)
     assert (finding.code, finding.message.partition(":")[0]) == (
         "unreadable",
@@ -199,7 +191,7 @@ def test_main_audits_too_while_shards_wait(
         return crews[0]
 
     flip(dataset / shard_names(dataset)[3], 4096)
-    monkeypatch.setattr(runner, "WorkerPool", make)
+    monkeypatch.setattr(runner, "TaskPool", make)
     monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
     monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
     report = audit_dataset(dataset)
@@ -222,7 +214,7 @@ def test_a_worker_has_shards_ahead_so_that_it_need_not_wait_for_main(
         return crews[0]
 
     names = [write_shard(tmp_path / f"{k:02d}.shard", 1).name for k in range(20)]
-    monkeypatch.setattr(runner, "WorkerPool", make)
+    monkeypatch.setattr(runner, "TaskPool", make)
     monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
     monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
     monkeypatch.setattr(runner, "MAX_AHEAD", most_ahead)
@@ -245,11 +237,11 @@ def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
 ) -> None:
     asked: list[int] = []
 
-    def refuse(n: int, *rest: Any, **options: Any) -> None:
+    def refuse(function: object, n: int, **options: Any) -> None:
         asked.append(n)
         raise InterruptedError
 
-    monkeypatch.setattr(runner, "WorkerPool", refuse)
+    monkeypatch.setattr(runner, "TaskPool", refuse)
     monkeypatch.setattr(runner, "usable_cpus", lambda: 3)
     monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
     with pytest.raises(InterruptedError):
@@ -259,6 +251,6 @@ def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
 
 def test_little_data_starts_no_process(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "usable_cpus", lambda: 3)
-    monkeypatch.setattr(runner, "WorkerPool", None)
+    monkeypatch.setattr(runner, "TaskPool", None)
     report = audit_dataset(dataset)
     assert (report.findings, report.n_shards) == ((), 5)

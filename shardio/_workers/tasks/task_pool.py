@@ -13,7 +13,7 @@ and waits otherwise. There is no thread in main.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ from shardio._workers.tasks.call_worker import (
 )
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
 from shardio._workers.tasks.skip_policy import ErrorBudget
-from shardio._workers.tasks.values import ValueBlocks, read_value
+from shardio._workers.tasks.values import ValueBlocks, pack_value, read_value, write_value
 from shardio.errors import BatchTimeout, TransformError, UnsupportedEnvironment, WorkerDied
 
 _NOTHING: Final[Bytes] = np.zeros(0, np.uint8)
@@ -149,12 +149,16 @@ class TaskPool(Closing):
         n_workers: how many processes, at least 1.
         most_items: how many items may have been put and not taken; by default two for each worker
             and two more.
+        depth: how many items a worker may have, the one that it is at included.
         in_order: True if values are taken in the order of their items, else as they get ready.
         memory_bytes: the budget of the blocks that values arrive in, and the limit of one value; by
             default half of the available memory.
         max_skips: how many items may fail and be left out; None raises the first failure.
         start_method: how workers start.
+        preload: names of modules to import before workers start.
         is_called: the function's name in messages.
+        on_crash: called with an item's name and the exit of the worker that crashed over it;
+            returns its value, or None to have another worker try once more.
 
     Raises:
         InvalidArgument: the function cannot be pickled.
@@ -167,18 +171,22 @@ class TaskPool(Closing):
         n_workers: int,
         *,
         most_items: int | None = None,
+        depth: int = DEPTH,
         in_order: bool = True,
         memory_bytes: int | None = None,
         max_skips: int | None = None,
         start_method: Start = "zygote",
+        preload: Sequence[str] = (),
         is_called: str = "the function",
+        on_crash: Callable[[Any, WorkerExit], Any] | None = None,
     ) -> None:
         self._is_called, self._in_order, self._n_workers = is_called, in_order, n_workers
         self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
+        self._on_crash = on_crash
         budget = default_budget() if memory_bytes is None else memory_bytes
         self.error_budget = ErrorBudget(max_skips)
         """The items that were left out; the owner may add items that failed elsewhere."""
-        self._schedule = Schedule(0, ENDLESS, n_workers)
+        self._schedule = Schedule(0, ENDLESS, n_workers, depth)
         self._calls: dict[int, PendingCall] = {}
         self._parts: deque[PendingCall] = deque()
         self._resumed: deque[tuple[int, int]] = deque()  # worker and step of generators to resume
@@ -191,8 +199,13 @@ class TaskPool(Closing):
         target = partial(call_for_main, function, budget, is_called)
         try:
             with files_explained():
-                given, how = [self._step_files.open(n_workers)], start_method
-                self._pool = WorkerPool(n_workers, target, fds=given, preload=_PRELOAD, start=how)
+                self._pool = WorkerPool(
+                    n_workers,
+                    target,
+                    fds=[self._step_files.open(n_workers)],
+                    preload=[*_PRELOAD, *preload],
+                    start=start_method,
+                )
         except BaseException:
             _let_go(None, self._blocks, self._step_files)
             raise
@@ -412,8 +425,15 @@ class TaskPool(Closing):
             raise UnsupportedEnvironment(f"workers crash before they begin anything: {how}")
         tasks = self._schedule.tasks_of(worker)
         if step is not None and step in tasks and not self._calls[step].is_suspended:
-            self._calls[step].n_deaths += 1
-            if self._calls[step].n_deaths == _MAX_DEATHS:
+            call = self._calls[step]
+            call.n_deaths += 1
+            value = None if self._on_crash is None else self._on_crash(call.item, died)
+            if value is not None:
+                call.give_back(self._blocks)
+                call.memory = _packed(value)
+                self._schedule.done(worker, step)
+                del tasks[step]
+            elif call.n_deaths == _MAX_DEATHS:
                 self._fail(worker, step, self._died(step, how))
                 del tasks[step]
         for each in tasks:
@@ -437,6 +457,14 @@ class TaskPool(Closing):
     def close(self) -> None:
         """End the workers, whatever they do. Values that are held stay valid. Idempotent."""
         self._end()
+
+
+def _packed(value: Any) -> bytearray:
+    """Return a value as a worker would have sent it with its answer."""
+    found = pack_value(value)
+    memory = bytearray(found.n_bytes)
+    write_value(found, np.frombuffer(memory, np.uint8))
+    return memory
 
 
 def _let_go(pool: WorkerPool | None, blocks: ValueBlocks, step_files: StepFiles) -> None:

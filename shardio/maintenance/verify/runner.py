@@ -7,22 +7,21 @@ and not the end; so this process maps none unless it is to do all by itself.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from shardio._workers.processes.channel import Channel, MessageAssembler, send_chunks
 from shardio._workers.processes.limits import usable_cpus
-from shardio._workers.processes.worker_pool import Event, Failed, Message, WorkerExit, WorkerPool
+from shardio._workers.processes.worker_pool import WorkerExit
 from shardio._workers.ray_cluster import LOCAL, Cluster, Engine
-from shardio.errors import ShardNotFound, WorkerDied
-from shardio.maintenance.verify.findings import Finding, Findings
+from shardio._workers.tasks.task_pool import TaskPool
+from shardio.errors import ShardNotFound
+from shardio.maintenance.verify.findings import Findings
 from shardio.maintenance.verify.shard import Examined, examine
 from shardio.storage.file_access import Access
 
@@ -40,20 +39,6 @@ def examine_anyhow(path: Path, access: Access) -> Examined:
     except OSError as error:
         findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
     return Examined(findings.close(), 0)
-
-
-def serve(access: Access, channel: Channel) -> None:
-    """Audit one shard after another, as main names them, until it is done."""
-    while (message := channel.recv()) is not None:
-        found = examine_anyhow(Path(os.fsdecode(message)), access)
-        send_chunks(channel, json.dumps(asdict(found)).encode())
-
-
-def examined_of(whole: bytes) -> Examined:
-    """Rebuild what `serve` sent."""
-    content: dict[str, Any] = json.loads(whole)
-    findings = tuple(Finding(**finding) for finding in content.pop("findings"))
-    return Examined(findings, **content)
 
 
 LITTLE_BYTES: Final = 512 << 20
@@ -93,7 +78,7 @@ def examine_all(
         engine: see `audit_dataset`.
 
     Raises:
-        WorkerDied: a worker was killed, other than by bytes that cannot be read.
+        WorkerDied: two workers crashed over a shard, other than by bytes that cannot be read.
     """
     tally = _Tally(root, names, progress)
     if engine.is_ray:
@@ -107,8 +92,8 @@ def examine_all(
         for name in names:
             tally.enter(name, examine_anyhow(root / name, access))
     else:
-        with WorkerPool(n_workers, partial(serve, access), preload=(serve.__module__,)) as pool:
-            _ShardScheduler(pool, root, tally).run(takes_part=takes_part)
+        examine = partial(_examine_there, root, access)
+        _examine_in_workers(tally, root, examine, n_workers, takes_part=takes_part)
     return {name: tally.examined[name] for name in names}
 
 
@@ -172,74 +157,56 @@ def _size_of(path: Path) -> int:
         return 0  # a missing or unreadable shard is reported when it is verified
 
 
-class _ShardScheduler:
-    """A scheduler that queues shards for every worker of a pool, some ahead of the current one.
+def _examine_in_workers(
+    tally: _Tally,
+    root: Path,
+    examine: Callable[[str], Examined],
+    n_workers: int,
+    *,
+    takes_part: bool = False,
+) -> None:
+    """Verify shards in worker processes, and some of them here meanwhile if this takes part.
 
     No worker waits for main, which may be in the middle of a shard of its own; but the last shards
     each go to the first idle worker.
     """
+    waiting, under_way = deque(tally.names), dict[int, str]()
+    with TaskPool(
+        examine,
+        n_workers,
+        most_items=n_workers * (1 + MAX_AHEAD),
+        depth=1 + MAX_AHEAD,
+        in_order=False,
+        preload=[__name__],
+        is_called="the verification",
+        on_crash=partial(_unreadable, root),
+    ) as pool:
+        while waiting or under_way:
+            while waiting and len(under_way) < n_workers * (1 + _n_ahead(len(waiting), n_workers)):
+                name = waiting.popleft()
+                under_way[pool.put(name)] = name
+            # Workers take a quarter of a second to start.
+            if takes_part and waiting:
+                name = waiting.popleft()
+                tally.enter(name, examine_anyhow(root / name, "pread"))
+                pool.wait(0)
+            else:
+                pool.wait()
+            while (finished := pool.take()) is not None:
+                number, examined = finished
+                tally.enter(under_way.pop(number), examined)
 
-    def __init__(self, pool: WorkerPool, root: Path, tally: _Tally) -> None:
-        self._pool, self._root, self._tally = pool, root, tally
-        self._waiting = list(reversed(tally.names))
-        self._tasks: dict[int, deque[str]] = {worker: deque() for worker in range(len(pool))}
-        """The queued shards of each worker, the current one first."""
-        self._pieces = MessageAssembler()
 
-    def run(self, *, takes_part: bool = False) -> None:
-        """Return when all shards are done; main verifies some of them itself if it takes part."""
-        for worker in self._tasks:
-            self._assign(worker)
-        while takes_part and self._waiting:  # workers take a quarter of a second to start
-            name = self._waiting.pop()
-            self._tally.enter(name, examine_anyhow(self._root / name, "pread"))
-            for event in self._pool.wait(0):
-                self._take(event)
-        for worker in self._tasks:
-            self._assign(worker)
-        while any(self._tasks.values()):
-            for event in self._pool.wait():
-                self._take(event)
+def _n_ahead(n_waiting: int, n_workers: int) -> int:
+    """Return how many shards a worker may have queued: fewer towards the end."""
+    return min(MAX_AHEAD, (n_waiting - 1) // (2 * n_workers))
 
-    def _assign(self, worker: int) -> None:
-        """Queue shards for a worker, the next one and some after that, while there are enough."""
-        tasks = self._tasks[worker]
-        while self._waiting and len(tasks) < 1 + self._n_ahead():
-            name = self._waiting.pop()
-            tasks.append(name)
-            self._pool.send(worker, os.fsencode(self._root / name))
 
-    def _n_ahead(self) -> int:
-        """Return how many shards a worker may have queued: fewer towards the end."""
-        return min(MAX_AHEAD, (len(self._waiting) - 1) // (2 * len(self._tasks)))
-
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Message):
-            whole = self._pieces.take(event.worker, event.data)
-            if whole is not None:
-                self._tally.enter(self._tasks[event.worker].popleft(), examined_of(whole))
-                self._assign(event.worker)
-        elif isinstance(event, Failed):
-            name = next(iter(self._tasks[event.worker]), "no shard")
-            raise WorkerDied(f"the audit of {name} failed in a worker:\n{event.text}")
-        else:
-            self._on_worker_exit(event)
-
-    def _on_worker_exit(self, died: WorkerExit) -> None:
-        """Note the shard that a worker died of, and go on with a new one."""
-        tasks = self._tasks[died.worker]
-        name = tasks.popleft() if tasks else None
-        self._waiting += reversed(tasks)
-        tasks.clear()
-        self._pieces.forget(died.worker)
-        if name is None or died.signal != signal.SIGBUS:
-            raise WorkerDied(
-                f"a worker that audited {name} ended early: signal {died.signal}, "
-                f"exit code {died.exit_code}"
-            )
-        findings = Findings(self._root / name)
-        message = "the disk cannot read some of its bytes, or the file was cut short meanwhile"
-        findings.add("unreadable", message)
-        self._tally.enter(name, Examined(findings.close(), 0))
-        self._pool.restart(died.worker)
-        self._assign(died.worker)
+def _unreadable(root: Path, name: str, died: WorkerExit) -> Examined | None:
+    """Return the finding that a worker died of: a mapped page that the disk cannot read."""
+    if died.signal != signal.SIGBUS:
+        return None
+    findings = Findings(root / name)
+    message = "the disk cannot read some of its bytes, or the file was cut short meanwhile"
+    findings.add("unreadable", message)
+    return Examined(findings.close(), 0)
