@@ -17,7 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from shardio._workers.processes.channel import Channel, MessageAssembler, send_chunks
+from shardio._workers.processes.channel import (
+    DESCRIPTOR_BYTES,
+    Channel,
+    pack_message,
+    unpack_message,
+)
 from shardio._workers.processes.worker_pool import Event, Failed, WorkerExit, WorkerPool
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import delete_record
@@ -232,7 +237,6 @@ class _UnitScheduler:
         pool: WorkerPool,
     ) -> None:
         self._units, self._job, self._state, self._pool = list(units), job, state, pool
-        self._pieces = MessageAssembler()
         self._unit_of: dict[int, int] = {}  # worker -> unit
         self._position_of: dict[int, int] = {}  # unit -> position of the input being read
         self._n_crashes: Counter[tuple[int, int | None]] = Counter()
@@ -257,8 +261,8 @@ class _UnitScheduler:
             self._on_worker_exit(event)
         elif isinstance(event, Failed):
             raise WorkerDied(f"a worker raised an exception{self._context(event)}\n{event.text}")
-        elif (whole := self._pieces.take(event.worker, event.data)) is not None:
-            message = pickle.loads(whole)
+        else:
+            message = pickle.loads(unpack_message(event.data, event.fds)[DESCRIPTOR_BYTES:])
             if isinstance(message, Exception):
                 raise message
             if isinstance(message, InputStarted):
@@ -272,7 +276,6 @@ class _UnitScheduler:
 
     def _on_worker_exit(self, event: WorkerExit) -> None:
         """Retry the unit of a crashed worker, without an input that has crashed two."""
-        self._pieces.forget(event.worker)
         number = self._unit_of.get(event.worker)
         if number is None:
             return  # it was idle, and no units are left
@@ -328,6 +331,12 @@ def _worker_main(job: ConversionJob, channel: Channel) -> None:
             unit = pickle.load(file)
         try:
             unlink(os.fsdecode(path))
-            convert_unit(unit, job, lambda event: send_chunks(channel, pickle.dumps(event)))
+            convert_unit(unit, job, partial(_send, channel))
         except (OSError, ShardioError) as error:  # raised unchanged in the main process
-            send_chunks(channel, pickle.dumps(error))
+            _send(channel, error)
+
+
+def _send(channel: Channel, event: object) -> None:
+    """Send main an event of any size; it has no descriptor."""
+    with pack_message(bytes(DESCRIPTOR_BYTES) + pickle.dumps(event)) as parcel:
+        channel.send(*parcel)

@@ -3,10 +3,9 @@
 Underneath is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each side sees the
 other exit, and nothing has a name in the file system.
 
-Messages longer than the socket takes travel in two ways. A batch task or reply is a descriptor of
-fixed length with a payload: `pack_message` puts a long payload into a memory file and sends the
-descriptor and one byte, which no plain message has. The workers of conversion and verification send
-long results in chunks (`send_chunks`, `MessageAssembler`).
+A message that may be longer than the socket takes is a descriptor of fixed length with a payload:
+`pack_message` puts a long payload into a memory file and sends the descriptor and one byte, which
+no plain message has.
 """
 
 from __future__ import annotations
@@ -165,31 +164,3 @@ def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
         return message[:DESCRIPTOR_BYTES] + os.pread(fd, os.fstat(fd).st_size, 0)
     finally:
         os.close(fd)
-
-
-_PIECE_BYTES: Final = MAX_MESSAGE_BYTES - 1
-_GOES_ON: Final = b"+"
-_ENDS: Final = b"."
-
-
-def send_chunks(channel: Channel, whole: bytes) -> None:
-    """Send any number of bytes, waiting while main is behind. Runs in a worker."""
-    for start in range(0, max(1, len(whole)), _PIECE_BYTES):
-        piece = whole[start : start + _PIECE_BYTES]
-        channel.send((_ENDS if start + len(piece) == len(whole) else _GOES_ON) + piece)
-
-
-class MessageAssembler:
-    """The unfinished messages of each worker of a pool."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, list[bytes]] = {}
-
-    def take(self, worker: int, message: bytes) -> bytes | None:
-        """Add a chunk; return the whole message if it was the last one, else None."""
-        self._waiting.setdefault(worker, []).append(message[1:])
-        return b"".join(self._waiting.pop(worker)) if message[:1] == _ENDS else None
-
-    def forget(self, worker: int) -> None:
-        """Drop the unfinished message of a worker that has exited."""
-        self._waiting.pop(worker, None)
