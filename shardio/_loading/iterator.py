@@ -20,7 +20,7 @@ from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.shard_storage import ShardPaths
+from shardio.dataset.open_files import ShardPaths
 from shardio.order.partition import RankPartition
 from shardio.outputs.adapters import TensorAdapter
 

@@ -19,8 +19,8 @@ from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles
 from shardio.dataset.gather import ColumnGather
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation
+from shardio.dataset.open_files import LocalStorage, ShardStorage
 from shardio.dataset.selection import RowSelection
-from shardio.dataset.shard_storage import LocalStorage, ShardStorage
 from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.order.sampling import check_one_argument

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset.open_files import OpenFiles, open_limit
-from shardio.dataset.shard_storage import ShardStorage
+from shardio.dataset.open_files import OpenFiles, ShardStorage, open_limit
 from shardio.errors import DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, distinct
 from shardio.format.fields import STREAMED

@@ -15,8 +15,8 @@ import numpy as np
 from shardio.dataset.dataset import Dataset, ShardDataset, groups_of, starts_of
 from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles
 from shardio.dataset.generation import ROWS, ColumnGroup, Generation
+from shardio.dataset.open_files import ShardStorage
 from shardio.dataset.selection import MixtureSelection
-from shardio.dataset.shard_storage import ShardStorage
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Field

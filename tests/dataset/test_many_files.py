@@ -22,7 +22,7 @@ from shardio.dataset import column_rows, files, open_files
 from shardio.dataset import dataset as dataset_module
 from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.files import check_mark_count, max_marks
-from shardio.dataset.shard_storage import LocalStorage, ShardPaths
+from shardio.dataset.open_files import LocalStorage, ShardPaths
 from shardio.errors import (
     ChecksumMismatch,
     InsufficientMemory,

@@ -38,7 +38,7 @@ from shardio.batch.layout import (
 )
 from shardio.batch.schema_inference import check_batch, infer_batch
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.shard_storage import ShardPaths
+from shardio.dataset.open_files import ShardPaths
 from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
 from shardio.order.permutation import OF_BATCHES, OF_COLLATION, SampleGenerators
