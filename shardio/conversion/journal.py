@@ -28,12 +28,7 @@ from shardio.format.layout import MAJOR, MINOR
 from shardio.maintenance import audit_shard
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import (
-    read_checksummed_json,
-    to_checksummed_json,
-    write_atomic,
-)
-from shardio.storage.fs import unlink
+from shardio.storage.fs import read_checksummed_json, to_checksummed_json, unlink, write_atomic
 
 WORK_FOLDER: Final = ".conversion"
 """The folder in `out` that holds the work of a conversion."""

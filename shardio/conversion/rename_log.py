@@ -31,12 +31,15 @@ from shardio.errors import (
     ShardUnsupported,
 )
 from shardio.maintenance.rewriting import sweep
-from shardio.storage.checksummed_json import (
+from shardio.storage.fs import (
+    make_folder,
     read_checksummed_json,
+    rename_exclusive,
+    sync_folder,
     to_checksummed_json,
+    unlink,
     write_atomic,
 )
-from shardio.storage.fs import make_folder, rename_exclusive, sync_folder, unlink
 
 _LOG_FILE: Final = "moves.json"
 _REPLACED: Final = "replaced"

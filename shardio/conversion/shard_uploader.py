@@ -19,12 +19,7 @@ from shardio.errors import DataError, ShardChanged, ShardNotFound
 from shardio.format.layout import PAGE
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import (
-    read_checksummed_json,
-    to_checksummed_json,
-    write_atomic,
-)
-from shardio.storage.fs import unlink
+from shardio.storage.fs import read_checksummed_json, to_checksummed_json, unlink, write_atomic
 from shardio.storage.remote.object_store import ObjectStore, no_cancel
 from shardio.storage.remote.storage import RangeFile
 

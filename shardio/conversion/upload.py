@@ -41,12 +41,15 @@ from shardio.errors import (
 )
 from shardio.format.checksum import hash_bytes
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import (
+from shardio.storage.fs import (
+    make_folder,
     read_checksummed_json,
+    remove_tree,
+    rename,
     to_checksummed_json,
+    unlink,
     write_atomic,
 )
-from shardio.storage.fs import make_folder, remove_tree, rename, unlink
 from shardio.storage.remote.locks import try_exclusive
 from shardio.storage.remote.object_store import ObjectStore, run_parallel
 from shardio.storage.remote.options import RemoteOptions

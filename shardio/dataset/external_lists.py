@@ -29,8 +29,13 @@ from shardio.format.checksum import content_id
 from shardio.format.schema import Schema, canonical_json
 from shardio.format.values import check_json
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import read_checksummed_json, read_file, write_atomic
-from shardio.storage.fs import refuse_links_outside, unlink
+from shardio.storage.fs import (
+    read_checksummed_json,
+    read_file,
+    refuse_links_outside,
+    unlink,
+    write_atomic,
+)
 
 MAX_INLINE_ENTRIES: Final = 4096
 """Entries that a list may have in the JSON of a generation; longer lists are external."""

@@ -44,12 +44,15 @@ from shardio.errors import (
 )
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import (
+from shardio.storage.fs import (
+    make_folder,
     read_checksummed_json,
+    refuse_links_outside,
+    remove_folder,
     to_checksummed_json,
+    unlink,
     write_atomic,
 )
-from shardio.storage.fs import make_folder, refuse_links_outside, remove_folder, unlink
 from shardio.views.row_sets import RowRuns
 
 POINTER: Final = "dataset.json"

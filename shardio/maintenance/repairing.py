@@ -32,7 +32,7 @@ from shardio.maintenance.verify.dataset import ends_of
 from shardio.maintenance.verify.shard import examine
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import read_checksummed_json
+from shardio.storage.fs import read_checksummed_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from shardio.errors import (
     SchemaError,
 )
 from shardio.maintenance import add_column, audit_dataset, compute_stats, merge, split
-from shardio.storage.checksummed_json import read_checksummed_json, to_checksummed_json
+from shardio.storage.fs import read_checksummed_json, to_checksummed_json
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -14,7 +14,7 @@ from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound
 from shardio.export import export
 from shardio.maintenance import add_column, audit_dataset, merge, reshard
-from shardio.storage.checksummed_json import to_checksummed_json
+from shardio.storage.fs import to_checksummed_json
 from shardio_tools import cli
 from tests.lines import contents, convert, install, texts, write
 

@@ -33,8 +33,8 @@ from shardio.maintenance.verify.dataset import audit_dataset
 from shardio.maintenance.verify.shard import examine_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import to_checksummed_json
 from shardio.storage.file_access import Access
+from shardio.storage.fs import to_checksummed_json
 from tests.corruption.forge import SMALL, read_everything, small_samples
 from tests.fuzz.mutate import records_of, set_records
 from tests.fuzz.parts import Parts

@@ -14,7 +14,7 @@ from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load
 from shardio.errors import DatasetCorrupt, ShardUnsupported
 from shardio.maintenance import add_column, audit_dataset
-from shardio.storage import checksummed_json
+from shardio.storage import fs
 from tests.maintenance.datasets import LABELS, labelled, tree, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -36,17 +36,15 @@ def forge(folder: Path, change: Callable[[Content], object]) -> Path:
     """Change the published generation, and make its digest right again."""
     place = folder / "generations/000003.json"
     content = {
-        key: value
-        for key, value in checksummed_json.read_checksummed_json(place).items()
-        if key != "digest"
+        key: value for key, value in fs.read_checksummed_json(place).items() if key != "digest"
     }
     change(content)
-    place.write_bytes(checksummed_json.to_checksummed_json(content))
+    place.write_bytes(fs.to_checksummed_json(content))
     return place
 
 
 def test_a_side_is_its_schema_and_its_shards(folder: Path) -> None:
-    content = checksummed_json.read_checksummed_json(folder / "generations/000003.json")
+    content = fs.read_checksummed_json(folder / "generations/000003.json")
     assert content["required"] == ["column_groups"]
     assert [field["name"] for field in content["schema"]["fields"]] == ["label", "source"]
     x, y = content["column_groups"]
@@ -57,7 +55,7 @@ def test_a_side_is_its_schema_and_its_shards(folder: Path) -> None:
     assert [shard["name"] for shard in y["shards"]] == ["g000003-000.shard", "g000003-001.shard"]
     assert [set(shard) for shard in x["shards"]] == [{"name", "samples", "bytes", "id"}] * 2
     assert (folder / x["shards"][1]["name"]).stat().st_size == x["shards"][1]["bytes"]
-    first = checksummed_json.read_checksummed_json(folder / "generations/000001.json")
+    first = fs.read_checksummed_json(folder / "generations/000001.json")
     assert not {"column_groups", "required"} & set(first)
 
 

@@ -20,7 +20,7 @@ from shardio.dataset.manifest import load, load_generation, publish, publish_nex
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
-from shardio.storage import checksummed_json
+from shardio.storage import fs
 from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset
 
@@ -148,9 +148,7 @@ def forge(place: Path, change: Callable[[dict[str, Any]], object]) -> None:
     del content["digest"]
     change(content)
     place.unlink()
-    checksummed_json.write_atomic(
-        place, checksummed_json.to_checksummed_json(content), exclusive=True
-    )
+    fs.write_atomic(place, fs.to_checksummed_json(content), exclusive=True)
 
 
 def with_subset(folder: Path) -> Generation:

@@ -27,7 +27,7 @@ from shardio.errors import (
 from shardio.format.fields import Array, Text, Video
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
-from shardio.storage import checksummed_json
+from shardio.storage import fs
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -67,9 +67,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     del content["digest"]
     change(content)
     path.unlink()
-    checksummed_json.write_atomic(
-        path, checksummed_json.to_checksummed_json(content), exclusive=True
-    )
+    fs.write_atomic(path, fs.to_checksummed_json(content), exclusive=True)
 
 
 @pytest.fixture
@@ -329,7 +327,7 @@ def test_no_value_of_a_generation_lies_inside_of_more_than_256_lists_and_objects
     with pytest.raises(SchemaError, match="nested more than 256 deep"):
         publish_in(tmp_path / "b", converter={"options": {"deep": deep(254)}})
     with monkeypatch.context() as patch:
-        patch.setattr(checksummed_json, "_TOO_DEEP", b"no such line")
+        patch.setattr(fs, "_TOO_DEEP", b"no such line")
         publish_in(tmp_path / "c", converter={"options": {"deep": deep(254)}})
     with pytest.raises(DatasetCorrupt, match="nested more than 256 deep"):
         load(tmp_path / "c")

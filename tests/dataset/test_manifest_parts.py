@@ -22,7 +22,7 @@ from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
 from shardio.maintenance import add_column, audit_dataset, compute_stats, repair
 from shardio.shard.writer import ShardSummary
-from shardio.storage import checksummed_json, fs
+from shardio.storage import fs
 from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset
 
@@ -59,9 +59,9 @@ def part(folder: Path, kind: str) -> Path:
 
 def forge(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     place = folder / "generations" / "000001.json"
-    content = checksummed_json.read_checksummed_json(place)
+    content = fs.read_checksummed_json(place)
     change(content)
-    place.write_bytes(checksummed_json.to_checksummed_json(content))
+    place.write_bytes(fs.to_checksummed_json(content))
 
 
 def forge_part(folder: Path, kind: str, content: bytes) -> None:
@@ -300,11 +300,11 @@ def test_inputs_that_break_a_rule_are_corrupt(
     ids=repr,
 )
 def test_what_names_no_part_is_corrupt(published: Path, wrong: dict[str, object]) -> None:
-    content = checksummed_json.read_checksummed_json(published / "generations" / "000001.json")
+    content = fs.read_checksummed_json(published / "generations" / "000001.json")
     for kind in ("shards", "inputs"):
         named = {**content[kind], **wrong} if wrong else {}
         (published / "generations" / "000001.json").write_bytes(
-            checksummed_json.to_checksummed_json({**content, kind: named})
+            fs.to_checksummed_json({**content, kind: named})
         )
         with pytest.raises(DatasetCorrupt, match=f"{kind} must be listed, or name a part"):
             load(published)

@@ -31,7 +31,7 @@ from shardio.format.layout import (
 )
 from shardio.shard import opening
 from shardio.shard.writer import ShardWriter
-from shardio.storage.checksummed_json import read_checksummed_json, to_checksummed_json
+from shardio.storage.fs import read_checksummed_json, to_checksummed_json
 from shardio.views.row_sets import RowRuns
 from tests.golden.second_reader import SecondReader
 

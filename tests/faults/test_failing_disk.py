@@ -19,7 +19,7 @@ import pytest
 from shardio.conversion.staging import Staging
 from shardio.dataset.manifest import load_generation
 from shardio.maintenance import audit_dataset, audit_shard
-from shardio.storage.checksummed_json import read_checksummed_json
+from shardio.storage.fs import read_checksummed_json
 from shardio_tools import cli
 from tests.faults.failing import Call, FailingDisk
 from tests.lines import contents, convert, install, write

@@ -10,7 +10,7 @@ from typing import Any, Final
 import zstandard
 
 from shardio.format.schema import canonical_json
-from shardio.storage.checksummed_json import to_checksummed_json
+from shardio.storage.fs import to_checksummed_json
 from tests.fuzz import seeds
 from tests.fuzz.converting import make_input
 from tests.fuzz.judge import Target

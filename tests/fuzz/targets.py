@@ -58,8 +58,8 @@ from shardio.shard.opening import expected_sections
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
 from shardio.shard.writer import ShardSummary
-from shardio.storage.checksummed_json import to_checksummed_json
 from shardio.storage.file_access import Access
+from shardio.storage.fs import to_checksummed_json
 from tests.corruption.forge import SMALL, small_samples
 from tests.fuzz.converting import ConverterFiles
 from tests.fuzz.judge import Target

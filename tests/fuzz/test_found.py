@@ -19,7 +19,7 @@ from shardio.maintenance.repairing import repair
 from shardio.maintenance.verify.dataset import audit_dataset, audit_shard
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
-from shardio.storage.checksummed_json import to_checksummed_json
+from shardio.storage.fs import to_checksummed_json
 from tests.fuzz import seeds
 from tests.fuzz.parts import Parts
 

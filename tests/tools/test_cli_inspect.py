@@ -16,7 +16,7 @@ import shardio
 from shardio import Array, Bytes, Json, List, Schema, ShardReader, Text
 from shardio.dataset.manifest import load, publish_next
 from shardio.format import values
-from shardio.storage import checksummed_json
+from shardio.storage import fs
 from shardio_tools import cli
 from shardio_tools.inspect.report import value_facts
 from tests.shards import EVERY_FIELD, media_sample, write_media, write_shard
@@ -367,7 +367,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads(path.read_bytes())
     del content["digest"]
     change(content)
-    path.write_bytes(checksummed_json.to_checksummed_json(content))
+    path.write_bytes(fs.to_checksummed_json(content))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from typing import Any
 import shardio
 from shardio.conversion.journal import plan_path
 from shardio.maintenance import audit_dataset, audit_shard
-from shardio.storage.checksummed_json import read_checksummed_json
+from shardio.storage.fs import read_checksummed_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
 
