@@ -31,7 +31,6 @@ from shardio.conversion.append import (
 from shardio.conversion.inputs import Listing, join_parts
 from shardio.conversion.journal import conversion_settings
 from shardio.conversion.plan import Unit, cut_units, has_items
-from shardio.conversion.ray_backend import run_on_ray
 from shardio.conversion.registry import (
     NoMatchingInputs,
     check_any_of_kind,
@@ -40,7 +39,7 @@ from shardio.conversion.registry import (
     make_source,
 )
 from shardio.conversion.report import ConversionReport, InputReport, Progress
-from shardio.conversion.scheduler import ConversionState, run_units
+from shardio.conversion.scheduler import ConversionState, run_on_ray, run_units
 from shardio.conversion.shard_uploader import ShardUploader
 from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging

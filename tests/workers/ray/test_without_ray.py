@@ -20,7 +20,7 @@ from shardio._base.version import __version__
 from shardio._workers import ray_cluster
 from shardio._workers.processes.zygote_client import Zygote, acquire, release
 from shardio._workers.ray_cluster import Cluster, Engine
-from shardio.conversion import ray_backend
+from shardio.conversion import scheduler
 from shardio.conversion.scheduler import run_units
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, WorkerDied
 from shardio.maintenance import add_column, audit_dataset, compute_stats
@@ -137,9 +137,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     yield stand_in
     assert not stand_in.is_on
     ray_cluster._function.cache_clear()
-    if ray_backend._shared_zygote.cache_info().currsize:
-        release(ray_backend._shared_zygote())
-        ray_backend._shared_zygote.cache_clear()
+    if scheduler._shared_zygote.cache_info().currsize:
+        release(scheduler._shared_zygote())
+        scheduler._shared_zygote.cache_clear()
 
 
 def squares(tmp_path: Path, n_jobs: int = 5, **options: Any) -> list[tuple[int, int]]:
@@ -391,7 +391,7 @@ def test_what_starts_processes_stays_for_the_units_to_come(
         found.append(acquire())
         return found[-1]
 
-    monkeypatch.setattr(ray_backend, "acquire", note)
+    monkeypatch.setattr(scheduler, "acquire", note)
     monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
     shardio.convert(range(2), tmp_path / "out", samples=lambda n: {"n": n}, engine="ray")
     (zygote,) = found
@@ -416,7 +416,7 @@ def test_a_cluster_goes_on_with_what_one_machine_has_finished_and_begun(
         begun.extend(unit.inputs[0].name for unit in units)
         run_units(units, *given)
 
-    monkeypatch.setattr(ray_backend, "run_units", run)
+    monkeypatch.setattr(scheduler, "run_units", run)
     convert(lines, out, workers=None, engine="ray", resume=True)
     assert contents(out) == contents(tmp_path / "whole")
     assert sorted(begun) == ["b/readme", "d/5.txt"]
