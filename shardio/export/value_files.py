@@ -166,14 +166,14 @@ def image_suffix(data: bytes) -> str:
     return next((suffix for start, suffix in _IMAGE_SIGNATURES if data.startswith(start)), ".jpg")
 
 
-_MAX_BYTES: Final = 120
+_MAX_NAME_BYTES: Final = 120
 """Maximum bytes of one path part; leaves room for a suffix and a number."""
 
 
 def safe_part(text: str) -> str:
     """Return a text as one file or folder name: never empty or hidden, and without separators."""
     kept = "".join("_" if c in '/\\:*?"<>|' or not c.isprintable() else c for c in text)
-    kept = kept.encode()[:_MAX_BYTES].decode(errors="ignore").rstrip(". ")
+    kept = kept.encode()[:_MAX_NAME_BYTES].decode(errors="ignore").rstrip(". ")
     if kept.startswith((".", "_", "~")):
         kept = f"x{kept}"
     return kept or "x"
