@@ -15,15 +15,18 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio._base.file_names import local_name
-from shardio.export.formats import ExportOptions, Prepare, SampleBatch, refuse_fields
-from shardio.export.value_files import (
+from shardio.export.formats import (
     Encode,
+    ExportOptions,
+    Prepare,
+    SampleBatch,
     distinct_names,
     export_dtype,
     field_spec,
     file_encoder,
     number_converter,
     preparation_of,
+    refuse_fields,
     safe_path,
 )
 from shardio.format.fields import Array, Bytes, Field, Json, Text

@@ -13,8 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardio.errors import InvalidArgument
-from shardio.export.formats import ExportOptions, Prepare, SampleBatch, refuse_fields
-from shardio.export.value_files import export_dtype, field_spec, number_converter, preparation_of
+from shardio.export.formats import (
+    ExportOptions,
+    Prepare,
+    SampleBatch,
+    export_dtype,
+    field_spec,
+    number_converter,
+    preparation_of,
+    refuse_fields,
+)
 from shardio.format.fields import (
     Array,
     Audio,

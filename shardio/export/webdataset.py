@@ -10,12 +10,16 @@ from typing import IO, Final
 import numpy as np
 
 from shardio.errors import InvalidArgument, SchemaError
-from shardio.export.formats import ExportOptions, Prepare, SampleBatch, SampleReader, refuse_fields
-from shardio.export.value_files import (
+from shardio.export.formats import (
     Encode,
+    ExportOptions,
+    Prepare,
+    SampleBatch,
+    SampleReader,
     file_encoder,
     has_suffix,
     preparation_of,
+    refuse_fields,
     safe_path,
     suffix_of,
 )

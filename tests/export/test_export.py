@@ -24,7 +24,7 @@ from shardio import (
 from shardio.errors import DatasetExists, UnsupportedEnvironment
 from shardio.export import api, export
 from shardio.export.api import ExportTarget
-from shardio.export.value_files import distinct_names, safe_part, safe_path
+from shardio.export.formats import distinct_names, safe_part, safe_path
 from shardio.format.layout import Kind
 from shardio.maintenance import split
 from shardio.storage import fs
