@@ -4,11 +4,9 @@ A worker may crash because of the file it reads (a bug in a decoder) or for anot
 kernel ran out of memory). So its unit is retried in a new process. An input that crashes a second
 process is skipped as broken, with that reason, and all other inputs are converted.
 
-Run the units of a plan on the machines of a Ray cluster.
-
-As on one machine, a unit is converted by a process of its own, which is replaced if an input
-crashes it. Each attempt writes to a new folder; only this process moves the folder of a finished
-attempt to the unit's place. So a machine that was given up but still runs cannot do damage.
+On a Ray cluster, too, a unit is converted by a process of its own. Each attempt writes to a new
+folder; only this process moves the folder of a finished attempt to the unit's place. So a machine
+that was given up but still runs cannot do damage.
 """
 
 from __future__ import annotations

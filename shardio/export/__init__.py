@@ -3,10 +3,8 @@
 | module | contents |
 |---|---|
 | `api` | `export`: select fields, write, publish |
-| `formats` | `SampleReader`: verified batches of samples; `Exporter`: the interface of a format |
-| `value_files` | a field's value as a file: encoding, suffix and safe file names |
+| `formats` | `SampleReader`: verified batches of samples; `Exporter`: the interface of a format; values as files |
 | `webdataset`, `parquet`, `files` | the formats |
-| `target` | the output folder, which appears complete or not at all |
 """
 
 from shardio.export.api import ExportProgress, ExportReport, export

@@ -1,6 +1,7 @@
-"""The interface between an export and its formats: options, batches of samples, exporters.
+"""The interface between an export and its formats, and what formats share.
 
-Values as files: their bytes, suffixes, field specs, and safe names built from any text.
+Options, batches of samples and exporters; values as files: their bytes, suffixes, field specs, and
+safe names built from any text.
 """
 
 from __future__ import annotations

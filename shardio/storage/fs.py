@@ -5,9 +5,8 @@ name of the file, which the system omits for a write, and the limit if RLIMIT_FS
 and the tools that prove crash safety replace `perform` to count the calls, to make one of them
 fail, or to end the process there.
 
-Small JSON files with a digest of themselves: written atomically, checked when read.
-
-The manifest stores `dataset.json` and generations in this form.
+Small JSON files, such as `dataset.json`, have a digest of themselves: they are written atomically
+and checked when read.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ def test_an_empty_name_is_never_the_current_folder(
         elif how == "merge":
             merge("", made)
         elif how == "export":
-            export(made, "", "npy")
+            export(made, "", "files")
         else:
             shardio.DatasetWriter("", shardio.Schema({"x": Array("int64")}))
     assert not [*Path().iterdir()]

@@ -1,6 +1,6 @@
 """Convert arrays to tinygrad tensors, sharing memory where the device allows it.
 
-Convert YUV 4:2:0 frames to RGB with tinygrad operations: half the bytes to the device.
+`yuv420_to_rgb` is for users, to call on batches in their own step: half the bytes to the device.
 """
 
 from __future__ import annotations
