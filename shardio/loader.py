@@ -33,7 +33,7 @@ from shardio.errors import InvalidArgument
 from shardio.media.audio import Sound
 from shardio.order.partition import Tail
 from shardio.order.sampling import Sampler, SamplingOptions, Shuffle
-from shardio.outputs.adapters import Output, create_adapter
+from shardio.outputs import Output, create_adapter
 from shardio.serving.client.protocol import is_address
 from shardio.serving.client.remote_loader import RemoteLoader, to_be_read_here
 from shardio.shard.verification import Verify

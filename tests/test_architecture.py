@@ -56,7 +56,7 @@ OUTERMOST = 16
 # own, and nothing of its own level but itself. "" is what lies in no folder.
 LEVELS = {
     "shardio._workers": (
-        ("ray",),  # Ray stops here
+        ("",),  # `ray_cluster`: Ray stops here
         ("processes",),  # worker processes, and the memory they share
         ("tasks",),  # functions over items, in workers, threads, coroutines
     ),

@@ -22,7 +22,7 @@ from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.open_files import ShardPaths
 from shardio.order.partition import RankPartition
-from shardio.outputs.adapters import TensorAdapter
+from shardio.outputs import TensorAdapter
 
 
 class Epochs:

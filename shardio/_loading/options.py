@@ -22,7 +22,7 @@ from shardio.format.schema import Schema
 from shardio.media.audio import Sound
 from shardio.order.partition import Tail, rank_from_environment
 from shardio.order.sampling import SamplingOptions, check_not_distributed, check_one_argument
-from shardio.outputs.adapters import OUTPUTS, Output
+from shardio.outputs import OUTPUTS, Output
 from shardio.samples.clips import ClipSpec, default_clip, resolve_video_field, select_clips
 from shardio.samples.media import (
     audio_fields,

@@ -1,13 +1,65 @@
-"""Loader outputs: NumPy arrays, or tensors of tinygrad, torch or JAX, imported on demand."""
+"""Loader outputs: NumPy arrays, or tensors of tinygrad, torch or JAX.
+
+A framework is imported only when its adapter is created: workers and output="numpy" need none.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
+
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from shardio.outputs.tinygrad.adapter import yuv420_to_rgb
 
 __all__ = ["yuv420_to_rgb"]
+
+Output = Literal["tinygrad", "numpy", "torch", "jax"]
+OUTPUTS: Final = get_args(Output)
+
+
+class TensorAdapter(Protocol):
+    """An adapter that makes tensors of arrays over a block.
+
+    `aliases` is True if a tensor shares the memory of its array, and so shows later writes to the
+    block.
+    """
+
+    aliases: bool
+
+    def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
+        """Make a tensor of one field; it holds `owner` while it or a part of it is referenced."""
+
+    def fixed(
+        self, array: npt.NDArray[Any], dtype: str | None = None
+    ) -> Callable[[npt.NDArray[Any]], Any]:
+        """Return a function that copies values of one field into a tensor reused for batches."""
+
+    def synchronize(self) -> None:
+        """Wait until queued work no longer reads memory that was released."""
+
+
+def create_adapter(output: str, device: Any) -> TensorAdapter | None:
+    """Return the adapter for an output, on a device; None for NumPy arrays.
+
+    Raises:
+        InvalidArgument: the framework has no such device.
+        UnsupportedEnvironment: it is not installed, or cannot open the device.
+    """
+    if output == "tinygrad":
+        from shardio.outputs.tinygrad.adapter import TinygradAdapter
+
+        return TinygradAdapter(device)
+    if output == "torch":
+        from shardio.outputs.torch import TorchAdapter
+
+        return TorchAdapter(device)
+    if output == "jax":
+        from shardio.outputs.jax import JaxAdapter
+
+        return JaxAdapter(device)
+    return None
 
 
 def __getattr__(name: str) -> object:

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from shardio.errors import UnsupportedEnvironment
-from shardio.outputs.adapters import create_adapter
+from shardio.outputs import create_adapter
 
 
 @pytest.mark.parametrize("package", ["torch", "jax"])

@@ -22,7 +22,7 @@ from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, this_process
 from shardio.batch.batch import Batch
 from shardio.errors import ClosedError, InvalidArgument
-from shardio.outputs.adapters import OUTPUTS, Output, TensorAdapter, create_adapter
+from shardio.outputs import OUTPUTS, Output, TensorAdapter, create_adapter
 from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.connection import ClientKeys, client_keys
 from shardio.serving.client.handshake import Arrived, Opened, State, as_json
