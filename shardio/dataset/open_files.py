@@ -1,8 +1,9 @@
 """The open files of a dataset, and the storage that they lie in: a folder, or an object store.
 
 A dataset pins every file that it opens and unpins it when it is no longer used. A storage can thus
-download a file first, and evict unpinned ones. Files are opened on demand. If there are many, only a limited number is open at a time, and the least recently used are evicted.
-An evicted file is not closed: existing users continue, and its map lives as long as its last view.
+download a file first, and evict unpinned ones. Files are opened on demand. If there are many, only
+a limited number is open at a time, and the least recently used are evicted. An evicted file is not
+closed: existing users continue, and its map lives as long as its last view.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 | module | contents |
 |---|---|
 | `api` | `export`: select fields, write, publish |
-| `formats` | `SampleReader`: verified batches of samples; `Exporter`: the interface of a format; values as files |
+| `formats` | `SampleReader`: verified batches; `Exporter`: a format's interface; values as files |
 | `webdataset`, `parquet`, `files` | the formats |
 """
 
