@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
+from shardio._base.callers import refuse_unknown_options
 from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
@@ -40,6 +41,21 @@ from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
+
+_HABITS: Final = {
+    "batch_sampler": "give sampler= the order of samples, and batch_size",
+    "collate_fn": 'write collate="pad", "ragged", "list" or a function; equal shapes are stacked',
+    "drop_last": 'write tail="drop" instead of drop_last=True',
+    "generator": "write seed=; every epoch has an order of its own",
+    "multiprocessing_context": "write start_method=",
+    "num_samples": "write n_draws=",
+    "persistent_workers": "workers always stay until the loader is closed",
+    "pin_memory": 'write device="cuda" to have batches copied to the GPU',
+    "prefetch_factor": "write prefetch=, the number of batches beyond one for each worker",
+    "timeout": "write timeout_s=, None where torch has 0",
+    "worker_init_fn": "nothing has to be seeded: write transform(sample, rng), and draw from rng",
+}
+"""The options of torch's DataLoader, each with what to write here."""
 
 
 class ShardLoader(Closing):
@@ -141,6 +157,8 @@ class ShardLoader(Closing):
 
     def __new__(cls, *arguments: Any, **options: Any) -> Any:
         """Of the address of a server, make a RemoteLoader, which iterates and resumes alike."""
+        if cls.__init__ is ShardLoader.__init__:
+            refuse_unknown_options(cls.__name__, options, cls.__init__, _HABITS)
         dataset = arguments[0] if arguments else options.pop("dataset", None)
         if cls is ShardLoader and is_address(dataset):
             return RemoteLoader(dataset, *arguments[1:], **options)

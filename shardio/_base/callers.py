@@ -1,10 +1,11 @@
-"""User code around the library: signatures of its functions, and the stack level of warnings."""
+"""User code around the library: signatures, options typed by habit, the stack level of warnings."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from shardio.errors import InvalidArgument
@@ -24,6 +25,31 @@ def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
     if len(required) > 2 or by_name or not (places or takes_any):
         raise InvalidArgument(f"{name} must take ({given}) or ({given}, rng); it takes {signature}")
     return len(required) == 2 or (len(places) > 1 and places[1].name == "rng")
+
+
+def refuse_unknown_options(
+    name: str, given: Iterable[str], function: Callable[..., Any], habits: Mapping[str, str]
+) -> None:
+    """Refuse options that a function does not have, and say what to write instead.
+
+    Args:
+        name: of the function, for the message.
+        given: the names of the options.
+        function: whose signature has the known ones.
+        habits: for options of other libraries, what to write here.
+
+    Raises:
+        TypeError: one is unknown.
+    """
+    known = list(inspect.signature(function).parameters)[1:]
+    for option in given:
+        if option in known:
+            continue
+        if option in habits:
+            raise TypeError(f"{name} has no option {option!r}: {habits[option]}")
+        close = difflib.get_close_matches(option, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(known)}"
+        raise TypeError(f"{name} has no option {option!r}: {hint}")
 
 
 def caller_stacklevel() -> int:

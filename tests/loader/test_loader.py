@@ -517,7 +517,7 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ({"memory_bytes": 1e9}, "memory_bytes must be an integer from 1 up; found 1000000000.0"),
         ({"verify": "last"}, "verify must be one of off, first, always; found 'last'"),
         ({"reuse": "yes"}, "reuse must be one of True, False; found 'yes'"),
-        ({"start_method": "threads"}, "start_method must be one of 'zygote', 'spawn', 'forkser"),
+        ({"start_method": "threads"}, "start_method must be one of 'zygote', 'spawn', 'thread"),
     ],
 )
 def test_an_option_that_is_not_acceptable_is_refused_with_what_is(
@@ -624,6 +624,44 @@ def test_in_the_fast_lane_batches_on_another_device_are_the_same_tensors(
 
 
 # --- the reference page ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("drop_last", 'tail="drop" instead of drop_last=True'),
+        ("collate_fn", 'collate="pad"'),
+        ("num_samples", "n_draws="),
+        ("pin_memory", 'device="cuda"'),
+        ("persistent_workers", "workers always stay"),
+        ("prefetch_factor", "prefetch="),
+        ("worker_init_fn", r"transform\(sample, rng\)"),
+        ("generator", "seed="),
+        ("timeout", "timeout_s="),
+        ("batch_sampler", "sampler="),
+        ("multiprocessing_context", "start_method="),
+        ("shufle", "did you mean 'shuffle'"),
+        ("zzz", "its options are dataset, batch_size, fields, shuffle"),
+    ],
+)
+@pytest.mark.parametrize("dataset", ["nowhere/", "tcp://127.0.0.1:1"])
+def test_an_option_typed_by_habit_is_answered_with_what_to_write(
+    dataset: str, option: str, said: str
+) -> None:
+    options: dict[str, Any] = {option: None}
+    with pytest.raises(TypeError, match=f"ShardLoader has no option '{option}': .*{said}"):
+        ShardLoader(dataset, 4, **options)
+
+
+def test_a_loader_of_ones_own_may_have_options_of_its_own(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "set", 16, 1, TWO_FIELDS, two_fields(16))
+
+    class Mine(ShardLoader):
+        def __init__(self, dataset: str, *, twice: bool) -> None:
+            super().__init__(dataset, 8 if twice else 4, output="numpy", num_workers=0)
+
+    with Mine(folder, twice=True) as loader:
+        assert len(next(iter(loader))["label"]) == 8
 
 
 def test_the_reference_lists_every_option_with_its_default() -> None:
