@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from shardio.items import Loader, SharedMemoryShim, load, load_with_workers
     from shardio.loader import ShardLoader
     from shardio.multi import MultiLoader
-    from shardio.pipeline import DataLoader, MapIterator, Pipeline
+    from shardio.order.sampling import WeightedSampler
+    from shardio.pipeline import DataLoader, Pipeline
     from shardio.shard.reader import ShardReader
     from shardio.shard.writer import ShardWriter
     from shardio.views.clips import Clip
@@ -61,7 +62,6 @@ __all__ = [
     "Json",
     "List",
     "Loader",
-    "MapIterator",
     "MediaError",
     "MultiLoader",
     "Outcome",
@@ -78,6 +78,7 @@ __all__ = [
     "Source",
     "Text",
     "Video",
+    "WeightedSampler",
     "WorkerDied",
     "__version__",
     "convert",
@@ -104,7 +105,6 @@ _HOMES = {
     "List": "shardio.format.fields",
     "Loader": "shardio.items",
     "MultiLoader": "shardio.multi",
-    "MapIterator": "shardio.pipeline",
     "Outcome": "shardio.conversion",
     "Pipeline": "shardio.pipeline",
     "Schema": "shardio.format.schema",
@@ -116,6 +116,7 @@ _HOMES = {
     "Source": "shardio.conversion",
     "Text": "shardio.format.fields",
     "Video": "shardio.format.fields",
+    "WeightedSampler": "shardio.order.sampling",
     "convert": "shardio.conversion",
     "load": "shardio.items",
     "load_with_workers": "shardio.items",

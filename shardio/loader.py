@@ -48,11 +48,14 @@ _HABITS: Final = {
     "drop_last": 'write tail="drop" instead of drop_last=True',
     "generator": "write seed=; every epoch has an order of its own",
     "multiprocessing_context": "write start_method=",
-    "num_samples": "write n_draws=",
+    "n_draws": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
+    "num_samples": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
     "persistent_workers": "workers always stay until the loader is closed",
     "pin_memory": 'write device="cuda" to have batches copied to the GPU',
     "prefetch_factor": "write prefetch=, the number of batches beyond one for each worker",
+    "replacement": "write sampler=shardio.WeightedSampler(weights, replacement=…)",
     "timeout": "write timeout_s=, None where torch has 0",
+    "weights": "write sampler=shardio.WeightedSampler(weights)",
     "worker_init_fn": "nothing has to be seeded: write transform(sample, rng), and draw from rng",
 }
 """The options of torch's DataLoader, each with what to write here."""
@@ -80,12 +83,8 @@ class ShardLoader(Closing):
         seed: the seed of the order and of the transform's generators, from 0 up.
         sampler: the numbers of an epoch's samples in their order, repetitions allowed; a torch
             sampler, iterated for each epoch with the global generators seeded; or a function that
-            maps the number of an epoch to such numbers, always the same ones.
-        weights: the relative probability of each sample, from 0 up; an epoch then consists of
-            draws.
-        replacement: True if a sample may be drawn more than once in an epoch.
-        n_draws: the number of draws in an epoch; by default the number of samples or, without
-            replacement, the number of samples with a weight above 0.
+            maps the number of an epoch to such numbers, always the same ones. A
+            `shardio.WeightedSampler` draws samples by their weights.
         num_workers: the number of worker processes; by default the number of CPUs that this process
             may use. 0 does all work in this process, with the same batches.
         transform: `f(sample)` or `f(sample, rng)`, from a dict of fields to a dict of fields, run
@@ -173,9 +172,6 @@ class ShardLoader(Closing):
         shuffle: Shuffle = False,
         seed: int = 0,
         sampler: Sampler | None = None,
-        weights: Any = None,
-        replacement: bool = True,
-        n_draws: int | None = None,
         num_workers: int | None = None,
         transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
@@ -235,7 +231,7 @@ class ShardLoader(Closing):
             sound=sound,
             pack=pack,
         )
-        sampling = SamplingOptions(shuffle, seed, sampler, weights, replacement, n_draws)
+        sampling = SamplingOptions(shuffle, seed, sampler)
         self._trace: Trace | None = None
         self._options = check_options(opened, sampling, asked)
         clips = cut_of(self._options, opened, is_asked=clip is not None)

@@ -22,7 +22,12 @@ from shardio.format.checksum import hash_bytes
 from shardio.order.mixture_order import MixtureSizes
 from shardio.order.partition import RankPartition
 from shardio.order.permutation import OF_SAMPLERS, SampleGenerators
-from shardio.order.sampling import SamplingOptions, cumulative_weights, draw_without_replacement
+from shardio.order.sampling import (
+    SamplingOptions,
+    WeightedSampler,
+    cumulative_weights,
+    draw_without_replacement,
+)
 from shardio.order.shuffle import ShardWindow, Window
 from shardio.views.packing import PackedWindows
 from shardio.views.row_sets import check_positions
@@ -192,8 +197,8 @@ class EpochSampler:
             self.mixture_sizes = dataset.mixture_sizes
             if self.repeats:
                 raise InvalidArgument(
-                    "sampler and weights decide the order of an epoch, and so does a mixture: pass "
-                    "weights to shardio.mix, or load the sources one by one"
+                    "sampler decides the order of an epoch, and so does a mixture: pass weights to "
+                    "shardio.mix, or load the sources one by one"
                 )
         packed = rows.packed
         self._tokens = packed.n_tokens if packed is not None and packed.is_padded else None
@@ -212,11 +217,11 @@ class EpochSampler:
             self.window = ShardWindow.of(rows.shard_ends, len(dataset))
         if sampling.sampler is not None and not callable(sampling.sampler):
             self._check_sampler()
-        if sampling.weights is not None:
-            weights = _checked(sampling.weights, self._n_samples)
+        if sampling.weighted is not None:
+            weights = _checked(sampling.weighted.weights, self._n_samples)
             self._weights_hash = _hash_of(weights)
-            self._n_draws = _count_draws(sampling, weights)
-            if sampling.replacement:
+            self._n_draws = _count_draws(sampling.weighted, weights)
+            if sampling.weighted.replacement:
                 self._sums = SharedArray.of(
                     cumulative_weights(weights), "the running sums of weights"
                 )
@@ -237,7 +242,7 @@ class EpochSampler:
     @property
     def repeats(self) -> bool:
         """True if an epoch may have more positions than there are samples."""
-        return self._sampling.sampler is not None or self._sampling.weights is not None
+        return self._sampling.sampler is not None or self._sampling.weighted is not None
 
     def n_positions(self, epoch: int) -> int:
         """Return the number of positions of an epoch that begins now."""
@@ -245,7 +250,7 @@ class EpochSampler:
             return self.mixture_sizes.n_positions
         if self._sampling.sampler is not None:
             return len(self._table(epoch).numbers.array)
-        return self._n_samples if self._sampling.weights is None else self._n_draws
+        return self._n_samples if self._sampling.weighted is None else self._n_draws
 
     def beginning(self, epoch: int) -> LoaderState:
         """Return the first position of an epoch that begins now."""
@@ -286,8 +291,11 @@ class EpochSampler:
             found["mixing"] = {"weights": weights, "exhausted": exhausted}
         if self._sampling.sampler is not None:
             found["sampler"] = self._table(epoch).hash
-        if self._sampling.weights is not None:
-            found |= {"weights": self._weights_hash, "replacement": self._sampling.replacement}
+        if self._sampling.weighted is not None:
+            found |= {
+                "weights": self._weights_hash,
+                "replacement": self._sampling.weighted.replacement,
+            }
         if self.repeats:
             found["rows"] = self.n_positions(epoch)
         return found
@@ -390,18 +398,18 @@ def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:
     return found
 
 
-def _count_draws(sampling: SamplingOptions, weights: npt.NDArray[np.float64]) -> int:
-    if sampling.replacement:
-        return len(weights) if sampling.n_draws is None else sampling.n_draws
+def _count_draws(sampler: WeightedSampler, weights: npt.NDArray[np.float64]) -> int:
+    if sampler.replacement:
+        return len(weights) if sampler.n_draws is None else sampler.n_draws
     most = int(np.count_nonzero(weights))
-    if sampling.n_draws is None:
+    if sampler.n_draws is None:
         return most
-    if sampling.n_draws > most:
+    if sampler.n_draws > most:
         raise InvalidArgument(
             f"n_draws must be at most {most} without replacement: so many weights are above 0; "
-            f"found {sampling.n_draws}"
+            f"found {sampler.n_draws}"
         )
-    return sampling.n_draws
+    return sampler.n_draws
 
 
 def _hash_of(numbers: npt.NDArray[Any]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -22,13 +22,53 @@ from shardio.errors import InvalidArgument
 from shardio.order.permutation import Positions, derive_key, keyed_hashes
 
 Shuffle = bool | Literal["full", "blocks", "shards"]
-Sampler = Collection[int] | Callable[[int], Collection[int]]
-"""Positions of the view; a sampler as torch has them, iterated for each epoch.
+_SHUFFLES: Final = (True, False, "full", "blocks", "shards")
+_MAX_DRAWS: Final = 1 << 48
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightedSampler:
+    """Draw the samples of an epoch by their weights, as a loader's `sampler`.
+
+    Draws depend on the loader's seed, the epoch and the position alone.
+
+    Args:
+        weights: the relative probability of each sample, from 0 up.
+        replacement: True if a sample may be drawn more than once in an epoch.
+        n_draws: the number of draws in an epoch; by default the number of samples or, without
+            replacement, the number of samples with a weight above 0.
+
+    Raises:
+        InvalidArgument: an argument is not valid. The loader, which knows the number of samples,
+            checks the weights.
+    """
+
+    weights: Any
+    _: KW_ONLY
+    replacement: bool = True
+    n_draws: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.replacement, bool):
+            raise InvalidArgument(
+                f"replacement must be one of True, False; found {self.replacement!r}"
+            )
+        if self.n_draws is not None:
+            object.__setattr__(self, "n_draws", _count("n_draws", self.n_draws, _MAX_DRAWS))
+
+    def __repr__(self) -> str:
+        try:
+            what = f"{len(self.weights)} weights"
+        except TypeError:
+            what = repr(self.weights)
+        return f"WeightedSampler({what}, replacement={self.replacement}, n_draws={self.n_draws})"
+
+
+Sampler = WeightedSampler | Collection[int] | Callable[[int], Collection[int]]
+"""Draws by weights; positions of the view; a sampler as torch has them, iterated for each epoch.
 
 Or a function from the epoch's number to positions.
 """
-_SHUFFLES: Final = (True, False, "full", "blocks", "shards")
-_MAX_DRAWS: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +82,24 @@ class SamplingOptions:
     shuffle: Shuffle
     seed: int
     sampler: Sampler | None = None
-    weights: Any = None
-    replacement: bool = True
-    n_draws: int | None = None
+    """The positions of an epoch; None if they are drawn."""
+    weighted: WeightedSampler | None = field(default=None, init=False)
+    """The draws of an epoch."""
 
     def __post_init__(self) -> None:
-        if self.n_draws is not None:
-            object.__setattr__(self, "n_draws", _count("n_draws", self.n_draws, _MAX_DRAWS))
         object.__setattr__(self, "seed", _count("seed", self.seed))
         if not any(self.shuffle is each for each in (True, False)) and (
             not isinstance(self.shuffle, str) or self.shuffle not in _SHUFFLES
         ):
             known = ", ".join(map(repr, _SHUFFLES))
             raise InvalidArgument(f"shuffle must be one of {known}; found {self.shuffle!r}")
-        if not isinstance(self.replacement, bool):
+        if self.shuffle is not False and self.sampler is not None:
             raise InvalidArgument(
-                f"replacement must be one of True, False; found {self.replacement!r}"
+                "shuffle and sampler each decide the order of an epoch: pass one of them"
             )
-        if self._n_deciding > 1:
-            raise InvalidArgument(
-                "shuffle, sampler and weights each decide the order of an epoch: pass one of them"
-            )
-        if self.weights is None and (self.n_draws is not None or not self.replacement):
-            raise InvalidArgument("replacement and n_draws are for weights; there are none")
+        if isinstance(self.sampler, WeightedSampler):
+            object.__setattr__(self, "weighted", self.sampler)
+            object.__setattr__(self, "sampler", None)
         if self.sampler is not None and not _is_sampler(self.sampler):
             raise InvalidArgument(
                 "sampler must be a sequence of positions, or a function that gives one for an "
@@ -72,10 +107,6 @@ class SamplingOptions:
             )
         if callable(self.sampler):
             check_one_argument("sampler", "epoch", self.sampler)
-
-    @property
-    def _n_deciding(self) -> int:
-        return (self.shuffle is not False) + (self.sampler is not None) + (self.weights is not None)
 
     @property
     def has_fixed_sampler(self) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Schema, ShardLoader, ShardReader, Text, mix
+from shardio import Array, Schema, ShardLoader, ShardReader, Text, WeightedSampler, mix
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.mixture import Mixture
@@ -390,7 +390,10 @@ def test_the_slices_of_all_ranks_together_are_the_order_of_a_mixture(
     assert together == expected
 
 
-@pytest.mark.parametrize("given", [{"sampler": [1]}, {"weights": [1] * (N_LARGE + N_SMALL)}])
+@pytest.mark.parametrize(
+    "given",
+    [{"sampler": [1]}, {"sampler": WeightedSampler([1] * (N_LARGE + N_SMALL))}],
+)
 def test_another_order_of_a_mixture_is_refused(mixture: Mixture, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="and so does a mixture: pass weights to shardio.mix"):
         loader(mixture, shuffle=False, **given)

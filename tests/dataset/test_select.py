@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Batch, Schema, ShardDataset, ShardLoader
+from shardio import Array, Batch, Schema, ShardDataset, ShardLoader, WeightedSampler
 from shardio import open as open_dataset
 from shardio.errors import InvalidArgument
 from shardio.maintenance import add_column, split
@@ -238,7 +238,7 @@ def test_choices_are_of_the_positions_of_a_selection(dataset: ShardDataset) -> N
     with dataset.select(SOME) as found:
         with loader(found, sampler=[2, 2, 4]) as made:
             assert loaded(made) == [52, 52, 30]
-        with loader(found, weights=[0, 0, 0, 1, 0]) as made:
+        with loader(found, sampler=WeightedSampler([0, 0, 0, 1, 0])) as made:
             assert loaded(made) == [0] * 5
         with pytest.raises(InvalidArgument, match="from 0 to 4; found 5"):
             iter(loader(found, sampler=[5]))

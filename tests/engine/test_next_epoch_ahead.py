@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import ShardLoader
+from shardio import ShardLoader, WeightedSampler
 from shardio._engine.dispatch.iterations import EpochIteration
 from shardio.errors import TransformError
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
@@ -160,12 +160,12 @@ def test_what_costs_the_user_something_is_not_begun_before_it_is_asked_for(folde
     with _loader(folder, sampler=sampler) as loader:
         _steps(loader)
         assert (set(asked), _ahead(loader)) == ({0}, None)
-    weights: Any = {"weights": np.ones(N)}
-    for options, is_begun in [
+    choices: list[tuple[dict[str, Any], bool]] = [
         ({"sampler": range(N)}, True),
-        (weights, True),
-        (weights | {"replacement": False}, False),
-    ]:
+        ({"sampler": WeightedSampler(np.ones(N))}, True),
+        ({"sampler": WeightedSampler(np.ones(N), replacement=False)}, False),
+    ]
+    for options, is_begun in choices:
         with _loader(folder, **options) as loader:
             _steps(loader)
             assert (_ahead(loader) is not None) is is_begun

@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import DataLoader, InvalidArgument, MapIterator, Pipeline, WorkerDied
+from shardio import DataLoader, InvalidArgument, Pipeline, WorkerDied
 from shardio._workers.processes import stack_dumps
 from shardio._workers.tasks import executors
 from shardio._workers.tasks.executors import ThreadExecutor
 from shardio._workers.tasks.pipeline_runner import PipelineRunner
 from shardio._workers.tasks.stage import StageJob
 from shardio.errors import BatchTimeout, ClosedError, TransformError
+from shardio.pipeline import MapIterator
 from tests.loading import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Batch, ShardLoader
+from shardio import Batch, ShardLoader, WeightedSampler
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, TooManySkipped, TransformError
 from tests.loading import write_dataset
@@ -99,9 +99,9 @@ def _order(rng: random.Random, n: int) -> dict[str, Any]:
         {"shuffle": rng.choice([False, True, "blocks", "shards"])},
         {"sampler": positions},
         {"sampler": lambda epoch: positions[epoch:] + positions[:epoch]},
-        {"weights": weights},
-        {"weights": weights, "n_draws": rng.choice([0, 9, 30])},
-        {"weights": weights, "replacement": False},
+        {"sampler": WeightedSampler(weights)},
+        {"sampler": WeightedSampler(weights, n_draws=rng.choice([0, 9, 30]))},
+        {"sampler": WeightedSampler(weights, replacement=False)},
     ]
     return rng.choice(ways) if n else ways[0]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Batch, InvalidArgument, Schema, ShardLoader
+from shardio import Batch, InvalidArgument, Schema, ShardLoader, WeightedSampler
 from shardio._loading import options
 from shardio._workers.processes import limits
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, DatasetNotFound, InsufficientMemory
@@ -223,8 +223,8 @@ def test_an_epoch_that_goes_on_or_has_no_samples_may_have_no_batch(small: str) -
     [
         ({}, 100),
         ({"sampler": [3] * 120}, 120),
-        ({"weights": np.ones(100), "n_draws": 30}, 30),
-        ({"weights": np.arange(100), "replacement": False}, 99),
+        ({"sampler": WeightedSampler(np.ones(100), n_draws=30)}, 30),
+        ({"sampler": WeightedSampler(np.arange(100), replacement=False)}, 99),
     ],
 )
 def test_a_batch_size_far_beyond_an_epoch_needs_no_more_memory_than_the_epoch(
@@ -631,7 +631,8 @@ def test_in_the_fast_lane_batches_on_another_device_are_the_same_tensors(
     [
         ("drop_last", 'tail="drop" instead of drop_last=True'),
         ("collate_fn", 'collate="pad"'),
-        ("num_samples", "n_draws="),
+        ("num_samples", r"WeightedSampler\(weights, n_draws="),
+        ("weights", r"sampler=shardio.WeightedSampler\(weights\)"),
         ("pin_memory", 'device="cuda"'),
         ("persistent_workers", "workers always stay"),
         ("prefetch_factor", "prefetch="),

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio import Array, Batch, Clip, InvalidArgument, Schema, ShardLoader, Video
+from shardio import Array, Batch, Clip, InvalidArgument, Schema, ShardLoader, Video, WeightedSampler
 from shardio._engine.filling import decoding
 from shardio._loading.prefetch import preload
 from shardio.dataset.dataset import ShardDataset
@@ -276,9 +276,9 @@ def test_clips_go_by_windows_weights_and_samplers(folder: str) -> None:
     assert [index for index, _, _ in epoch(folder, clip, sampler=[n - 1, 3, 3])] == [n - 1, 3, 3]
     weights = np.zeros(n)
     weights[7] = 1
-    assert {index for index, _, _ in epoch(folder, clip, weights=weights)} == {7}
+    assert {index for index, _, _ in epoch(folder, clip, sampler=WeightedSampler(weights))} == {7}
     with pytest.raises(InvalidArgument, match=f"weights must be {n} numbers"):
-        loader_of(folder, clip, weights=[1.0] * len(LENGTHS))
+        loader_of(folder, clip, sampler=WeightedSampler([1.0] * len(LENGTHS)))
 
 
 @pytest.mark.parametrize("where", ["all", "uniform", "random"])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, List, Schema, ShardLoader
+from shardio import Array, List, Schema, ShardLoader, WeightedSampler
 from shardio.errors import InvalidArgument, SchemaError, TransformError
 from shardio.map_view import MapView
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
@@ -215,9 +215,9 @@ def test_a_masked_array_chooses_no_samples(folder: str) -> None:
         ):
             with pytest.raises(InvalidArgument, match="masked array"):
                 dataset.select(**options)
-    for options in ({"weights": np.ma.ones(N)}, {"sampler": numbers}):
+    for sampler in (WeightedSampler(np.ma.ones(N)), numbers):
         with pytest.raises(InvalidArgument, match="(weights|sampler).*masked array"):
-            epoch(folder, **options)
+            epoch(folder, sampler=sampler)
 
 
 # --- tensors --------------------------------------------------------------------------------

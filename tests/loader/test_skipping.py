@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import InvalidArgument, ShardLoader
+from shardio import InvalidArgument, ShardLoader, WeightedSampler
 from shardio._workers.processes import limits
 from shardio.batch.batch import Batch
 from shardio.errors import (
@@ -569,7 +569,7 @@ def test_a_batch_that_is_held_keeps_its_reasons_and_reuse_has_its_own(
 def test_a_substitute_is_of_the_epochs_own_choice(damaged: str, chosen: str) -> None:
     some = [5, 7, 25, 30, 31, 7]
     choices: dict[str, dict[str, Any]] = {
-        "weights": {"weights": [float(i in some) for i in range(N)]},
+        "weights": {"sampler": WeightedSampler([float(i in some) for i in range(N)])},
         "sampler": {"sampler": some},
         "blocks": {"shuffle": "blocks"},
     }

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import InvalidArgument, ShardLoader
+from shardio import InvalidArgument, ShardLoader, WeightedSampler
 from shardio._engine.dispatch import thread_workers
 from shardio._engine.dispatch.protocol import kept_file
 from shardio._workers.processes import stack_dumps
@@ -104,7 +104,7 @@ def test_weights_and_selections_reach_every_kind_of_worker(folder: str, start_me
         found = []
         for num_workers in (0, 2):
             options: dict[str, Any] = {"output": "numpy", "num_workers": num_workers}
-            options |= {"weights": np.arange(1, 31), "start_method": start_method}
+            options |= {"sampler": WeightedSampler(np.arange(1, 31)), "start_method": start_method}
             with ShardLoader(odd, 4, **options) as loader:
                 found.append([bits(batch) for _ in range(3) for batch in loader])
     assert found[0] == found[1]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import ShardDataset, ShardLoader
+from shardio import ShardDataset, ShardLoader, WeightedSampler
 from shardio.errors import InvalidArgument
 from shardio.order import shuffle
 from shardio.order.sampling import draw_without_replacement
@@ -44,9 +44,9 @@ CHOICES: dict[str, dict[str, Any]] = {
     "sampler": {"sampler": [5, 3, 3, 52, *range(40)]},
     "sampler by epoch": {"sampler": lambda epoch: [*range(epoch, N, 3), *range(30)]},
     "sampler that draws": {"sampler": Drawing()},
-    "weights": {"weights": WEIGHTS},
-    "many draws": {"weights": WEIGHTS, "n_draws": 2 * N},
-    "drawn once": {"weights": WEIGHTS, "replacement": False},
+    "weights": {"sampler": WeightedSampler(WEIGHTS)},
+    "many draws": {"sampler": WeightedSampler(WEIGHTS, n_draws=2 * N)},
+    "drawn once": {"sampler": WeightedSampler(WEIGHTS, replacement=False)},
 }
 EVERY_CHOICE = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
 
@@ -148,7 +148,7 @@ def test_every_order_resumes_with_workers_and_at_the_end_of_an_epoch(
 def test_no_state_fits_a_loader_with_another_choice(folder: str) -> None:
     others = CHOICES | {
         "other sampler": {"sampler": range(44)},
-        "other weights": {"weights": WEIGHTS + 1},
+        "other weights": {"sampler": WeightedSampler(WEIGHTS + 1)},
     }
     states = {name: state_after(folder, 2, **choice) for name, choice in others.items()}
     for name, choice in others.items():
@@ -385,7 +385,7 @@ def test_what_is_no_sampler_is_refused(folder: str, sampler: Any, said: str) -> 
 @WORKERS
 def test_weights_say_how_often_samples_come(folder: str, num_workers: int) -> None:
     options: dict[str, Any] = {"num_workers": num_workers, "transform": None, "fields": ["label"]}
-    with loader(folder, 500, weights=WEIGHTS, n_draws=20_000, **options) as made:
+    with loader(folder, 500, sampler=WeightedSampler(WEIGHTS, n_draws=20_000), **options) as made:
         counts = np.bincount(np.concatenate([b.indices.copy() for b in made]), minlength=N)
     expected = 20_000 * WEIGHTS / WEIGHTS.sum()
     there = expected > 0
@@ -394,7 +394,7 @@ def test_weights_say_how_often_samples_come(folder: str, num_workers: int) -> No
 
 
 def test_without_replacement_every_weighted_sample_comes_once(folder: str) -> None:
-    with loader(folder, weights=WEIGHTS, replacement=False) as made:
+    with loader(folder, sampler=WeightedSampler(WEIGHTS, replacement=False)) as made:
         found = labels(made)
     assert sorted(found) == np.flatnonzero(WEIGHTS).tolist()
     assert found == draw_without_replacement(WEIGHTS, len(found), seed=3, epoch=0).tolist()
@@ -404,32 +404,30 @@ def test_without_replacement_every_weighted_sample_comes_once(folder: str) -> No
 def test_an_epoch_has_as_many_draws_as_were_asked_for(
     folder: str, replacement: object, n_draws: int
 ) -> None:
-    with loader(folder, weights=WEIGHTS, replacement=replacement, n_draws=n_draws) as made:
+    draws = WeightedSampler(WEIGHTS, replacement=bool(replacement), n_draws=n_draws)
+    with loader(folder, sampler=draws) as made:
         assert len(labels(made)) == n_draws
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"weights": [1.0]}, rf"weights must be {N} numbers .* of shape \(1,\)"),
-        ({"weights": 3}, "weights must be"),
-        ({"weights": ["1"] * N}, rf"found an array of <U1, shape \({N},\)"),
-        ({"weights": np.full(N, 1j)}, "found an array of complex128"),
-        ({"weights": [10**400] * N}, "weights must be .*: int too large"),
-        ({"weights": [[1], [1, 2]]}, f"weights must be {N} numbers from 0 up"),
-        ({"weights": [1] * 52 + [-1]}, "found -1.0 at 52"),
-        ({"weights": [np.nan] * N}, "found nan at 0"),
-        ({"weights": [0] * N}, "their sum is 0.0"),
-        ({"weights": [1e308] * N}, "their sum is inf"),
-        ({"weights": WEIGHTS, "shuffle": True}, "pass one of them"),
+        ({"sampler": WeightedSampler([1.0])}, rf"weights must be {N} numbers .* of shape \(1,\)"),
+        ({"sampler": WeightedSampler(3)}, "weights must be"),
+        ({"sampler": WeightedSampler(["1"] * N)}, rf"found an array of <U1, shape \({N},\)"),
+        ({"sampler": WeightedSampler(np.full(N, 1j))}, "found an array of complex128"),
+        ({"sampler": WeightedSampler([10**400] * N)}, "weights must be .*: int too large"),
+        ({"sampler": WeightedSampler([[1], [1, 2]])}, f"weights must be {N} numbers from 0 up"),
+        ({"sampler": WeightedSampler([1] * 52 + [-1])}, "found -1.0 at 52"),
+        ({"sampler": WeightedSampler([np.nan] * N)}, "found nan at 0"),
+        ({"sampler": WeightedSampler([0] * N)}, "their sum is 0.0"),
+        ({"sampler": WeightedSampler([1e308] * N)}, "their sum is inf"),
+        ({"sampler": WeightedSampler(WEIGHTS), "shuffle": True}, "pass one of them"),
         ({"sampler": [1], "shuffle": "blocks"}, "pass one of them"),
-        ({"weights": WEIGHTS, "sampler": [1]}, "pass one of them"),
-        ({"n_draws": 3}, "replacement and n_draws are for weights"),
-        ({"replacement": False}, "replacement and n_draws are for weights"),
-        ({"weights": WEIGHTS, "replacement": 1}, "replacement must be one of True, False; found 1"),
-        ({"weights": WEIGHTS, "n_draws": -1}, f"n_draws must be an integer from 0 to {1 << 48}"),
-        ({"weights": WEIGHTS, "n_draws": 1 << 64}, "n_draws must be an integer from 0 to"),
-        ({"weights": WEIGHTS, "replacement": False, "n_draws": 46}, "at most 45 without repl"),
+        (
+            {"sampler": WeightedSampler(WEIGHTS, replacement=False, n_draws=46)},
+            "at most 45 without repl",
+        ),
     ],
 )
 def test_weights_that_make_no_sense_are_refused(
@@ -437,3 +435,21 @@ def test_weights_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):
         loader(folder, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"replacement": 1}, "replacement must be one of True, False; found 1"),
+        ({"n_draws": -1}, f"n_draws must be an integer from 0 to {1 << 48}"),
+        ({"n_draws": 1 << 64}, "n_draws must be an integer from 0 to"),
+    ],
+)
+def test_draws_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        WeightedSampler(WEIGHTS, **given)
+
+
+def test_a_weighted_sampler_shows_itself_in_a_line() -> None:
+    shown = repr(WeightedSampler(WEIGHTS, n_draws=9))
+    assert shown == f"WeightedSampler({N} weights, replacement=True, n_draws=9)"

@@ -17,7 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio import Array, Batch, InvalidArgument, List, Schema, ShardLoader, Text, mix
+from shardio import (
+    Array,
+    Batch,
+    InvalidArgument,
+    List,
+    Schema,
+    ShardLoader,
+    Text,
+    WeightedSampler,
+    mix,
+)
 from shardio import open as open_dataset
 from shardio._engine.filling.token_windows import TokenReader
 from shardio.dataset.dataset import ShardDataset
@@ -386,7 +396,7 @@ def test_sources_that_grew_end_an_epoch_of_their_mixture_as_it_began(tmp_path: P
 def test_weighted_windows_are_resumed_as_they_were(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     write(folder, documents_of([9, 4]))  # 13 tokens, two windows of 8
-    options: dict[str, Any] = {"weights": [1, 1], "n_draws": 9, "batch_size": 1}
+    options: dict[str, Any] = {"sampler": WeightedSampler([1, 1], n_draws=9), "batch_size": 1}
     with loader(folder, Pack(8), **options) as made:
         batches = iter(made)
         next(batches)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Clip, ShardioError, ShardLoader
+from shardio import Clip, ShardioError, ShardLoader, WeightedSampler
 from shardio.batch.batch import Batch
 from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
 from shardio.media.audio import Sound
@@ -165,7 +165,6 @@ def test_thousands_of_damaged_questions_are_refused_or_are_some() -> None:
 _ASKED: dict[str, Any] = {
     "batch_size": 4,
     "fields": ["a", "b.c"],
-    "weights": np.arange(3) / 7,
     "sampler": range(4),
     "collate": {"a": (None, 3), "b": "ragged"},
     "clip": Clip(8, fps=Fraction(30000, 1001), size=(16, 18), around="at", lead=0.25),
@@ -176,11 +175,16 @@ _ASKED: dict[str, Any] = {
 
 def test_options_come_back_as_they_were_asked_for() -> None:
     told = json.loads(json.dumps(handshake.as_json(_ASKED)))
-    assert handshake.from_json(told) == {
-        **_ASKED,
-        "weights": [0.0, 1 / 7, 2 / 7],
-        "sampler": [0, 1, 2, 3],
-    }
+    assert handshake.from_json(told) == {**_ASKED, "sampler": [0, 1, 2, 3]}
+
+
+def test_a_weighted_sampler_travels() -> None:
+    given = WeightedSampler(np.arange(3) / 7, replacement=False, n_draws=2)
+    told = json.loads(json.dumps(handshake.as_json({"sampler": given})))
+    found = handshake.from_json(told)["sampler"]
+    assert (found.weights, found.replacement, found.n_draws) == ([0.0, 1 / 7, 2 / 7], False, 2)
+    with pytest.raises(MalformedMessage, match="sampler is no WeightedSampler"):
+        handshake.from_json({"sampler": {"weights": [1]}})
 
 
 def test_a_sampler_travels_if_it_holds_positions() -> None:

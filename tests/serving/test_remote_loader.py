@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Clip, InvalidArgument, ShardLoader
+from shardio import Clip, InvalidArgument, ShardLoader, WeightedSampler
 from shardio.errors import ClosedError, ServerUnreachable, TransformError
 from shardio.serving import Server
 from shardio.serving.client.connection import Link
@@ -93,12 +93,12 @@ def test_epochs_without_a_batch_are_warned_of_once(server: Server) -> None:
         {"fields": ["label", "note"], "shuffle": "blocks"},
         {"shuffle": "shards", "fields": ["label"]},
         {"sampler": [5, 3, 3, 7], "shuffle": False},
-        {"weights": np.arange(30.0), "n_draws": 9, "shuffle": False},
+        {"sampler": WeightedSampler(np.arange(30.0), n_draws=9), "shuffle": False},
         {"fields": ["points", "cloud"], "collate": {"points": "pad", "cloud": (2, None, 4)}},
         {"fields": ["points"], "collate": "ragged", "tail": "pad"},
         {"verify": "off", "tail": "drop", "fields": ["label"]},
     ],
-    ids=lambda options: " ".join(options),
+    ids=lambda options: " ".join(f"{k}={v}" if k == "sampler" else k for k, v in options.items()),
 )
 def test_options_that_are_data_mean_the_same_there(
     path: str, server: Server, options: dict[str, Any]

@@ -16,7 +16,7 @@ import numpy as np
 from shardio.batch.batch import Batch
 from shardio.errors import InvalidArgument
 from shardio.media.audio import Sound
-from shardio.order.sampling import holds_positions
+from shardio.order.sampling import WeightedSampler, holds_positions
 from shardio.serving.client.protocol import (
     VERSION,
     Address,
@@ -35,8 +35,6 @@ AS_THEY_ARE: Final = frozenset(
         "batch_size",
         "shuffle",
         "seed",
-        "replacement",
-        "n_draws",
         "tail",
         "rank",
         "world_size",
@@ -47,7 +45,7 @@ AS_THEY_ARE: Final = frozenset(
         "decode",
     }
 )
-_LISTS: Final = ("fields", "sampler", "weights", "collate")
+_LISTS: Final = ("fields", "sampler", "collate")
 _FRACTIONS: Final = ("fps", "seconds")
 _FRACTION: Final = re.compile(r"[0-9]{1,20}(/[1-9][0-9]{0,19})?")
 KNOWN: Final = AS_THEY_ARE | RECORDS.keys() | frozenset(_LISTS)
@@ -89,6 +87,9 @@ def _as_json(name: str, value: Any) -> Any:
             kind = RECORDS[name].__name__
             raise InvalidArgument(f"{name} must be a {kind}; found {value!r}")
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, WeightedSampler):
+        options = {"replacement": value.replacement, "n_draws": value.n_draws}
+        return {"weights": np.asarray(value.weights).tolist(), **options}
     if callable(value):
         raise InvalidArgument(
             f"{name} is a function, and nothing that runs travels to a server; found {value!r}"
@@ -102,7 +103,7 @@ def _as_json(name: str, value: Any) -> Any:
         )
     if name == "sampler" and isinstance(value, Set | Mapping):
         return np.asarray(list(value)).tolist()
-    if name in ("sampler", "weights"):
+    if name == "sampler":
         return np.asarray(value).tolist()
     if name == "fields" and not isinstance(value, str):
         return list(value)
@@ -144,6 +145,10 @@ def _from_json(name: str, value: Any) -> Any:
         # Numbers beyond the limits of Python's arithmetic
         except (ArithmeticError, TypeError, ValueError) as error:
             raise MalformedMessage(f"{name} is no {kind.__name__}: {error}") from error
+    if name == "sampler" and isinstance(value, dict):
+        if value.keys() != {"weights", "replacement", "n_draws"}:
+            raise MalformedMessage("sampler is no WeightedSampler")
+        return WeightedSampler(**value)
     if name == "collate" and isinstance(value, dict):
         return {field: _tuple(rule) for field, rule in value.items()}
     return value

@@ -141,7 +141,7 @@ def pack_given(kind: str, **more: Any) -> bytes:
     if len(message) > MAX_HEAD_BYTES:
         raise InvalidArgument(
             f"options or a state of {len(message)} bytes of JSON; a server takes at most "
-            f"{MAX_HEAD_BYTES}: a sampler or weights that are longer are for a loader that reads "
+            f"{MAX_HEAD_BYTES}: a longer sampler is for a loader that reads "
             "the dataset itself"
         )
     return message
