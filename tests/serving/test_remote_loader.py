@@ -144,7 +144,7 @@ def test_what_no_message_can_say_is_refused_at_once(server: Server, loader: Remo
 
 
 def test_an_option_that_nobody_has_is_refused(server: Server) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
+    with pytest.raises(TypeError, match="no option 'batchsize': did you mean 'batch_size'"):
         ShardLoader(server.address, 4, batchsize=3)  # type: ignore[call-arg]
 
 
