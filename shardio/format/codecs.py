@@ -1,7 +1,10 @@
 """Codecs of records: raw, or one zstd frame with or without a dictionary.
 
-A record that zstd does not shrink is stored raw, so the codec is part of the record's own index
-entry. The frame's declared content size must equal the index entry's before anything is allocated:
+A record that its codec does not shrink is stored raw, so the codec is part of the record's own
+index entry. `SPECS` has the codecs that fields can have; nothing else knows one from another, but
+for what is special to dictionaries.
+
+The declared content size of a zstd frame must equal the index entry's before anything is allocated:
 python-zstandard's `max_output_size` alone does not protect, as the frame header wins.
 """
 
@@ -9,16 +12,23 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 import zstandard
 
 from shardio.errors import InsufficientMemory, ShardCorrupt
+from shardio.format.layout import Required
 
 ZSTD_LEVEL: Final = 3
 """zstd's own default; part of "same input, same bytes" together with the library's version."""
+
+ZSTD_MAX_RATIO: Final = 1 << 15
+"""The maximum compression ratio of zstd: a block of 4 bytes yields at most 128 KiB, so no frame
+holds more than 2^15 times its own size. No index entry can make a reader allocate more than that.
+"""
 
 MAX_DICTIONARY_BYTES: Final = 1 << 20
 _DICTIONARY_BYTES: Final = 64 << 10
@@ -77,6 +87,39 @@ class Dictionary:
             )
 
 
+Compress = Callable[[memoryview, Dictionary | None], tuple[int, memoryview]]
+"""Compresses a record; returns the code that its index entry must have, and the bytes."""
+Decompress = Callable[[memoryview, int, Dictionary | None], bytes]
+"""Returns the content of a record, which has so many bytes; raises ShardCorrupt if it has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSpec:
+    """A codec that a field can have.
+
+    Args:
+        name: as in `Array(codec=name)`.
+        code: its stable code, as in schemas and in the entries of records that it compressed.
+        compress: None stores records as they are.
+        decompress: of records with this code.
+        max_ratio: the most bytes that a stored byte can stand for.
+        others: the codes, besides this one and raw, that records of such a field may have.
+        has_dictionary: True if a section with a dictionary belongs to each such field.
+        required_by_field: the features that a reader needs for such a field,
+        required_by_record: and for a record with this code.
+    """
+
+    name: str
+    code: int
+    compress: Compress | None = None
+    decompress: Decompress | None = None
+    max_ratio: int = 1
+    others: tuple[int, ...] = ()
+    has_dictionary: bool = False
+    required_by_field: Required = Required(0)
+    required_by_record: Required = Required(0)
+
+
 _plain = _Contexts()
 
 cached_dictionary = functools.lru_cache(maxsize=64)(Dictionary)
@@ -105,15 +148,27 @@ def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
 
 
 def encode(
-    record: memoryview, codec: Codec, dictionary: Dictionary | None = None
-) -> tuple[Codec, memoryview]:
-    """Return the bytes to store for `record`, after the codec that its index entry must name."""
-    if codec is Codec.RAW:
+    record: memoryview, codec: int, dictionary: Dictionary | None = None
+) -> tuple[int, memoryview]:
+    """Return the bytes to store for `record`, after the code that its index entry must have."""
+    compress = BY_CODE[codec].compress
+    if compress is None:
         return Codec.RAW, record
-    packs = Codec.ZSTD if dictionary is None else Codec.ZSTD_DICTIONARY
-    contexts = _plain if dictionary is None else dictionary.contexts
-    packed = memoryview(contexts.compressor.compress(record))
-    return (packs, packed) if packed.nbytes < record.nbytes else (Codec.RAW, record)
+    code, packed = compress(record, dictionary)
+    return (code, packed) if packed.nbytes < record.nbytes else (Codec.RAW, record)
+
+
+def decode(
+    stored: memoryview, codec: int, n_bytes: int, dictionary: Dictionary | None = None
+) -> bytes | memoryview:
+    """Return the n_bytes of a record; a raw record is returned as the memory that was passed.
+
+    Raises:
+        ShardCorrupt: it does not hold exactly n_bytes; the caller adds the place.
+        InsufficientMemory: n_bytes cannot be allocated.
+    """
+    decompress = BY_CODE[codec].decompress
+    return stored if decompress is None else decompress(stored, n_bytes, dictionary)
 
 
 def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
@@ -132,23 +187,23 @@ def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
         )
 
 
-def decode(
-    stored: memoryview, codec: int, n_bytes: int, dictionary: Dictionary | None = None
-) -> bytes | memoryview:
-    """Return the n_bytes of a record; a raw record is returned as the memory that was passed.
+def _compress(record: memoryview, dictionary: Dictionary | None) -> tuple[int, memoryview]:
+    """Compress a record with its field's dictionary, if there was enough data to train one."""
+    code = Codec.ZSTD if dictionary is None else Codec.ZSTD_DICTIONARY
+    contexts = _plain if dictionary is None else dictionary.contexts
+    return code, memoryview(contexts.compressor.compress(record))
 
-    Raises:
-        ShardCorrupt: the frame does not hold exactly n_bytes; the caller adds the place.
-        InsufficientMemory: n_bytes cannot be allocated.
-    """
-    if codec == Codec.RAW:
-        return stored
-    contexts = _plain
-    if codec == Codec.ZSTD_DICTIONARY:
-        if dictionary is None:
-            what = "a record needs a dictionary, and its field has none"
-            raise ShardCorrupt(what, code="dictionary")
-        contexts = dictionary.contexts
+
+def _decompress_with_dictionary(
+    stored: memoryview, n_bytes: int, dictionary: Dictionary | None
+) -> bytes:
+    if dictionary is None:
+        what = "a record needs a dictionary, and its field has none"
+        raise ShardCorrupt(what, code="dictionary")
+    return _decompress(stored, n_bytes, dictionary.contexts)
+
+
+def _decompress(stored: memoryview, n_bytes: int, contexts: _Contexts) -> bytes:
     try:
         declared = zstandard.frame_content_size(stored)
     except zstandard.ZstdError as error:
@@ -161,7 +216,7 @@ def decode(
             found=declared,
         )
     try:
-        record = contexts.decompressor.decompress(
+        record: bytes = contexts.decompressor.decompress(
             stored, max_output_size=n_bytes, read_across_frames=False, allow_extra_data=False
         )
     except zstandard.ZstdError as error:
@@ -178,3 +233,32 @@ def decode(
             found=len(record),
         )
     return record
+
+
+SPECS: Final[dict[str, CodecSpec]] = {}
+"""The codecs by name."""
+BY_CODE: Final[dict[int, CodecSpec]] = {}
+"""The codecs by the code of their records."""
+
+for _spec in (
+    CodecSpec("raw", Codec.RAW),
+    CodecSpec(
+        "zstd",
+        Codec.ZSTD,
+        lambda record, _: _compress(record, None),
+        lambda stored, n_bytes, _: _decompress(stored, n_bytes, _plain),
+        max_ratio=ZSTD_MAX_RATIO,
+        required_by_record=Required.ZSTD,
+    ),
+    CodecSpec(
+        "zstd_dictionary",
+        Codec.ZSTD_DICTIONARY,
+        _compress,
+        _decompress_with_dictionary,
+        max_ratio=ZSTD_MAX_RATIO,
+        others=(Codec.ZSTD,),
+        has_dictionary=True,
+        required_by_field=Required.ZSTD_DICTIONARY,
+    ),
+):
+    SPECS[_spec.name] = BY_CODE[_spec.code] = _spec

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from shardio.errors import SchemaError
-from shardio.format.codecs import Codec
+from shardio.format.codecs import SPECS
 
 MAX_DIMS: Final = 16
 MAX_RECORD_BYTES: Final = (1 << 48) - 1
@@ -24,7 +24,7 @@ COLUMN_ALIGNMENT: Final = 64
 MAX_PICTURE_SIDE: Final = (1 << 31) - 1
 """In pixels; PNG's limit, and no other format has a higher one."""
 MAX_CHANNELS: Final = 4
-CODECS: Final = tuple(codec.name.lower() for codec in Codec)
+CODECS: Final = tuple(SPECS)
 """The codec names of the public API."""
 
 
@@ -296,7 +296,7 @@ def _dimension(value: object) -> int:
 
 
 def _check_options(codec: object, optional: object) -> None:
-    if codec not in CODECS:
-        raise SchemaError(f"unknown codec {codec!r}; known: {', '.join(map(repr, CODECS))}")
+    if codec not in SPECS:
+        raise SchemaError(f"unknown codec {codec!r}; known: {', '.join(map(repr, SPECS))}")
     if not isinstance(optional, bool):
         raise SchemaError(f"optional must be True or False; found {optional!r}")

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import ShardCorrupt
-from shardio.format.codecs import Codec
+from shardio.format.codecs import BY_CODE, SPECS, Codec
 from shardio.format.fields import (
-    CODECS,
     MAX_CHANNELS,
     MAX_PICTURE_SIDE,
     MAX_RECORD_BYTES,
@@ -37,15 +36,10 @@ _SIZE_BITS: Final = 48
 _SIZE_MASK: Final = np.uint64((1 << _SIZE_BITS) - 1)
 RECORD_ALIGNMENT: Final = 64
 """The alignment of raw array records, in bytes, so that they can be used in place."""
-_ZSTD_MOST: Final = 1 << 15
-"""The maximum compression ratio of zstd: a block of 4 bytes yields at most 128 KiB, so no frame
-holds more than 2^15 times its own size. No index entry can make a reader allocate more than that.
-"""
-
 Entries = npt.NDArray[np.void]
 
 
-def pack_entry(offset: int, n_stored: int, codec: Codec, n_bytes: int, hash_: int) -> bytes:
+def pack_entry(offset: int, n_stored: int, codec: int, n_bytes: int, hash_: int) -> bytes:
     """Return the 32 bytes of one entry."""
     return ENTRY.pack(offset, n_stored | codec << _SIZE_BITS, n_bytes, hash_)
 
@@ -71,19 +65,22 @@ def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.N
     """Return a mask of the entries with invalid numbers.
 
     Checked without overflow: the codec is known, the record lies inside the payload, a raw record
-    has equal sizes, a compressed one is smaller than its content but not below zstd's maximum
-    ratio, a fixed-shape array has its exact size if present, raw arrays are aligned, and present
-    media are not empty.
+    has equal sizes, a compressed one is smaller than its content but not below its codec's
+    maximum ratio, a fixed-shape array has its exact size if present, raw arrays are aligned, and
+    present media are not empty.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
-    bad = kinds > CODECS.index(field.codec)
+    raw, spec = kinds == Codec.RAW, SPECS[field.codec]
+    bad = ~raw
+    for code in {spec.code, *spec.others} - {Codec.RAW}:
+        here = kinds == np.uint64(code)
+        bad &= ~here
+        bad |= here & (entries["n_bytes"] > stored * np.uint64(BY_CODE[code].max_ratio))
     bad |= stored > payload_bytes
     bad |= offsets > np.uint64(payload_bytes) - np.minimum(stored, np.uint64(payload_bytes))
     bad |= entries["n_bytes"] > MAX_RECORD_BYTES
-    raw = kinds == Codec.RAW
     bad |= raw & (entries["n_bytes"] != stored)
     bad |= ~raw & (entries["n_bytes"] <= stored)
-    bad |= ~raw & (entries["n_bytes"] > stored * np.uint64(_ZSTD_MOST))
     if isinstance(field, Array | List):
         bad |= raw & (offsets % np.uint64(RECORD_ALIGNMENT) != 0)
     if isinstance(field, Array) and field.row_bytes is not None:

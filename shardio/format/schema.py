@@ -14,9 +14,8 @@ from typing import Any, Final, NoReturn
 
 from shardio._base.classes import cached_property
 from shardio.errors import SchemaError, ShardUnsupported
-from shardio.format.codecs import Codec
+from shardio.format.codecs import SPECS
 from shardio.format.fields import (
-    CODECS,
     DTYPES,
     FIELD_TYPES,
     MEDIA,
@@ -130,8 +129,7 @@ class Schema(Mapping[str, Field]):
             if field.optional:
                 found |= Required.OPTIONAL_FIELDS
             found |= _FEATURES.get(type(field), Required(0))
-            if field.codec == "zstd_dictionary":
-                found |= Required.ZSTD_DICTIONARY
+            found |= SPECS[field.codec].required_by_field
         return found
 
     def flatten(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -251,7 +249,7 @@ def _is_printable(name: str) -> bool:
 
 def _describe(name: str, field_id: int, field: Field) -> dict[str, object]:
     entry: dict[str, object] = {
-        "codec": int(Codec[field.codec.upper()]),
+        "codec": int(SPECS[field.codec].code),
         "id": field_id,
         "name": name,
         "type": int(FIELD_TYPES[type(field)]),
@@ -274,7 +272,7 @@ def _parse_field(position: int, entry: object) -> tuple[str, Field]:
             raise SchemaError(f"field {name!r} of the schema: {key!r} must be an integer")
     if entry["id"] != position:
         raise SchemaError(f"field {name!r}: expected id {position}, found {entry['id']}")
-    codec = _named("codec", entry["codec"], dict(enumerate(CODECS)), name)
+    codec = _named("codec", entry["codec"], {one.code: one.name for one in SPECS.values()}, name)
     kind = _named("field type", entry["type"], _CLASSES, name)
     optional = entry.get("optional", False)
     if kind in MEDIA:

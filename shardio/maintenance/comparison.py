@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardio.dataset.dataset import ShardDataset
 from shardio.format.checksum import hash_bytes, rows_per_unit
-from shardio.format.codecs import Codec
+from shardio.format.codecs import BY_CODE
 from shardio.format.fields import (
     MEDIA,
     STREAMED,
@@ -54,7 +54,8 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
         return value_digests(reader, name, rows)
     entries = reader.records.entries(name, rows)
     kinds = codecs(entries)
-    if (kinds > Codec.ZSTD).any():  # the meaning of the stored bytes depends on a dictionary
+    # The meaning of the stored bytes may depend on a dictionary.
+    if any(BY_CODE[kind].has_dictionary for kind in np.unique(kinds).tolist()):
         return value_digests(reader, name, rows)
     digests = mix(entries["hash"].astype(np.uint64), kinds)
     if isinstance(field, STREAMED):

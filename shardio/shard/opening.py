@@ -12,7 +12,7 @@ from typing import Final
 
 from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
 from shardio.format.checksum import hash_bytes, n_blocks, n_units
-from shardio.format.codecs import MAX_DICTIONARY_BYTES
+from shardio.format.codecs import MAX_DICTIONARY_BYTES, SPECS
 from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import (
@@ -166,7 +166,7 @@ def expected_sections(
             _blocked(wanted, Kind.STREAMS, number, n_samples, STREAM.size)
             for kind, stride in COUNTED.items():
                 _blocked(wanted, kind, number, counts.get((kind, number, 0), 0), stride)
-        if record.codec == "zstd_dictionary":
+        if SPECS[record.codec].has_dictionary:
             wanted[Kind.DICTIONARY, number, 0] = (1, 0)
     for name in schema.optional:
         _blocked(wanted, Kind.VALIDITY, schema.field_id(name), -(-n_samples // 8), 1)

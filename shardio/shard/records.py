@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardio._base.statistics import DECODE, PHASE_TIMES, TIMED_EVERY, now_ns
 from shardio.errors import ClosedError, ShardChanged, ShardCorrupt
-from shardio.format.codecs import Dictionary, cached_dictionary, decode
+from shardio.format.codecs import SPECS, Dictionary, cached_dictionary, decode
 from shardio.format.fields import MEDIA, STREAMED, Array, Field, Image, n_stored_dims
 from shardio.format.index import (
     ENTRY,
@@ -173,7 +173,7 @@ class Records:
 
     def _dictionary(self, name: str) -> Dictionary | None:
         """Return the dictionary of a field, read once; None if it has none."""
-        if self._schema[name].codec != "zstd_dictionary":
+        if not SPECS[self._schema[name].codec].has_dictionary:
             return None
         if name not in self._dictionaries:
             section = self._sections[Kind.DICTIONARY, self._schema.field_id(name), 0]

@@ -22,7 +22,15 @@ from shardio.format.checksum import (
     pack_hashes,
     rows_per_unit,
 )
-from shardio.format.codecs import Codec, Dictionary, cached_dictionary, encode, train_dictionary
+from shardio.format.codecs import (
+    BY_CODE,
+    SPECS,
+    Codec,
+    Dictionary,
+    cached_dictionary,
+    encode,
+    train_dictionary,
+)
 from shardio.format.fields import STREAMED, Array, Field, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
 from shardio.format.layout import PAGE, Header, Kind, Required, Section, pack_table, padded
@@ -292,7 +300,7 @@ class _Place:
     """The properties of a field's records that do not depend on a sample."""
 
     name: str
-    codec: Codec
+    codec: int
     raw_alignment: int
     shapes: SectionBuffer | None
     varying: tuple[int, ...]
@@ -301,8 +309,7 @@ class _Place:
     def of(cls, name: str, field: Field, shapes: SectionBuffer | None) -> _Place:
         dims = field.shape if isinstance(field, Array) else (None,) * n_stored_dims(field)
         varying = tuple(d for d, n in enumerate(dims) if n is None)
-        codec = Codec[field.codec.upper()]
-        return cls(name, codec, alignment(field, Codec.RAW), shapes, varying)
+        return cls(name, SPECS[field.codec].code, alignment(field, Codec.RAW), shapes, varying)
 
 
 class PayloadWriter:
@@ -316,7 +323,9 @@ class PayloadWriter:
         }
         self._tables = [spool for stream in self.streams.values() for spool in stream.spools]
         self.dictionaries: dict[str, Dictionary | None] = {
-            name: None for name, field in schema.records.items() if field.codec == "zstd_dictionary"
+            name: None
+            for name, field in schema.records.items()
+            if SPECS[field.codec].has_dictionary
         }
         """The trained dictionary of each field that uses one; None if there was too little data."""
         self.required = Required(0)
@@ -385,7 +394,7 @@ class PayloadWriter:
         self._enter(start, record.nbytes, Codec.RAW, record.nbytes, hash_)
         self.n_spooled += record.nbytes + sum(table.n_bytes for table in self._tables) - n_tables
 
-    def _enter(self, start: int, n_stored: int, codec: Codec, n_bytes: int, hash_: int) -> None:
+    def _enter(self, start: int, n_stored: int, codec: int, n_bytes: int, hash_: int) -> None:
         entry = pack_entry(start, n_stored, codec, n_bytes, hash_)
         self.index.write(entry)
         self.hash.update(entry[-DIMENSION.size :])
@@ -395,8 +404,7 @@ class PayloadWriter:
         codec, stored = place.codec, record
         if codec:  # RAW is 0
             codec, stored = encode(memoryview(record), codec, self.dictionaries.get(place.name))
-            if codec is Codec.ZSTD:
-                self.required |= Required.ZSTD
+            self.required |= BY_CODE[codec].required_by_record
         data, n_stored = self.data, len(stored)
         gap = 0 if codec else -data.n_bytes % place.raw_alignment
         if gap:

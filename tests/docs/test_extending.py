@@ -52,7 +52,7 @@ def names_any(*wanted: str) -> Callable[[set[str]], bool]:
 # Of each section of the page, what the example of it is named in code.
 EXAMPLES = {
     "a field type": names_any("Audio", "FieldType.AUDIO", "Required.AUDIO"),
-    "a codec": names_any("ZSTD_DICTIONARY", "'zstd_dictionary'"),
+    "a codec": names_any("ZSTD_DICTIONARY", "'zstd_dictionary'", "has_dictionary"),
     "an order": lambda found: (
         bool(found & {"ShardOrder", "ShardWindow"}) or {"'shards'", "'blocks'"} <= found
     ),

@@ -167,7 +167,7 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("dimensions of an array that are not 0 | 2^48 − 1", fields.MAX_RECORD_BYTES),
         ("stride is b for b < 64", fields.COLUMN_ALIGNMENT),
         ("rounded up to a multiple of 64 if", index.RECORD_ALIGNMENT),
-        ("≤ 32768 × stored bytes", index._ZSTD_MOST),
+        ("≤ 32768 × stored bytes", codecs.ZSTD_MAX_RATIO),
         ("if b ≥ 2048", checksum.ROW_HASH_MIN),
         ("⌊65536 ∕ stride⌋", checksum.RUN_BYTES),
         ("a *block* is 4096 bytes", checksum.BLOCK_BYTES),

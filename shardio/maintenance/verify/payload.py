@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import Hasher
-from shardio.format.codecs import Codec, Dictionary, check_dictionary, decode
+from shardio.format.codecs import SPECS, Codec, Dictionary, check_dictionary, decode
 from shardio.format.fields import STREAMED, Bytes, Field, Text, n_stored_dims
 from shardio.format.index import (
     ENTRY,
@@ -149,7 +149,7 @@ def _dictionaries(
     """Return the compression dictionaries; an unusable one is a finding."""
     found: dict[str, Dictionary | None] = {}
     for name, field in schema.records.items():
-        if field.codec == "zstd_dictionary":
+        if SPECS[field.codec].has_dictionary:
             section = sections[Kind.DICTIONARY, schema.field_id(name), 0]
             learned = bytes(content.bytes[section.offset : section.offset + section.size])
             found[name] = None
