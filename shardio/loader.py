@@ -285,6 +285,16 @@ class ShardLoader(Closing):
         """The epoch of the latest iteration, or the one to be resumed next; 0 at first."""
         return self._epochs.number
 
+    def __repr__(self) -> str:
+        asked, dataset = self._options, self.dataset
+        workers = f"{asked.num_workers} worker{'s' * (asked.num_workers != 1)}"
+        latest = self._epochs.latest  # `epoch` might call a sampler of the user's
+        epoch = "" if latest is None else f", epoch {latest.plan.epoch}"
+        return (
+            f"ShardLoader({dataset.path!r}: {len(dataset)} samples in batches of "
+            f"{asked.batch_size}, {workers}{epoch})"
+        )
+
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, for this rank."""
         return self._epochs.n_batches

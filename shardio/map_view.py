@@ -87,6 +87,10 @@ class MapView(Closing):
             **self._options,
         )
 
+    def __repr__(self) -> str:
+        given = self._dataset
+        return f"MapView({given if isinstance(given, Dataset) else repr(given)}: {self._n} samples)"
+
     def __len__(self) -> int:
         return self._n
 

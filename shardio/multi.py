@@ -131,6 +131,10 @@ class MultiLoader(Closing):
         self._error_budget = ErrorBudget(self._most_skips)
         self._iterations: weakref.WeakSet[SampleStream] = weakref.WeakSet()
 
+    def __repr__(self) -> str:
+        source = self._far.address if self.dataset is None else type(self.dataset).__name__
+        return f"MultiLoader({source}, workers={self.workers})"
+
     def __iter__(self) -> Iterator[Any]:
         """Start workers, each of which iterates the dataset; of servers, begin the next epoch."""
         if self._far.address is not None:

@@ -337,9 +337,10 @@ class ShardDataset(Dataset):
     def __repr__(self) -> str:
         part = "" if self.subset is None else f"subset {self.subset!r}, "
         part = part if self.rows.row_list is None else "a selection, "
+        n_shards = len(self.shards)
         return (
-            f"ShardDataset({self.path!r}: {part}{len(self)} samples in {len(self.shards)} shards, "
-            f"generation {self.generation})"
+            f"ShardDataset({self.path!r}: {part}{len(self)} samples in {n_shards} "
+            f"shard{'s' * (n_shards != 1)}, generation {self.generation})"
         )
 
     def select(

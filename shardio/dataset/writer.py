@@ -59,6 +59,11 @@ class DatasetWriter(Publishing):
         self._shard: ShardWriter | None = None
         self._closed = False
 
+    def __repr__(self) -> str:
+        n_samples = sum(one.n_samples for one in self._done)
+        n_samples += 0 if self._shard is None else self._shard.n_samples
+        return f"DatasetWriter({self.path!r}: {n_samples} samples so far)"
+
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add one sample: a value for every field of the schema, and nothing else."""
         if self._closed:

@@ -77,6 +77,9 @@ class ShardReader(Closing):
         self.records = Records(self._bytes, self.schema, self._sections, self.units, path=self.path)
         """The fields that are not stored in columns."""
 
+    def __repr__(self) -> str:
+        return f"ShardReader({self.path!r}: {len(self)} samples of {len(self.schema)} fields)"
+
     def __len__(self) -> int:
         return self.header.n_samples
 

@@ -126,6 +126,9 @@ class ShardWriter(Publishing):
         """Bytes of samples so far, without indexes and padding of sections."""
         return self._payload.n_bytes + self.n_samples * self._row_bytes
 
+    def __repr__(self) -> str:
+        return f"ShardWriter({self.path!r}: {self.n_samples} samples so far)"
+
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add one sample: a value for every field of the schema, and nothing else.
 

@@ -1,0 +1,72 @@
+"""Public objects show themselves in one line that says what they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio import DatasetWriter, MultiLoader, ShardLoader, ShardReader, ShardWriter
+from shardio.map_view import MapView
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return write_dataset(tmp_path / "set", 30, 1, TWO_FIELDS, two_fields(30))
+
+
+def test_a_dataset_and_what_is_selected_of_it(folder: str) -> None:
+    with shardio.open(folder) as dataset:
+        assert repr(dataset) == f"ShardDataset({folder!r}: 30 samples in 1 shard, generation 1)"
+        with dataset.select([3, 4]) as some:
+            expected = f"ShardDataset({folder!r}: a selection, 2 samples in 1 shard, generation 1)"
+            assert repr(some) == expected
+
+
+def test_a_loader_also_when_it_is_closed(folder: str) -> None:
+    with ShardLoader(folder, 4, output="numpy", num_workers=0) as loader:
+        shown = f"ShardLoader({folder!r}: 30 samples in batches of 4, 0 workers)"
+        assert repr(loader) == shown
+        for _ in range(2):
+            list(loader)
+        assert repr(loader) == shown.replace(")", ", epoch 1)")
+    assert repr(loader) == shown.replace(")", ", epoch 1)")
+
+
+def test_a_loader_whose_sampler_is_a_function_does_not_call_it(folder: str) -> None:
+    asked: list[int] = []
+
+    def sampler(epoch: int) -> list[int]:
+        asked.append(epoch)
+        return [epoch]
+
+    with ShardLoader(folder, 4, output="numpy", num_workers=0, sampler=sampler) as loader:
+        before = list(asked)
+        assert "30 samples" in repr(loader)
+        assert asked == before
+
+
+def test_writers_and_a_reader(folder: str, tmp_path: Path) -> None:
+    sample = next(iter(two_fields(1)))
+    path = tmp_path / "a.shard"
+    with ShardWriter(path, TWO_FIELDS) as writer:
+        writer.append(sample)
+        assert repr(writer) == f"ShardWriter({str(path)!r}: 1 samples so far)"
+    with ShardReader(path) as reader:
+        assert repr(reader) == f"ShardReader({str(path)!r}: 1 samples of 2 fields)"
+    assert repr(reader) == f"ShardReader({str(path)!r}: 1 samples of 2 fields)"
+    out = tmp_path / "new"
+    with DatasetWriter(out, TWO_FIELDS, shard_bytes=4096) as made:
+        for _ in range(3):
+            made.append(sample)
+        assert repr(made) == f"DatasetWriter({str(out)!r}: 3 samples so far)"
+
+
+def test_views_and_the_loaders_of_other_libraries(folder: str) -> None:
+    view = MapView(folder)
+    assert repr(view) == f"MapView({folder!r}: 30 samples)"
+    assert repr(MultiLoader(range(3), 2)) == "MultiLoader(range, workers=2)"
