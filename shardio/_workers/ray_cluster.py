@@ -120,7 +120,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
         return _function(held[0])(value)
     except SystemExit:  # Ray would only report that a process has ended
         where = f"on machine {platform.node()}:\n{traceback.format_exc()}"
-        return WorkerDied(f"a job asks its process to end, {where}")
+        return WorkerDied(f"a job called sys.exit {where}")
     except Exception as error:  # noqa: BLE001  # it is raised where the jobs are given
         if not isinstance(error, ShardioError | OSError):  # these errors are clear by themselves
             error.add_note(f"on machine {platform.node()}:\n{traceback.format_exc()}")
@@ -128,7 +128,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error, or its text if it cannot be unpickled elsewhere."""
+    """Return the error, or its text if it cannot be pickled and unpickled."""
     import cloudpickle  # type: ignore[import-untyped]
 
     try:

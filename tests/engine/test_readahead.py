@@ -111,26 +111,26 @@ def test_where_all_is_cached_nothing_is_asked_and_probes_become_rare(
         probed.append(kernel.n_probes > before)
     assert not kernel.asked
     assert kernel.n_probes == readahead.N_PROBED * sum(probed)
-    assert probed[: readahead.N_SURE] == [True] * readahead.N_SURE
-    places = [i for i, each in enumerate(probed) if each][readahead.N_SURE - 1 :]
+    assert probed[: readahead.HITS_UNTIL_WARM] == [True] * readahead.HITS_UNTIL_WARM
+    places = [i for i, each in enumerate(probed) if each][readahead.HITS_UNTIL_WARM - 1 :]
     assert np.diff(places).tolist() == [2, 4, 8, 16]
 
 
 def test_the_cadence_ends_at_its_rarest_and_a_miss_begins_it_anew() -> None:
     cadence = ProbePolicy()
     waits = []
-    for _ in range(readahead.N_SURE + 8):
+    for _ in range(readahead.HITS_UNTIL_WARM + 8):
         cadence.hit()
         waits.append(cadence.wait)
-    assert waits[readahead.N_SURE - 2] == 0
-    assert max(waits) == waits[-1] == readahead.MAX_LEFT_OUT
+    assert waits[readahead.HITS_UNTIL_WARM - 2] == 0
+    assert max(waits) == waits[-1] == readahead.MAX_SKIPPED
     cadence.wait = 0
     cadence.miss()
     states = [(cadence.is_cold, cadence.wait)]
-    for _ in range(readahead.N_SURE):
+    for _ in range(readahead.HITS_UNTIL_WARM):
         cadence.hit()
         states.append((cadence.is_cold, cadence.wait))
-    assert states == [(True, 0)] * readahead.N_SURE + [(False, 1)]
+    assert states == [(True, 0)] * readahead.HITS_UNTIL_WARM + [(False, 1)]
 
 
 def test_a_system_that_does_not_tell_is_asked_once(dataset: ShardDataset, kernel: Kernel) -> None:

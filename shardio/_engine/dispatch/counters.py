@@ -83,7 +83,7 @@ class IterationCounters:
         place = ring + _LINE * (1 + words[ring] % self._n_records)
         for i, value in enumerate((pass_ns, step, start_ns, end_ns, *sums_ns)):
             words[place + i] = value
-        words[ring] += 1  # incremented last: main reads complete records only
+        words[ring] += 1  # last: an unfinished record is not counted
 
 
 def _ring_lines(n_records: int) -> int:
@@ -168,7 +168,7 @@ class IterationTimer:
     ready_ahead_ns: int = 0
     """The sum of the times, in the counters, at which those were filled."""
     entered_ns: int = 0
-    """The sum of the moments at which the loop asked for a batch,"""
+    """The sum of the times at which the loop asked for a batch."""
     left_ns: int = 0
     """The sum of the times at which the loop got a batch."""
     waited_ns: int = 0
@@ -179,7 +179,7 @@ class IterationTimer:
     n_restarts: int = 0
     n_blocks_made: int = 0
 
-    def renewed(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
+    def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
         """Return the timer of a pass that was begun ahead, from now on.
 
         Args:
@@ -192,7 +192,7 @@ class IterationTimer:
         return timer
 
     def start(self) -> None:
-        """Record the first assignment of tasks, which counts as handing over: the loop goes on."""
+        """Record the first assignment of tasks; it counts as handing over, not as a body."""
         self.entered_ns -= now_ns() - self.began_ns
 
     def end(self) -> None:
@@ -210,19 +210,20 @@ class IterationTimer:
         """Return the figures of the pass so far.
 
         Args:
-            division: of its positions.
+            partition: of its positions.
             n_handed_over: the next step.
             row_bytes: of the fixed fields of a sample.
             words: its counters, summed up.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
-        # The times at which batches were requested and received cancel out, but for the batch under
-        # way.
+        # The times at which batches were requested and received cancel out, except for the batch in
+        # progress.
         inside_ns = self.left_ns - self.entered_ns
         if inside_ns < 0:
             inside_ns += elapsed_ns
         n_batches = n_handed_over - partition.first_step
         n_undelivered = max(0, int(words[_FILLED]) - n_batches)
+        # Each delivered batch was ready from its filling to its delivery; the others still are.
         ready_ns = self.left_ns + n_undelivered * elapsed_ns - self._filled_ns(words)
         n_samples = partition.n_samples(n_handed_over)
         return LoadingStats(
@@ -243,6 +244,6 @@ class IterationTimer:
         )
 
     def _filled_ns(self, words: npt.NDArray[np.uint64]) -> int:
-        """Return the sum of the times at which batches were filled; those from before count 0."""
+        """Return the sum of the times at which batches were filled, 0 for those filled ahead."""
         n_filled = int(words[_FILLED]) - self.n_filled_ahead
         return int(words[_READY]) - self.ready_ahead_ns - n_filled * self.head_start_ns

@@ -200,7 +200,7 @@ class IterationTable:
         if iteration.plan != plan:
             self.cancel(iteration, is_known=True)
             return None
-        iteration.timer = iteration.timer.renewed(self._counter_table.of(iteration.slot))
+        iteration.timer = iteration.timer.restarted_now(self._counter_table.of(iteration.slot))
         iteration.is_ahead = False
         iteration.schedule.set_backlog([0] * self._counter_table.n_workers)
         return iteration

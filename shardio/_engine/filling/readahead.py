@@ -26,15 +26,15 @@ N_PROBED: Final = 4
 """Rows of a batch."""
 N_PROBED_FIRST: Final = 16
 """Rows of the first batch of a window: by then others may have asked for parts of the window."""
-N_SURE: Final = 16
+HITS_UNTIL_WARM: Final = 16
 """After this many probed batches in a row in memory, probes become ever rarer."""
-MAX_LEFT_OUT: Final = 127
-"""Batches between two probes, in the end: a probe takes up to 400 µs, or 3 of each batch."""
+MAX_SKIPPED: Final = 127
+"""Batches between two probes, in the end: a probe takes up to 400 µs, 3 µs per batch then."""
 NEAR_BYTES: Final = 256 << 10
-"""The size of a request where an order keeps to neighbours, which will be needed soon."""
+"""The size of a request where the order has locality: neighbours will be needed soon."""
 WIDE_BYTES: Final = 512 << 10
 """The size of a request where all files fit into memory: data stays until it is needed."""
-N_NOTHING_NEW: Final = 4
+N_STALE: Final = 4
 """After this many batches in a row without a new range, the whole window was requested."""
 PAUSE: Final = 7
 """The number of batches between two checks that requested data is still in memory."""
@@ -59,10 +59,10 @@ class ProbePolicy:
     def hit(self) -> None:
         """All that was probed lay in memory."""
         self._n_hits += 1
-        if self._n_hits >= N_SURE:
+        if self._n_hits >= HITS_UNTIL_WARM:
             self.is_cold = False
             self.wait = self._left_out
-            self._left_out = min(2 * self._left_out + 1, MAX_LEFT_OUT)
+            self._left_out = min(2 * self._left_out + 1, MAX_SKIPPED)
 
     def miss(self) -> None:
         """Something did not."""
@@ -80,7 +80,7 @@ class ProbePolicy:
             self.is_cold = False
 
     def stop(self) -> None:
-        """Never probe again: the system does not tell."""
+        """Never probe again: the system cannot report what is in memory."""
         self._has_stopped, self.is_cold = True, False
         self.wait = 1 << 62
 
@@ -100,7 +100,7 @@ class ReadAhead:
         """The plan of the latest batch, and the number of its window, if it has windows."""
         self._asked: set[int] = set()
         """The blocks, of `_grain` bytes, that need not be asked for again."""
-        self._n_old = 0
+        self._n_stale = 0
         """Batches in a row that had nothing new to ask for."""
         self._fits: bool | None = None
         self._is_scattered = False
@@ -108,23 +108,23 @@ class ReadAhead:
     def before(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
         """Request the data of a step of a plan, if some of it is missing.
 
-        Never raises: reading a bad file will report it.
+        A file that cannot be read is no error here: reading it reports that.
         """
-        cadence, n_probed = self._probe_policy, N_PROBED
+        policy, n_probed = self._probe_policy, N_PROBED
         if plan.window is not None:
             n_positions = plan.window.whole * self._bundle
             window = plan, plan.partition.read(step)[0] // n_positions
             if window != self._window:
                 self._window, n_probed = window, N_PROBED_FIRST
                 self._asked.clear()
-                cadence.wake()
-            elif cadence.is_cold:  # pages found from now on are those that were requested
+                policy.wake()
+            elif policy.is_cold:  # pages found from now on are those that were requested
                 n_probed = 0
-        if cadence.wait:
-            cadence.wait -= 1
+        if policy.wait:
+            policy.wait -= 1
             return
         if self._keeps_order and plan.listed is None and plan.sums is None and plan.window is None:
-            cadence.stop()  # the kernel predicts sequential reads correctly
+            policy.stop()  # the kernel predicts sequential reads correctly
             return
         with contextlib.suppress(OSError, ShardioError):
             self._probe_pages(plan, index_chunk, part, n_probed)
@@ -137,7 +137,7 @@ class ReadAhead:
             self._extents = Extents(self._dataset, batch_spec.fields, batch_spec.verify)
             if batch_spec.cut is not None and not batch_spec.cut.clip.goes_by_times:
                 self._clips = ClipExtents(self._dataset, batch_spec.cut, self._extents.files)
-        extents, cadence = self._extents, self._probe_policy
+        extents, policy = self._extents, self._probe_policy
         rows, shards = index_chunk.rows[part], index_chunk.shards[part]
         if self._batch_spec.packing is not None:
             rows = self._dataset.rows.covered_rows(index_chunk.origins[part, 0])
@@ -146,7 +146,7 @@ class ReadAhead:
         if n_probed:
             some = np.linspace(0, len(rows) - 1, n_probed).astype(np.int64)
             self._probe(extents, rows[some], shards[some], starts[some])
-        if cadence.is_cold:
+        if policy.is_cold:
             grain = self._grain(plan, extents)
             if grain != WIDE_BYTES:  # with wide requests, the neighbouring data is useful and stays
                 self._expect_scattered()
@@ -155,9 +155,9 @@ class ReadAhead:
             self._ask(extents, extents.records(rows, shards), grain)
             if self._clips is not None:
                 self._ask(extents, self._clips.ranges(rows, shards, starts), grain)
-            self._n_old = 0 if len(self._asked) > n_before else self._n_old + 1
-            if plan.window is not None and self._n_old >= N_NOTHING_NEW:
-                cadence.rest()
+            self._n_stale = 0 if len(self._asked) > n_before else self._n_stale + 1
+            if plan.window is not None and self._n_stale >= N_STALE:
+                policy.rest()
 
     def _expect_scattered(self) -> None:
         """Disable the kernel's own read-ahead for the files.
@@ -175,7 +175,7 @@ class ReadAhead:
         dataset.files.disable_readahead()
 
     def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
-        """See whether some rows lie in memory, and tell the cadence."""
+        """See whether some rows lie in memory, and tell the policy."""
         found = _are_cached(extents, extents.fixed(rows, shards))
         if found:
             found = _are_cached(extents, extents.records(rows, shards))
@@ -188,7 +188,7 @@ class ReadAhead:
         else:
             if not self._probe_policy.is_cold:
                 self._asked.clear()  # the pages were evicted, or belong to an earlier epoch
-                self._n_old = 0
+                self._n_stale = 0
             self._probe_policy.miss()
 
     def _grain(self, plan: EpochPlan, extents: Extents) -> int:

@@ -31,7 +31,7 @@ too.
 """
 
 
-class _Ahead(NamedTuple):
+class _Lookahead(NamedTuple):
     """The parts of `numbers[first:last]`.
 
     `bounds` is where the parts of each window begin, `shards` the shard of each part; `pieces` are
@@ -82,7 +82,7 @@ class TokenReader:
         """Of shards with a document that was read."""
         self._places: Rows = np.zeros(0, np.int64)
         """The offset of each raw document in the map of its shard; 0 before it is verified."""
-        self._aheads: dict[int, _Ahead] = {}
+        self._aheads: dict[int, _Lookahead] = {}
         """By the id of their numbers, which they keep; the latest one last."""
 
     def close(self) -> None:
@@ -121,7 +121,9 @@ class TokenReader:
             outs[f"{name}_targets"][...] = stream[:, 1:]
         if pack.apart:
             parts = ahead.parts.of_windows(first, last, within)
-            _number(outs[f"{name}_segments"], outs[f"{name}_positions"], parts)
+            _write_segments_and_positions(
+                outs[f"{name}_segments"], outs[f"{name}_positions"], parts
+            )
         if pack.has_mask:
             outs[f"{name}_mask"].fill(True)
             if ahead.is_short or (pack.targets and pack.apart):
@@ -144,7 +146,7 @@ class TokenReader:
 
     def _look_ahead(
         self, numbers: Rows, first: int, last: int, n_tokens: tuple[int, ...] | None
-    ) -> _Ahead:
+    ) -> _Lookahead:
         """Return the parts of `numbers[first:last]` and of some windows after them."""
         ahead = self._aheads.get(id(numbers))
         if ahead is not None and ahead.first <= first <= last <= ahead.last:
@@ -156,11 +158,11 @@ class TokenReader:
         bounds = np.searchsorted(parts.windows, np.arange(last - first + 1)).tolist()
         shards = self._shards(parts.documents)
         pieces = None
-        if self._is_raw and self._has(parts.documents):
+        if self._is_raw and self._are_verified(parts.documents):
             pieces = self._records(parts, shards)
         is_short = bool((parts.n_tokens < self._pack.reach).any())
         tails = self._tails(parts) if is_short or self._pack.eot is not None else None
-        ahead = _Ahead(numbers, first, last, parts, bounds, shards, pieces, tails, is_short)
+        ahead = _Lookahead(numbers, first, last, parts, bounds, shards, pieces, tails, is_short)
         self._aheads.pop(id(numbers), None)
         while len(self._aheads) >= _MAX_AHEADS:
             del self._aheads[next(iter(self._aheads))]
@@ -170,7 +172,7 @@ class TokenReader:
     def _shards(self, documents: Rows) -> Rows:
         return self._dataset.locate(self._dataset.rows.map_rows(documents))
 
-    def _pieces(self, ahead: _Ahead, within: slice) -> list[Record]:
+    def _pieces(self, ahead: _Lookahead, within: slice) -> list[Record]:
         """Return the bytes of some windows, with end-of-text tokens and padding."""
         if ahead.pieces is not None:
             pieces = ahead.pieces.of(within)
@@ -186,15 +188,15 @@ class TokenReader:
         """Return the bytes after each part: end-of-text, padding, or none."""
         pack, dtype = self._pack, self._field.numpy
         missing = pack.reach - parts.n_tokens
-        either = b"", b"" if pack.eot is None else np.array(pack.eot, dtype).tobytes()
-        tails = [either[is_last] for is_last in parts.is_last.tolist()]
+        tail_choices = b"", b"" if pack.eot is None else np.array(pack.eot, dtype).tobytes()
+        tails = [tail_choices[is_last] for is_last in parts.is_last.tolist()]
         pad = np.array(pack.pad, dtype).tobytes()
         lasts = np.searchsorted(parts.windows, np.arange(len(missing)), "right") - 1
         for i in np.flatnonzero(missing).tolist():
             tails[lasts[i]] += int(missing[i]) * pad
         return tails
 
-    def _has(self, documents: Rows) -> bool:
+    def _are_verified(self, documents: Rows) -> bool:
         """Return True if all of these raw documents are verified already."""
         if not len(self._places):
             self._places = np.zeros(len(self._packed.ends), np.int64)
@@ -206,7 +208,7 @@ class TokenReader:
         if self._pack.eot is not None:
             counts = counts - parts.is_last
         if self._is_raw:
-            if not self._has(documents):
+            if not self._are_verified(documents):
                 self._read(distinct(documents[self._places.take(documents) == 0]))
             starts = self._places.take(documents) + parts.firsts * itemsize
             records: list[Record] = list(map(self._maps.__getitem__, shards.tolist()))
@@ -277,7 +279,7 @@ class TokenReader:
             out[parts.windows[is_inside], last[is_inside]] = False
 
 
-def _number(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
+def _write_segments_and_positions(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
     """Write each token's document within its window, from 1 up, and its position in it.
 
     If the window has targets, the token after it is left out.

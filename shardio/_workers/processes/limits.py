@@ -50,7 +50,7 @@ def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
     A version 2 group is listed whether or not the controller is switched on in it: its files are
     then missing. Empty where there are no control groups.
     """
-    places = _places(read_text(os.path.join(root, "proc/self/cgroup")), controller)
+    places = _group_paths(read_text(os.path.join(root, "proc/self/cgroup")), controller)
     found = []
     for line in read_text(os.path.join(root, "proc/self/mountinfo")).splitlines():
         left, _, right = line.partition(" - ")
@@ -61,8 +61,8 @@ def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
         if version in places:
             mounted_group, mount_point = (_unescape(text) for text in mount[3:5])
             top = os.path.join(root, mount_point.lstrip("/"))
-            below = _below(places[version], mounted_group)
-            found += [CgroupLevel(version, folder) for folder in _upwards(top, below)]
+            below = _relative_group(places[version], mounted_group)
+            found += [CgroupLevel(version, folder) for folder in _ancestor_folders(top, below)]
             del places[version]  # a second mount of the same tree adds nothing
     return found
 
@@ -82,7 +82,7 @@ def read_number(path: str) -> int | None:
     return int(text) if text.lstrip("-").isdigit() else None
 
 
-def _places(text: str, controller: str) -> dict[int, str]:
+def _group_paths(text: str, controller: str) -> dict[int, str]:
     """Find this process's group in each version's tree, from lines `id:controllers:group`."""
     places = {}
     for line in text.splitlines():
@@ -101,7 +101,7 @@ def _version(kind: str, options: list[str], controller: str) -> int:
     return 1 if kind == "cgroup" and controller in options else 0
 
 
-def _below(group: str, mounted_group: str) -> str:
+def _relative_group(group: str, mounted_group: str) -> str:
     """Return the path of `group` below the mounted group; "" for the mounted group itself.
 
     In a container the mounted group is often the process's own, and a group outside the container's
@@ -111,7 +111,7 @@ def _below(group: str, mounted_group: str) -> str:
     return "" if below == "." or below.startswith("..") or "/.." in group else below
 
 
-def _upwards(top: str, below: str) -> list[str]:
+def _ancestor_folders(top: str, below: str) -> list[str]:
     parts = below.split("/") if below else []
     return [os.path.join(top, *parts[:n]) for n in range(len(parts), -1, -1)]
 
@@ -151,7 +151,7 @@ def _quota_us(level: CgroupLevel) -> tuple[int, int]:
 
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_FEWER_BLOCKS = (
+_DEFAULT_HINT = (
     "use a smaller batch_size, fewer num_workers or less prefetch, read fewer fields, or raise "
     "that limit"
 )
@@ -166,7 +166,7 @@ class MemoryLimit(NamedTuple):
 
 
 def available_bytes() -> int:
-    """Return how many bytes this process can still take without harm, as of now.
+    """Return how many bytes this process can still safely allocate, as of now.
 
     The minimum of the memory available on the machine, the memory that every control group above
     this process leaves (page cache counts as free: it gives way), and the room that RLIMIT_AS
@@ -180,7 +180,7 @@ def default_budget() -> int:
     return available_bytes() // 2
 
 
-def require(n_bytes: int, what: str, hint: str = _FEWER_BLOCKS) -> None:
+def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
     """Raise InsufficientMemory unless n_bytes are free for `what` (a plural: "12 blocks of 1 MiB").
 
     `hint` says in the message what the user can do.
@@ -191,7 +191,7 @@ def require(n_bytes: int, what: str, hint: str = _FEWER_BLOCKS) -> None:
 def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
     """Raise InsufficientMemory unless n_bytes are free for pages of files.
 
-    Page cache counts towards no address space and no commit limit.
+    Page cache does not count against address space and no commit limit.
     """
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
@@ -199,7 +199,7 @@ def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
 def _require_within(tightest: MemoryLimit, n_bytes: int, what: str, hint: str) -> None:
     if n_bytes > tightest.n_bytes:
         raise InsufficientMemory(
-            f"{what} need {_in_mib(n_bytes)}, but only {_in_mib(tightest.n_bytes)} can be had "
+            f"{what} need {_in_mib(n_bytes)}, but only {_in_mib(tightest.n_bytes)} is available "
             f"({tightest.name}): {hint}"
         )
 
@@ -207,7 +207,7 @@ def _require_within(tightest: MemoryLimit, n_bytes: int, what: str, hint: str) -
 def limits(root: str = "/") -> list[MemoryLimit]:
     """List every limit that applies below `root`, except RLIMIT_AS, which is not in a file.
 
-    Empty where the kernel does not tell, as on systems without /proc.
+    Empty where the kernel does not report, as on systems without /proc.
     """
     return [*page_cache_limits(root), *_commit_limits(root)]
 
@@ -239,7 +239,7 @@ def _least(found: list[MemoryLimit]) -> MemoryLimit:
 
 
 def _meminfo(root: str) -> dict[str, int]:
-    return _table(read_text(os.path.join(root, "proc/meminfo")), unit_bytes=1024)
+    return _parse_key_values(read_text(os.path.join(root, "proc/meminfo")), unit_bytes=1024)
 
 
 def _commit_limits(root: str) -> list[MemoryLimit]:
@@ -270,13 +270,13 @@ def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
         return None
     # Only file pages can be reclaimed: the group's "cache" also counts shared memory, which blocks
     # are made of.
-    figures = _table(read_text(f"{folder}/memory.stat"), unit_bytes=1)
+    figures = _parse_key_values(read_text(f"{folder}/memory.stat"), unit_bytes=1)
     cache_bytes = min(used_bytes, sum(figures.get(name, 0) for name in cache))
     left_bytes = max(0, limit_bytes - used_bytes + cache_bytes)
     return MemoryLimit(left_bytes, f"the limit of the control group {folder}")
 
 
-def _table(text: str, *, unit_bytes: int) -> dict[str, int]:
+def _parse_key_values(text: str, *, unit_bytes: int) -> dict[str, int]:
     """Read lines of a name and a number, as in `MemFree:  12 kB` and `shmem 4096`."""
     rows = (line.split() for line in text.splitlines())
     return {

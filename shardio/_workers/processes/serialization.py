@@ -44,7 +44,7 @@ def pack_error(error: BaseException) -> bytes:
     """
     limit = MAX_ERROR_BYTES
     for cause in (error.__cause__, None):
-        packed = _pack(error, cause)
+        packed = _pickle_error(error, cause)
         if packed is not None and len(packed) <= limit:
             return packed
     text = _described(error)
@@ -53,7 +53,7 @@ def pack_error(error: BaseException) -> bytes:
     return pickle.dumps((TransformError(text), None))
 
 
-def _pack(error: BaseException, cause: BaseException | None) -> bytes | None:
+def _pickle_error(error: BaseException, cause: BaseException | None) -> bytes | None:
     """Pickle an error and its cause; None if they cannot be unpickled as exceptions."""
     try:
         packed: bytes = cloudpickle.dumps((error, cause))
@@ -98,7 +98,7 @@ def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
 
 
 def as_failure(error: BaseException, is_called: str) -> Exception:
-    """Return the exception, or a TransformError caused by it if it would end more than the item."""
+    """Return the exception, or a TransformError of one that would end the worker or iteration."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     text = text_of(error)
@@ -133,7 +133,7 @@ def shortened(value: Any) -> str:
 _PROTOCOL: Final = 5
 
 
-def pickle_apart(
+def pickle_out_of_band(
     value: Any, file: io.BytesIO, apart: list[pickle.PickleBuffer], least_bytes: int
 ) -> None:
     """Append a value's pickle to a file, and to `apart` the memory of its larger arrays, in place.
@@ -141,7 +141,7 @@ def pickle_apart(
     Args:
         value: anything; what pickle does not know, cloudpickle may.
         file: is left at its end.
-        apart: what `pickle.loads` wants as `buffers`, each one stretch of memory.
+        apart: what `pickle.loads` wants as `buffers`, each contiguous.
         least_bytes: of an array whose memory is not copied into the pickle.
 
     Raises whatever the value's own parts raise when they are pickled.
@@ -154,7 +154,7 @@ def pickle_apart(
         # Takes half the time of a `reducer_override` method, which is called for everything.
         pickler.dispatch_table = {**copyreg.dispatch_table, **arrays}
         pickler.dump(value)
-    except Exception:  # noqa: BLE001  # what pickle does not know, cloudpickle may: it has the say
+    except Exception:  # noqa: BLE001  # what pickle does not know, cloudpickle may: its error is the one raised
         file.seek(start)
         file.truncate()
         del apart[n_apart:]
@@ -200,7 +200,7 @@ def _reduce_array(least_bytes: int, array: Any) -> Any:
 _HEADER = struct.Struct("<Q")
 
 # cloudpickle's list of modules to pickle by value is global to the process.
-_registering = threading.Lock()
+_registry_lock = threading.Lock()
 
 
 def pack(target: Callable[..., object]) -> int:
@@ -233,7 +233,7 @@ def pickled(value: object, hint: str, known: object = None) -> bytes:
     `value`.
     """
     buffer = io.BytesIO()
-    with _registering:
+    with _registry_lock:
         pickler = _Pickler(buffer)
         try:
             pickler.dump(value)

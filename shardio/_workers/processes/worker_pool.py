@@ -34,7 +34,7 @@ __all__ = ["Channel", "WorkerPool", "WorkerExit", "Event", "Failed", "Message"]
 class WorkerPool(Closing):
     """A pool of `n_workers` processes that each run `target(channel)`; it ends them on `close`.
 
-    `target` travels by cloudpickle. `fds` are duplicated and arrive as
+    `target` is pickled by cloudpickle. `fds` are duplicated and arrive as
     `channel.fds` in every worker; `preload` names modules that the zygote imports before it forks.
     Messages may be sent at once: they wait in the socket until the worker runs. `send`, `wait`
     and `restart` are for one thread at a time, `close` is for any. A pool that is collected without
@@ -170,7 +170,7 @@ class WorkerPool(Closing):
             events = [] if held.is_closing else self._watch.gather(timeout_s)
         if not events:
             self._check_usable()  # closed by another thread, or by a signal handler in this one
-        # No call between here and the caller: Ctrl-C cannot strike.
+        # No call between here and the caller: no KeyboardInterrupt can occur.
         held.intake, held.gone = [], []
         return events
 
@@ -219,10 +219,10 @@ class WorkerPool(Closing):
         held = self._held
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        cargo_fd, *given = held.own_fds
+        target_fd, *given = held.own_fds
         with theirs:
             if held.session is not None:
-                request = [theirs.fileno(), cargo_fd, *given]
+                request = [theirs.fileno(), target_fd, *given]
                 try:
                     asked = REQUEST.pack(index, self._action)
                     socket.send_fds(held.session, [asked], request)

@@ -30,7 +30,11 @@ from shardio._workers.processes.channel import (
 )
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
-from shardio._workers.processes.serialization import pack_failure, pickle_apart, unpack_failure
+from shardio._workers.processes.serialization import (
+    pack_failure,
+    pickle_out_of_band,
+    unpack_failure,
+)
 from shardio._workers.processes.stack_dumps import answer_with_stacks, map_steps
 from shardio._workers.tasks.values import PackedValue, pack_value, write_value
 from shardio.errors import InsufficientMemory
@@ -108,7 +112,7 @@ class ResultChunks:
                 self.n_passed_over -= 1
                 continue
             file, apart = io.BytesIO(), list[pickle.PickleBuffer]()
-            pickle_apart(value, file, apart, _ALONE_BYTES)
+            pickle_out_of_band(value, file, apart, _ALONE_BYTES)
             if not apart:
                 found.append(_Pickled(file.getvalue()))
                 n_bytes += len(file.getbuffer())

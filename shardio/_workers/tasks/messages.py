@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio._workers.processes.linux import check_files, files_explained, interrupts_held
-from shardio._workers.processes.serialization import pickle_apart
+from shardio._workers.processes.serialization import pickle_out_of_band
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.storage.fs import remove_tree
 
@@ -101,7 +101,7 @@ class MessageBatch:
         """
         self._file.seek(self._end)
         try:
-            pickle_apart(sample, self._file, self.apart, MIN_APART_BYTES)
+            pickle_out_of_band(sample, self._file, self.apart, MIN_APART_BYTES)
         except BaseException:  # the samples before stay as they were
             self.apart.clear()
             raise

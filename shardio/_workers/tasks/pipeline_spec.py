@@ -114,14 +114,14 @@ class PipeStep(NamedTuple):
 
 
 class BatchStep(NamedTuple):
-    """Lists of `n` items; the rest at the end is a shorter list, unless it is dropped."""
+    """Lists of `n` items; the last, partial list is kept or dropped."""
 
     n: int
     drop_last: bool
 
 
 class SourcePosition(NamedTuple):
-    """An item of a source that says where it is to go on: to give it again, or the next."""
+    """An item, with the states of its source before it, to repeat it, and after it, to continue."""
 
     before: Any
     after: Any
@@ -129,7 +129,7 @@ class SourcePosition(NamedTuple):
 
 
 class PipelineStart(NamedTuple):
-    """The start of a pipeline: the number of its first item, and of its results to omit."""
+    """The point where a pipeline resumes: its first item, and how many of its results to skip."""
 
     item: int = 0
     n_passed_over: int = 0

@@ -26,7 +26,7 @@ import numpy as np
 from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Block, BlockPool, Bytes
-from shardio._workers.processes.serialization import pickle_apart
+from shardio._workers.processes.serialization import pickle_out_of_band
 
 _HEAD: Final = struct.Struct("<QQ")
 _ALIGNMENT: Final = 64
@@ -47,7 +47,7 @@ def pack_value(value: Any) -> PackedValue:
     Raises whatever the value's own parts raise when they are pickled.
     """
     file, apart = io.BytesIO(), list[pickle.PickleBuffer]()
-    pickle_apart(value, file, apart, least_bytes=0)
+    pickle_out_of_band(value, file, apart, least_bytes=0)
     skeleton, buffers = file.getvalue(), [buffer.raw() for buffer in apart]
     ends = _places([buffer.nbytes for buffer in buffers], len(skeleton))
     return PackedValue(skeleton, buffers, ends[-1])

@@ -112,14 +112,14 @@ class _ColumnAudit:
     def check_units(self, window: memoryview, first: int, expected: bytes) -> None:
         """Check the hashes of a window of whole rows, the first of which is `first`."""
         if window is not self._window:
-            self._window, self._units = window, self._cut(window)
+            self._window, self._units = window, self._split_into_units(window)
         for i, wanted, found in differing(self._units, expected):
             row = first + i * self._per_unit
             place = self._column.offset + row * self._stride
             where = {"field": self._name, "sample": row}
             self._findings.add_hash(self._column.name, place, wanted, found, **where)
 
-    def _cut(self, window: memoryview) -> list[memoryview]:
+    def _split_into_units(self, window: memoryview) -> list[memoryview]:
         n_bytes = self._per_unit * self._stride
         starts = range(0, window.nbytes, n_bytes)
         n_hashed = self._row_bytes if self._per_unit == 1 else n_bytes
@@ -177,7 +177,7 @@ def examine(path: str | os.PathLike[str], access: Access = "pread") -> Examined:
     Args:
         path: the file.
         access: "pread" reads it: what cannot be read is a finding. "mmap" maps it: what cannot be
-            read kills this process.
+            read raises SIGBUS.
 
     Raises:
         ShardNotFound: there is no such file.
@@ -191,11 +191,11 @@ def examine(path: str | os.PathLike[str], access: Access = "pread") -> Examined:
         findings.add("incomplete", str(error).removeprefix(f"{name}: "))
         return Examined(findings.close(), 0)
     examined = examine_bytes(content, name)
-    change = _change_of(name, opened)
+    change = _check_unchanged(name, opened)
     return replace(examined, findings=(*examined.findings, change)) if change else examined
 
 
-def _change_of(path: str, opened: FileState) -> Finding | None:
+def _check_unchanged(path: str, opened: FileState) -> Finding | None:
     """Return how a file changed while it was verified; None if it is still the opened one."""
     try:
         now = FileState.of(os.stat(path))
@@ -306,7 +306,7 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
     for section in sections.values():
         # Of a kind that only later versions know, the number may mean anything.
         field = names[section.field] if section.field < len(names) else None
-        _audit_plain(content, section, sections, field, findings)
+        _verify_section_hashes(content, section, sections, field, findings)
     n_samples = header.n_samples
     present = audit_validity(content, schema, sections, n_samples, findings)
     for name in schema.columns:
@@ -316,7 +316,7 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
     return schema
 
 
-def _audit_plain(
+def _verify_section_hashes(
     content: Content, section: Section, sections: Sections, field: str | None, findings: Findings
 ) -> None:
     """Check a section that has its own hash; for block hashes, also the data they cover."""

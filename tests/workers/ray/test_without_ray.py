@@ -336,7 +336,7 @@ def test_a_job_that_asks_its_process_to_end_is_told_with_its_place(
         sys.exit(number)
 
     with (
-        pytest.raises(WorkerDied, match=r"(?s)asks its process to end.*in leave"),
+        pytest.raises(WorkerDied, match=r"(?s)a job called sys.exit.*in leave"),
         Cluster(Engine("ray"), sees=tmp_path) as opened,
     ):
         next(opened.run(leave, lambda: (0, 3), str))
