@@ -241,8 +241,8 @@ def _called(loader: Loader, method: str, argument: Any, number: int, item: Any) 
     try:
         return getattr(loader, method)(argument)
     except (StopIteration, StopAsyncIteration, GeneratorExit) as error:
-        said = f"{named(loader, method)} raised {type(error).__name__}"
-        raise TransformError(f"{said}, item {number} ({shortened(item)})") from error
+        message = f"{named(loader, method)} raised {type(error).__name__}"
+        raise TransformError(f"{message}, item {number} ({shortened(item)})") from error
     except Exception as error:
         add_note(error, f"in {named(loader, method)}, item {number} ({shortened(item)})")
         raise

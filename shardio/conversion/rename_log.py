@@ -55,9 +55,9 @@ def check_only_dataset(out: Path, exclude: str) -> None:
     if not holds_dataset(out):
         refuse_existing(out, exclude=exclude)
         return
-    if strangers := sorted({*os.listdir(out)} - {exclude, *_dataset_entries(out)}):
+    if others := sorted({*os.listdir(out)} - {exclude, *_dataset_entries(out)}):
         raise DatasetExists(
-            f"{out}: holds {strangers[0]} beside the dataset ({len(strangers)} such entries in "
+            f"{out}: holds {others[0]} beside the dataset ({len(others)} such entries in "
             "all), which overwrite would leave behind; choose another folder"
         )
 

@@ -106,10 +106,10 @@ def _without_shards(root: Path) -> Generation | None:
     for number in sorted(_numbers(root), reverse=True):
         place = root / GENERATIONS / f"{number:06d}.json"
         with contextlib.suppress(DataError, OSError):
-            said = read_checksummed_json(place)
+            content = read_checksummed_json(place)
             for key in ("required", "column_groups", "subsets"):
-                said.pop(key, None)
-            return parse_generation({**said, "shards": [], "inputs": []}, place)
+                content.pop(key, None)
+            return parse_generation({**content, "shards": [], "inputs": []}, place)
     return None
 
 

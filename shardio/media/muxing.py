@@ -260,9 +260,9 @@ def _difference(
         return "packets"
     times, found = stream.packets["pts"].astype(np.int64), again.packets["pts"].astype(np.int64)
     if is_sound:
-        said = [(each.n_frames, each.parameters.get("skip", 0)) for each in (stream, again)]
+        lengths = [(each.n_frames, each.parameters.get("skip", 0)) for each in (stream, again)]
         same = np.array_equal(times - times[:1], found - found[:1])
-        return None if same and said[0] == said[1] else "samples that are heard"
+        return None if same and lengths[0] == lengths[1] else "samples that are heard"
     scale = stream.time_base / again.time_base
     if scale.denominator != 1 or not np.array_equal((times - shift) * scale.numerator, found):
         return "times"

@@ -145,8 +145,8 @@ def select_clips(dataset: Dataset, clip: Clip, name: str) -> ClipSpec:
         raise InvalidArgument(_no_clips_message(dataset, clip, name, int(n_frames.max())))
     size = clip.size or _common(dataset, clip, name, sizes)
     dataset.rows.set_clips(clips)
-    told = None if events is None else (events.values.dtype.str, len(events.values))
-    return ClipSpec(clip, name, size, len(n_frames), told)
+    stored_events = None if events is None else (events.values.dtype.str, len(events.values))
+    return ClipSpec(clip, name, size, len(n_frames), stored_events)
 
 
 VideoEvents = tuple[Rows, npt.NDArray[Any]]

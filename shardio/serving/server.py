@@ -83,10 +83,10 @@ class Gatekeeper:
             return
         request_id = frames[1] if len(frames) > 1 else b""
         try:
-            code, said = (b"200", b"OK") if self._is_known(frames) else (b"400", b"unknown key")
+            code, message = (b"200", b"OK") if self._is_known(frames) else (b"400", b"unknown key")
         except OSError as error:  # connections from anywhere may have used up all file descriptors
-            code, said = str(ASK_AGAIN).encode(), str(error.strerror).encode("ascii", "replace")
-        self.socket.send_multipart([_VERSION, request_id, code, said, b"", b""])
+            code, message = str(ASK_AGAIN).encode(), str(error.strerror).encode("ascii", "replace")
+        self.socket.send_multipart([_VERSION, request_id, code, message, b"", b""])
 
     def _is_known(self, frames: list[bytes]) -> bool:
         if len(frames) != _N_FRAMES or frames[0] != _VERSION or frames[5] != b"CURVE":
@@ -251,7 +251,7 @@ class Server(Closing):
         token = self._by_identity.get(identity)
         if token is None:
             if head["kind"] != "close":
-                self._send(identity, [pack("stranger")])
+                self._send(identity, [pack("no_session")])
         elif head["kind"] == "close":
             self._release_worker(token)
         else:
@@ -330,7 +330,7 @@ class Server(Closing):
             if token in over:
                 self._release_worker(token)
             elif client.gone_s is None:
-                self._send_to(client, [pack("beat")])
+                self._send_to(client, [pack("heartbeat")])
             elif now_s - client.gone_s > _GRACE_S:
                 self._release_worker(token)
         self._ending = [session for session in self._ending if session.is_running]

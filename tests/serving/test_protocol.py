@@ -67,14 +67,14 @@ def test_a_head_comes_back_as_it_was() -> None:
         [b"[]"],
         [b'{"kind": 7}'],
         [b'{"kind": "batch"}'],
-        [b'{"kind": "beat"}', b""],
+        [b'{"kind": "heartbeat"}', b""],
         [b'{"kind": "open"}'],
-        [b'{"kind": "beat", "x": NaN}'],
+        [b'{"kind": "heartbeat", "x": NaN}'],
         [b"\xff\xfe"],
         [b"[" * 100_000],
         [b" " * (MAX_HEAD_BYTES + 1)],
         [b'{"kind": "batch"}'] * 3,
-        [pickle.dumps({"kind": "beat"})],
+        [pickle.dumps({"kind": "heartbeat"})],
     ],
 )
 def test_what_is_no_message_is_refused(frames: list[bytes]) -> None:

@@ -53,7 +53,7 @@ def process(path: str, keys: Path) -> Iterator[list[Process]]:
 
 @pytest.fixture(scope="module")
 def edges(path: str) -> Iterator[Server]:
-    """Start a server that sends `beat` often."""
+    """Start a server that sends `heartbeat` often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardio.serving.server._BEAT_S", 0.02)
         with serving(path) as made:
@@ -261,7 +261,7 @@ def test_a_server_that_is_full_when_it_returns_is_waited_for(path: str) -> None:
         other = ShardLoader(address, 4, **HOW)
         with ThreadPoolExecutor(1) as pool:
             rest = pool.submit(lambda: list(map(bits, batches)))
-            wait_until(lambda: "takes no more" in far._stream._servers.said)
+            wait_until(lambda: "takes no more" in far._stream._servers.last_error)
             other.close()
             found += rest.result()
     assert found == local_bits(path, 4)

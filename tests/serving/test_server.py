@@ -148,7 +148,7 @@ def test_options_that_no_loader_takes_are_answered_and_leave_nothing(
 def test_who_has_no_session_is_told_so(peer: Any) -> None:
     peer.send(pack("stop", number=1))
     assert peer.poll(PATIENCE_S * 1000)
-    assert peer.recv() == pack("stranger")
+    assert peer.recv() == pack("no_session")
 
 
 @pytest.mark.parametrize("garbled", ["credit", "iterate", "check"])
@@ -179,7 +179,7 @@ def _hear(peer: Any, words: str) -> list[bytes]:
 
 
 def _only_beats(said: list[bytes]) -> bool:
-    return all(b'"beat"' in each for each in said)
+    return all(b'"heartbeat"' in each for each in said)
 
 
 def test_a_session_that_ended_and_is_opened_with_nonsense_is_forgotten(
@@ -190,7 +190,7 @@ def test_a_session_that_ended_and_is_opened_with_nonsense_is_forgotten(
     wait_until(lambda: not any(each.is_running for each in server.sessions))
     peer.send(_opening(3, options=[]))
     peer.send(pack("stop", number=1))
-    _hear(peer, '"stranger"')
+    _hear(peer, '"no_session"')
     _loads(path, server)
 
 
@@ -213,7 +213,7 @@ def test_a_session_that_has_a_new_connection_does_not_hear_the_one_before(
         _hear(second, '"opened"')
         peer.send(pack("close"))
         peer.send(pack("stop", number=1))
-        _hear(peer, '"stranger"')
+        _hear(peer, '"no_session"')
         assert len(server.sessions) == 1
         second.send(pack("close"))
         wait_until(lambda: not server.sessions)

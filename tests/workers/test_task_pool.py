@@ -286,6 +286,7 @@ def test_a_function_that_cannot_be_pickled_is_refused() -> None:
         TaskPool(lambda item: lock, 1)
 
 
+@pytest.mark.usefixtures("swept")
 def test_where_no_more_files_may_be_open_it_says_so_and_leaves_none() -> None:
     def n_open() -> int:
         return len(os.listdir("/proc/self/fd"))

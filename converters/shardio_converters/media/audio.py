@@ -117,8 +117,8 @@ class AudioTrack:
 
 def facts_of(stream: EncodedStream) -> dict[str, Any]:
     """Return the recorded facts about an audio stream; `streams` if the file has several."""
-    told = stream.parameters
-    return {name: told[key] for key, name in _AUDIO_FACTS.items() if key in told}
+    parameters = stream.parameters
+    return {name: parameters[key] for key, name in _AUDIO_FACTS.items() if key in parameters}
 
 
 def with_sound(

@@ -325,11 +325,11 @@ def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
     return RobotSet(version, fps, specs, tasks, columns, rows, video_path, tables, n_episodes)
 
 
-def _version(said: str) -> int:
-    found = _VERSION.fullmatch(said)
+def _version(text: str) -> int:
+    found = _VERSION.fullmatch(text)
     if found is None:
         raise MediaError(
-            f"codebase_version: expected v2.0 to v3.x, found {said!r}; have LeRobot convert it"
+            f"codebase_version: expected v2.0 to v3.x, found {text!r}; have LeRobot convert it"
         )
     return int(found[1])
 

@@ -263,8 +263,8 @@ def _unit(type_: pa.DataType) -> str:
 def _features_of(schema: pa.Schema) -> dict[str, Any]:
     """Return Hugging Face's feature metadata, if the file has any."""
     try:
-        said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        features = said.get("info", {}).get("features", {})
+        metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = metadata.get("info", {}).get("features", {})
     except (ValueError, AttributeError, RecursionError) as error:
         raise MediaError(f"the metadata of Hugging Face is damaged: {error}") from error
     return features if isinstance(features, dict) else {}

@@ -135,8 +135,8 @@ class Dispatcher:
         """
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._backend.is_starting:
-            said = self._backend.worker_stacks()
-            raise timeout_error(what, self._batch_spec.path, timeout_s, said, self._tasks_of)
+            stacks = self._backend.worker_stacks()
+            raise timeout_error(what, self._batch_spec.path, timeout_s, stacks, self._tasks_of)
         return now_s + timeout_s
 
     def assign_tasks(self, iteration: EpochIteration) -> None:

@@ -257,8 +257,8 @@ class Engine:
             schemas = self._schema_probe.schemas(timeout_s)
             if schemas is None:
                 what = "the first sample, from which batches are laid out,"
-                said = self._backend.worker_stacks()
-                raise timeout_error(what, path, timeout_s, said, self._schema_probe.tasks_of)
+                stacks = self._backend.worker_stacks()
+                raise timeout_error(what, path, timeout_s, stacks, self._schema_probe.tasks_of)
             return self._lay_out(schemas)
 
     def _lay_out(self, schemas: Schemas) -> BlockLayout:

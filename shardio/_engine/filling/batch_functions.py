@@ -25,7 +25,14 @@ from shardio._engine.filling.collate import (
     reserve,
 )
 from shardio._engine.filling.field_reader import FieldReader
-from shardio._engine.filling.transform import Call, TransformRunner, call_keyed, named, plain, told
+from shardio._engine.filling.transform import (
+    Call,
+    TransformRunner,
+    call_keyed,
+    describe_error,
+    named,
+    plain,
+)
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.batch import Batch
 from shardio.batch.layout import (
@@ -214,8 +221,8 @@ class BatchBuilder:
         except self._passes:
             raise
         except BaseException as error:  # sys.exit and StopIteration count as failures too
-            said, text = told(what, error)
-            raise TransformError(f"{said}\n  at {self._named(share)}\n\n{text}") from error
+            message, text = describe_error(what, error)
+            raise TransformError(f"{message}\n  at {self._named(share)}\n\n{text}") from error
         PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
         try:
             return plain(made)

@@ -250,7 +250,7 @@ class TokenReader:
         return found
 
     def _check_lengths(self, shard: int, local: Rows, documents: Rows, entries: Entries) -> None:
-        """Make sure that documents are as long as it was said when windows were cut.
+        """Make sure that documents are as long as they were when windows were cut.
 
         Raises:
             ShardCorrupt: naming the first that is not.

@@ -183,7 +183,7 @@ class TransformRunner:
         except self._passes:
             raise
         except BaseException as error:  # sys.exit and StopIteration count as failures too
-            what, text = told("the transform", error)
+            what, text = describe_error("the transform", error)
             if isinstance(error, ValueError) and "read-only" in what:
                 what += _READ_ONLY
             raise self.placed(what, row, shard, position, text) from error
@@ -220,7 +220,7 @@ def named(dataset: Dataset, row: int, shard: int) -> str:
     return f"sample {local} of shard {dataset.shards[shard].name}"
 
 
-def told(what: str, error: BaseException) -> tuple[str, str]:
+def describe_error(what: str, error: BaseException) -> tuple[str, str]:
     """Return the error text of a user function, and its traceback without our frames."""
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):

@@ -102,8 +102,8 @@ def as_failure(error: BaseException, is_called: str) -> Exception:
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     text = text_of(error)
-    said = f": {text}" if text else ""
-    failure = TransformError(f"{is_called} raised {type(error).__name__}{said}")
+    message = f": {text}" if text else ""
+    failure = TransformError(f"{is_called} raised {type(error).__name__}{message}")
     failure.__cause__ = error
     return failure
 

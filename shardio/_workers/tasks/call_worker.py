@@ -153,9 +153,11 @@ class CallOutcome(IntEnum):
     FORKED = 4  # a fork of the worker returned from the call, and has ended
 
 
-def pack_call(said: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0) -> bytes:
+def pack_call(
+    request_kind: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0
+) -> bytes:
     """Pack a message of main, without the payload of a call."""
-    return CALL.pack(said, 0, block, step, n_passed_over, 0)
+    return CALL.pack(request_kind, 0, block, step, n_passed_over, 0)
 
 
 def call_for_main(
@@ -175,10 +177,10 @@ def call_for_main(
     at_work = map_steps(channel.fds[0])
     while (received := channel.recv_fds()) is not None:
         message, fds = received
-        said, _, number, step, *_ = CALL.unpack_from(message)
-        if said == CallRequest.HELLO:
+        request_kind, _, number, step, *_ = CALL.unpack_from(message)
+        if request_kind == CallRequest.HELLO:
             answer_with_stacks(fds[0])
-        elif said == CallRequest.BLOCK:
+        elif request_kind == CallRequest.BLOCK:
             caller.blocks[number] = BlockMap(fds[0])
         else:
             at_work[channel.index] = step + 1
@@ -201,10 +203,10 @@ class _Caller:
 
     def answer(self, message: bytes) -> bytes:
         """Start or resume a call and return the answer."""
-        said, _, number, step, n_passed_over, _ = CALL.unpack_from(message)
+        request_kind, _, number, step, n_passed_over, _ = CALL.unpack_from(message)
         start_ns = now_ns()
         try:
-            if said == CallRequest.GO_ON:
+            if request_kind == CallRequest.GO_ON:
                 value: Any = self._suspended.pop(step)
             else:
                 request = pickle.loads(memoryview(message)[DESCRIPTOR_BYTES:])

@@ -12,7 +12,12 @@ from typing import Any, Final
 from shardio._base.statistics import now_ns
 from shardio._workers.processes.linux import files_explained
 from shardio._workers.tasks.call_worker import FailedCall, ResultChunks
-from shardio._workers.tasks.pipeline_runner import SOURCE, PipelineRunner, StageExecutor, said
+from shardio._workers.tasks.pipeline_runner import (
+    SOURCE,
+    PipelineRunner,
+    StageExecutor,
+    describe_job,
+)
 from shardio._workers.tasks.pipeline_spec import PipeStep, UserCall, checked
 from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio._workers.tasks.stage import Stage, StageJob
@@ -341,7 +346,7 @@ class ProcessExecutor(StageExecutor):
         while not self._runner.is_closed:
             if (asked := self._asked) is not None:
                 self._asked = None  # the only one that asks is waiting
-                asked.set_result(task_pool.at_work(lambda number: said(self._jobs[number])))
+                asked.set_result(task_pool.at_work(lambda number: describe_job(self._jobs[number])))
             self._put_all(task_pool)
             found = task_pool.take()
             if found is not None:

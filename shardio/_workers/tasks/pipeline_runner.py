@@ -61,7 +61,7 @@ def late(
     at_work = [job for job in jobs if not job.is_suspended]
     frames = sys._current_frames()
     for job in sorted(at_work, key=lambda job: job.began_ns)[:_NAMED]:
-        lines.append(f"{said(job)}, for {(now_ns() - job.began_ns) * 1e-9:.1f} s")
+        lines.append(f"{describe_job(job)}, for {(now_ns() - job.began_ns) * 1e-9:.1f} s")
         frame = frames.get(job.thread_id)
         if frame is not None:
             lines.append(indent(_stack(frame), "    "))
@@ -73,7 +73,7 @@ def late(
     return BatchTimeout("\n".join(lines))
 
 
-def said(job: StageJob) -> str:
+def describe_job(job: StageJob) -> str:
     """Describe a call."""
     if job.origin.first < 0:
         return f"{job.stage.name}, item {job.n_given}"
@@ -215,11 +215,11 @@ class PipelineRunner(Closing):
             del error  # its traceback refers to this frame
 
     def _overdue(self, timeout_s: float | None) -> BatchTimeout:
-        told = {stage: hands.tell() for stage, hands in self._executors.items()}
+        activity = {stage: hands.tell() for stage, hands in self._executors.items()}
         with self.lock:
-            stages = [stage for stage in self._active() if not told.get(stage)]
+            stages = [stage for stage in self._active() if not activity.get(stage)]
             jobs = [job for stage in stages for job in stage.running.values()]
-            lines = [line for each in told.values() for line in each]
+            lines = [line for each in activity.values() for line in each]
             return late(self._results.n_taken, timeout_s, jobs, lines)
 
     def _check_open(self) -> None:

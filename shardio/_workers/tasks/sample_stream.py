@@ -65,7 +65,7 @@ class ReceiveBuffer:
         self.n_arrived = [0] * n_workers
         """Samples handed over or skipped."""
         self.n_owed = [0] * n_workers
-        """Bytes that their worker has not been told are handed over."""
+        """Bytes handed over that their worker has not been credited."""
         self._n_skipped = [0] * n_workers
         self._last_was_skipped = [False] * n_workers
         self._available: deque[tuple[memoryview, list[Any]]] = deque()
@@ -147,8 +147,8 @@ class ReceiveBuffer:
     def counted(self, worker: int) -> str:
         """Describe how many samples a worker has sent."""
         n_skipped = self._n_skipped[worker]
-        said = f", and {n_skipped} skipped" if n_skipped else ""
-        return f"{self.n_arrived[worker] - n_skipped} samples{said}"
+        message = f", and {n_skipped} skipped" if n_skipped else ""
+        return f"{self.n_arrived[worker] - n_skipped} samples{message}"
 
 
 _PRELOAD: Final = ("zmq", send_all.__module__)
@@ -420,8 +420,8 @@ class SampleStream(Closing):
             self._not_listening.add(died.worker)
             return
         n_samples = self._arrivals.n_known(died.worker) + sum(head[3] for head in heads)
-        said = f":\n\n{text}" if (text := self._last_words.get(died.worker)) else ""
-        self._loss = WorkerDied(f"{died.manner}, after {n_samples} samples of it{said}")
+        detail = f":\n\n{text}" if (text := self._last_words.get(died.worker)) else ""
+        self._loss = WorkerDied(f"{died.manner}, after {n_samples} samples of it{detail}")
         self._pool.close()  # the workers have nothing more to do
 
     def _overdue(self) -> Exception:

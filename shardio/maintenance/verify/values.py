@@ -217,7 +217,7 @@ class StreamAudit:
                 self._add_line("counting", what, row, expected=expected, found=found)
             self._next[key] = found + count
 
-    def _add_line(self, code: str, what: str, row: int, **said: Any) -> None:
+    def _add_line(self, code: str, what: str, row: int, **numbers: Any) -> None:
         self._findings.add(
             code,
             what,
@@ -225,7 +225,7 @@ class StreamAudit:
             field=self._name,
             sample=row,
             offset=self._streams.offset + row * STREAM.size,
-            **said,
+            **numbers,
         )
 
     def _check_stream(
@@ -287,7 +287,7 @@ class StreamAudit:
         start = self._packets.offset + int(line["first_packet"]) * PACKET.size
         stored = self._content.bytes[start : start + count * PACKET.size]
         packets = np.frombuffer(stored, PACKET_DTYPE, count)
-        said: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         code, wrong = "packet", packets_error(packets, n_bytes)
         if wrong is None and isinstance(self._field, Video):
             shown, n_frames = n_shown(packets), int(line["n_frames"])
@@ -296,10 +296,10 @@ class StreamAudit:
                     "frames",
                     "the number of frames of a video differs from the number of shown packets",
                 )
-                said = {"expected": shown, "found": n_frames}
+                numbers = {"expected": shown, "found": n_frames}
         if wrong is not None:
             section = self._packets.name
-            where = {"field": self._name, "sample": row, "offset": start, **said}
+            where = {"field": self._name, "sample": row, "offset": start, **numbers}
             self._findings.add(code, wrong, section=section, **where)
 
 

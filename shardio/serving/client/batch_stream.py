@@ -152,9 +152,9 @@ class Stream(Closing):
         return arrived
 
     @property
-    def said(self) -> str:
+    def last_error(self) -> str:
         """Return the last messages of servers that were lost and have not come back."""
-        return self._servers.said
+        return self._servers.last_error
 
     @property
     def is_over(self) -> bool:
@@ -213,7 +213,7 @@ class Stream(Closing):
             if is_late and not is_there() and self._link is not None and self._link.has_heard:
                 raise BatchTimeout(
                     f"{what} did not come from {self._servers.current} within "
-                    f"{self._timeout_s:g} s; {self._servers.said or _NO_ERROR}"
+                    f"{self._timeout_s:g} s; {self._servers.last_error or _NO_ERROR}"
                 )
 
     def _go_on(self, wait_s: float, entered_s: float) -> None:
@@ -272,11 +272,11 @@ class Stream(Closing):
         elif kind == "checked":
             self._answer = head
             self._servers.see_progress()
-        elif kind == "stranger":
+        elif kind == "no_session":
             raise Lost("it has no session for this client: it was restarted")
         elif kind == "failed":
             self._fail(head)
-        elif kind != "beat" and self._is_open and number(head, "number") == self._pass:
+        elif kind != "heartbeat" and self._is_open and number(head, "number") == self._pass:
             self._advance(kind, head, block)
 
     def _enter(self, head: dict[str, Any]) -> None:

@@ -369,7 +369,7 @@ class Servers:
         return self._addresses[0]
 
     @property
-    def said(self) -> str:
+    def last_error(self) -> str:
         """Return the last messages of the servers lost since one was at work."""
         return "; ".join(f"{where}: {what}" for where, what in self._said.items())
 
@@ -395,9 +395,9 @@ class Servers:
             self._lost_s = now_s
         away_s = now_s - self._lost_s
         if away_s >= self._patience_s or self._denied.issuperset(self._addresses):
-            said = self.said
+            message = self.last_error
             self.see_progress()  # after progress, the full patience applies again
-            raise ServerUnreachable(f"no server to load from, for {away_s:.0f} s now: {said}")
+            raise ServerUnreachable(f"no server to load from, for {away_s:.0f} s now: {message}")
         self._try_s = now_s + self._pause_s
         self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
 

@@ -11,13 +11,13 @@
       check     state                         ──▶
                                               ◀──   checked  epoch
       stop, close                             ──▶
-                                              ◀──   beat, failed, stranger
+                                              ◀──   heartbeat, failed, no_session
 
 Every message is one head, an object with its `kind`; a batch has a second frame. A server sends
-`beat` once a second, and `stranger` to a client without a session. Errors travel as JSON: class
-name, message, and the place in a shard. No code travels.
+`heartbeat` once a second, and `no_session` to a client without a session. Errors travel as JSON:
+class name, message, and the place in a shard. No code travels.
 
-An `Address` is a server as `tcp://host:port`; it tells whether the server is on this machine.
+An `Address` is a server as `tcp://host:port`; it knows whether the server is on this machine.
 
 A batch travels as the filled block of its worker, of which only the used part is sent. The receiver
 reads it like a block of its own, after `check` has checked its numbers.
@@ -112,7 +112,7 @@ MAX_HEAD_BYTES: Final = 4 << 20
 
 FROM_CLIENT: Final = frozenset({"open", "iterate", "credit", "check", "stop", "close"})
 FROM_SERVER: Final = frozenset(
-    {"opened", "begun", "batch", "end", "checked", "beat", "failed", "stranger"}
+    {"opened", "begun", "batch", "end", "checked", "heartbeat", "failed", "no_session"}
 )
 MAX: Final = 1 << 60
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -244,12 +244,12 @@ def from_json(found: Mapping[str, Any]) -> ShardioError:
     return made
 
 
-def _cut(said: str) -> str:
+def _cut(message: str) -> str:
     """Return a text cut to the maximum length of a message."""
-    if len(said) <= _MAX_CHARACTERS:
-        return said
+    if len(message) <= _MAX_CHARACTERS:
+        return message
     half = _MAX_CHARACTERS // 2
-    return f"{said[:half]}\n[…]\n{said[-half:]}"
+    return f"{message[:half]}\n[…]\n{message[-half:]}"
 
 
 _ALIGNMENT: Final = 64

@@ -319,8 +319,8 @@ class RemotePass:
     def so_far(self) -> str:
         """Describe how much has come, and the last message of a lost server."""
         n_done, n = self.first_step + self._n_batches, self.last_step
-        said = f": {self._stream.said}" if self._stream.said else ""
-        return f"{n_done} of {n} batches have come{said}"
+        message = f": {self._stream.last_error}" if self._stream.last_error else ""
+        return f"{n_done} of {n} batches have come{message}"
 
     @property
     def sockets(self) -> tuple[Any, ...]:
