@@ -148,7 +148,7 @@ def test_a_dataset_tells_what_its_generation_says(tmp_path: Path) -> None:
         assert dataset.shards[0].n_bytes == (tmp_path / dataset.shards[0].name).stat().st_size
         assert "shardio" in dataset.versions
         assert repr(dataset) == (
-            f"ShardDataset({str(tmp_path)!r}: 1 samples in 1 shards, generation 1)"
+            f"ShardDataset({str(tmp_path)!r}: 1 samples in 1 shard, generation 1)"
         )
 
 

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from reprlib import Repr
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Final
 
 import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
@@ -161,6 +161,19 @@ def pickle_out_of_band(
         _CloudPickler(file, arrays, apart).dump(value)
 
 
+def _reduce_code(code: CodeType) -> Any:
+    """Reduce a function's code with the name of its file, which tracebacks show.
+
+    cloudpickle from 3.1.3 on puts another name in its place.
+    """
+    make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make, tuple(code.co_filename if part == _DYNAMIC_CODE else part for part in parts)
+
+
+_DYNAMIC_CODE: Final = "<dynamic-code>"
+_DISPATCH_TABLE: Final = {**cloudpickle.Pickler.dispatch_table, CodeType: _reduce_code}
+
+
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """A cloudpickle pickler that pickles arrays apart."""
 
@@ -168,7 +181,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         self, file: io.BytesIO, arrays: dict[Any, Any], apart: list[pickle.PickleBuffer]
     ) -> None:
         # Set first: the __init__ of pickle.Pickler looks it up, once.
-        self.dispatch_table = {**cloudpickle.Pickler.dispatch_table, **arrays}
+        self.dispatch_table = {**_DISPATCH_TABLE, **arrays}
         super().__init__(file, _PROTOCOL, apart.append)
 
 
@@ -296,6 +309,8 @@ def _read_all(fd: int) -> memoryview:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickles by value what belongs to modules that a worker could not import."""
+
+    dispatch_table = _DISPATCH_TABLE
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
