@@ -36,17 +36,24 @@ sys.stdin.read()
 """
 
 
+FAULT_KINDS = ("error", "denied", "cut", "stall", "wrong", "hold", "weak")
+
+
 @dataclass
 class Fault:
     """A fault of the next `times` requests of some objects."""
 
     kind: str
-    """error, denied, cut, stall, wrong, hold or weak (a tag that is for caches)."""
+    """One of `FAULT_KINDS`; weak: a tag that is for caches."""
     pattern: str = r"\.shard"
     times: int = 1
     method: str = "GET"
     met: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        if self.kind not in FAULT_KINDS:
+            raise ValueError(f"there is no fault {self.kind!r}: {', '.join(FAULT_KINDS)}")
 
 
 class Proxy(http.server.ThreadingHTTPServer):

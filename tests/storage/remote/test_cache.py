@@ -140,15 +140,15 @@ def test_a_process_waits_for_the_shard_that_it_needs_and_not_for_one_of_equal_co
     store: Scene, tmp_path: Path, equal_shards: Path
 ) -> None:
     one, other = load(equal_shards).shards[0:9:8]
-    url, pin = store.put_dataset(equal_shards, "equal"), Fault("pin", one.name)
-    store.proxy.faults = [pin]
+    url, hold = store.put_dataset(equal_shards, "equal"), Fault("hold", one.name)
+    store.proxy.faults = [hold]
     with (
         _holder(store, url, tmp_path, (one,)) as process,
         _cache(store, url, tmp_path) as cache,
     ):
-        assert pin.met.wait(60)
+        assert hold.met.wait(60)
         cache.pin(other)
-        pin.go_on.set()
+        hold.go_on.set()
         assert line_of(process) == "held"
         cache.pin(one)
     assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in (one, other)}
@@ -181,11 +181,11 @@ def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(tmp_path: Path)
 def test_processes_share_what_one_has_downloaded(
     store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
 ) -> None:
-    pin = Fault("pin", shards[0].name)
-    store.proxy.faults = [pin]
+    hold = Fault("hold", shards[0].name)
+    store.proxy.faults = [hold]
     with _holder(store, url, tmp_path, shards) as one, _holder(store, url, tmp_path, shards) as two:
-        pin.met.wait(60)
-        pin.go_on.set()
+        assert hold.met.wait(60)
+        hold.go_on.set()
         assert line_of(one) == line_of(two) == "held"
     assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in shards}
 
@@ -202,14 +202,14 @@ def test_what_a_killed_process_was_downloading_is_gone_on_with(
         assert line_of(process) == "held"
     with _cache(store, url, tmp_path) as cache:
         part = Path(cache.root) / f".{Path(cache.path_of(shards[0])).name}.{shards[0].n_bytes}.part"
-    pin = Fault("pin", shards[0].name)
-    store.proxy.faults = [pin]
+    hold = Fault("hold", shards[0].name)
+    store.proxy.faults = [hold]
     part.write_bytes((folder / shards[0].name).read_bytes()[:half])
     with _holder(store, url, tmp_path, shards[:1]) as process:
-        pin.met.wait(60)
+        assert hold.met.wait(60)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    pin.go_on.set()
+    hold.go_on.set()
     store.proxy.forget()
     with _cache(store, url, tmp_path) as cache:
         found = Path(cache.pin(shards[0])).read_bytes()
