@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         MediaError,
         ShardCorrupt,
         ShardioError,
-        ShardNotFound,
         WorkerDied,
     )
     from shardio.format.fields import Array, Audio, Bytes, Image, Json, List, Text, Video
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from shardio.multi import MultiLoader
     from shardio.order.sampling import WeightedSampler
     from shardio.pipeline import DataLoader, Pipeline
+    from shardio.serving.client.remote_loader import RemoteLoader as connect
     from shardio.shard.reader import ShardReader
     from shardio.shard.writer import ShardWriter
     from shardio.views.clips import Clip
@@ -70,7 +70,6 @@ __all__ = [
     "ShardCorrupt",
     "ShardDataset",
     "ShardLoader",
-    "ShardNotFound",
     "ShardReader",
     "ShardWriter",
     "ShardioError",
@@ -81,6 +80,7 @@ __all__ = [
     "WeightedSampler",
     "WorkerDied",
     "__version__",
+    "connect",
     "convert",
     "load",
     "load_with_workers",
@@ -117,14 +117,15 @@ _HOMES = {
     "Text": "shardio.format.fields",
     "Video": "shardio.format.fields",
     "WeightedSampler": "shardio.order.sampling",
+    "connect": "shardio.serving.client.remote_loader",
     "convert": "shardio.conversion",
     "load": "shardio.items",
     "load_with_workers": "shardio.items",
     "mix": "shardio._loading.open_for_loading",
     "open": "shardio.dataset.dataset",
 }
-# Renamed here only: inside the package `open` is the builtin.
-_NAMES_AT_HOME = {"open": "open_dataset"}
+# Renamed here only: inside the package `open` is the builtin, and a class is a noun.
+_NAMES_AT_HOME = {"connect": "RemoteLoader", "open": "open_dataset"}
 
 
 def __getattr__(name: str) -> object:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TextIO
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self, TextIO
 
 from shardio._base.callers import refuse_unknown_options
 from shardio._base.classes import Closing
@@ -15,6 +16,7 @@ from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._loading.iterator import BatchAssembler, Epochs, LoaderIterator
 from shardio._loading.open_for_loading import open_anew
 from shardio._loading.options import (
+    TORCH_HABITS,
     Collate,
     LoaderArguments,
     OnError,
@@ -36,29 +38,10 @@ from shardio.order.partition import Tail
 from shardio.order.sampling import Sampler, SamplingOptions, Shuffle
 from shardio.outputs import Output, create_adapter
 from shardio.serving.client.protocol import is_address
-from shardio.serving.client.remote_loader import RemoteLoader, to_be_read_here
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
-
-_HABITS: Final = {
-    "batch_sampler": "give sampler= the order of samples, and batch_size",
-    "collate_fn": 'write collate="pad", "ragged", "list" or a function; equal shapes are stacked',
-    "drop_last": 'write tail="drop" instead of drop_last=True',
-    "generator": "write seed=; every epoch has an order of its own",
-    "multiprocessing_context": "write start_method=",
-    "n_draws": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
-    "num_samples": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
-    "persistent_workers": "workers always stay until the loader is closed",
-    "pin_memory": 'write device="cuda" to have batches copied to the GPU',
-    "prefetch_factor": "write prefetch=, the number of batches beyond one for each worker",
-    "replacement": "write sampler=shardio.WeightedSampler(weights, replacement=…)",
-    "timeout": "write timeout_s=, None where torch has 0",
-    "weights": "write sampler=shardio.WeightedSampler(weights)",
-    "worker_init_fn": "nothing has to be seeded: write transform(sample, rng), and draw from rng",
-}
-"""The options of torch's DataLoader, each with what to write here."""
 
 
 class ShardLoader(Closing):
@@ -72,9 +55,8 @@ class ShardLoader(Closing):
 
     Args:
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
-            an open ShardDataset, whose files are opened again; a mixture (`shardio.mix`); or the
-            address of a server, or a list of several, as "tcp://host:5555", for batches that
-            `shardio serve` decodes there.
+            an open ShardDataset, whose files are opened again; or a mixture (`shardio.mix`). For
+            batches that a server decodes, see `shardio.connect`.
         batch_size: samples per batch.
         fields: the fields to read, by default all; other fields are not read.
         shuffle: True or "full" permutes all samples, differently each epoch; "blocks" permutes
@@ -143,8 +125,6 @@ class ShardLoader(Closing):
             the environment, otherwise ~/.cache/shardio.
         cache_bytes: the size limit of that folder; by default nine tenths of the free space.
         storage_options: for a URL, options of obstore: credentials, endpoint, client_options.
-        keys: for an address, the folder of this client's keys; by default SHARDIO_KEYS from the
-            environment.
 
     Raises:
         InvalidArgument: an option is not acceptable; the message lists the accepted values.
@@ -154,18 +134,16 @@ class ShardLoader(Closing):
         TooManySkipped: in the loop, naming the last sample.
     """
 
-    def __new__(cls, *arguments: Any, **options: Any) -> Any:
-        """Of the address of a server, make a RemoteLoader, which iterates and resumes alike."""
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Refuse options typed by habit, and say what to write instead."""
         if cls.__init__ is ShardLoader.__init__:
-            refuse_unknown_options(cls.__name__, options, cls.__init__, _HABITS)
-        dataset = arguments[0] if arguments else options.pop("dataset", None)
-        if cls is ShardLoader and is_address(dataset):
-            return RemoteLoader(dataset, *arguments[1:], **options)
+            known = list(inspect.signature(cls.__init__).parameters)[1:]
+            refuse_unknown_options(cls.__name__, options, known, TORCH_HABITS)
         return super().__new__(cls)
 
     def __init__(
         self,
-        dataset: str | os.PathLike[str] | Dataset | Sequence[str],
+        dataset: str | os.PathLike[str] | Dataset,
         batch_size: int,
         *,
         fields: Iterable[str] | None = None,
@@ -199,10 +177,9 @@ class ShardLoader(Closing):
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        keys: str | os.PathLike[str] | None = None,
     ) -> None:
         remote = remote_of(cache, cache_bytes, storage_options, num_workers, access)
-        opened = open_anew(to_be_read_here(dataset, keys), verify, access, subset, remote)
+        opened = open_anew(_not_an_address(dataset), verify, access, subset, remote)
         if isinstance(opened, Mixture):
             fields = opened.check_agreement(fields)
         asked = LoaderArguments(
@@ -379,3 +356,13 @@ class ShardLoader(Closing):
     def close(self) -> None:
         """End the workers; batches that are held stay valid. May be called again."""
         self._finalizer()
+
+
+def _not_an_address(dataset: Any) -> Any:
+    """Return the dataset of a loader; refuse the address of a server."""
+    if is_address(dataset):
+        raise InvalidArgument(
+            f"{dataset!r} is the address of a server: "
+            f"write shardio.connect({dataset!r}, batch_size)"
+        )
+    return dataset

@@ -39,6 +39,7 @@ INNER = {
     "InsufficientMemory",
     "SchemaError",
     "ServerUnreachable",
+    "ShardNotFound",
     "ShardChanged",
     "ShardExists",
     "ShardIncomplete",

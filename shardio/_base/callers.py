@@ -28,20 +28,20 @@ def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
 
 
 def refuse_unknown_options(
-    name: str, given: Iterable[str], function: Callable[..., Any], habits: Mapping[str, str]
+    name: str, given: Iterable[str], known: Iterable[str], habits: Mapping[str, str]
 ) -> None:
     """Refuse options that a function does not have, and say what to write instead.
 
     Args:
         name: of the function, for the message.
         given: the names of the options.
-        function: whose signature has the known ones.
+        known: the names of those that it has.
         habits: for options of other libraries, what to write here.
 
     Raises:
         TypeError: one is unknown.
     """
-    known = list(inspect.signature(function).parameters)[1:]
+    known = list(known)
     for option in given:
         if option in known:
             continue

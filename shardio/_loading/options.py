@@ -43,6 +43,24 @@ _MAX_RANKS: Final = 1 << 24
 _LONGEST_S: Final = 1_000_000
 """The kernel counts milliseconds in 31 bits."""
 
+TORCH_HABITS: Final = {
+    "batch_sampler": "give sampler= the order of samples, and batch_size",
+    "collate_fn": 'write collate="pad", "ragged", "list" or a function; equal shapes are stacked',
+    "drop_last": 'write tail="drop" instead of drop_last=True',
+    "generator": "write seed=; every epoch has an order of its own",
+    "multiprocessing_context": "write start_method=",
+    "n_draws": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
+    "num_samples": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
+    "persistent_workers": "workers always stay until the loader is closed",
+    "pin_memory": 'write device="cuda" to have batches copied to the GPU',
+    "prefetch_factor": "write prefetch=, the number of batches beyond one for each worker",
+    "replacement": "write sampler=shardio.WeightedSampler(weights, replacement=…)",
+    "timeout": "write timeout_s=, None where torch has 0",
+    "weights": "write sampler=shardio.WeightedSampler(weights)",
+    "worker_init_fn": "nothing has to be seeded: write transform(sample, rng), and draw from rng",
+}
+"""The options of torch's DataLoader, each with what to write here."""
+
 
 def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
     """Return the value if it is one of those known."""

@@ -1,6 +1,6 @@
 """Serve the batches of a dataset to loaders on other machines, over ZeroMQ.
 
-`make_server` is what `shardio serve` runs; the other side is `ShardLoader("tcp://host:port", …)`.
+`make_server` is what `shardio serve` runs; the other side is `shardio.connect`.
 Names are imported on first use: a client needs nothing of the server.
 """
 

@@ -18,7 +18,13 @@ import shardio
 from shardio import Batch, InvalidArgument, Schema, ShardLoader, WeightedSampler
 from shardio._loading import options
 from shardio._workers.processes import limits
-from shardio.errors import ChecksumMismatch, DatasetCorrupt, DatasetNotFound, InsufficientMemory
+from shardio.errors import (
+    ChecksumMismatch,
+    DatasetCorrupt,
+    DatasetNotFound,
+    InsufficientMemory,
+    ShardNotFound,
+)
 from shardio.format.layout import Kind
 from shardio.shard.reader import ShardReader
 from tests.loading import RAGGED, TWO_FIELDS, bits, check_against, two_fields, write_dataset
@@ -396,7 +402,7 @@ def test_a_shard_that_is_missing_or_another_one_is_refused_by_the_constructor(
     with pytest.raises(DatasetCorrupt, match=r"000001-000\.shard"):
         _loader(folder, num_workers=num_workers)
     shard.unlink()
-    with pytest.raises(shardio.ShardNotFound, match=r"000001-000\.shard"):
+    with pytest.raises(ShardNotFound, match=r"000001-000\.shard"):
         _loader(folder, num_workers=num_workers)
 
 

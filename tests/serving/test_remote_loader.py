@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,7 +23,7 @@ from tests.serving.served import HOW, local_bits, serving, wait_until
 
 @pytest.fixture(scope="module")
 def loader(server: Server) -> Any:
-    with ShardLoader(server.address, 4, **HOW) as made:
+    with shardio.connect(server.address, 4, **HOW) as made:
         yield made
 
 
@@ -75,12 +76,12 @@ def test_an_iteration_that_is_left_early_is_followed_by_the_next_epoch(
 def test_ranks_have_together_what_one_has(path: str, server: Server) -> None:
     for rank in range(2):
         place: dict[str, Any] = {"rank": rank, "world_size": 2, "tail": "short"}
-        with ShardLoader(server.address, 4, **place, **HOW) as one:
+        with shardio.connect(server.address, 4, **place, **HOW) as one:
             assert list(map(bits, one)) == local_bits(path, 4, **place)
 
 
 def test_epochs_without_a_batch_are_warned_of_once(server: Server) -> None:
-    with ShardLoader(server.address, 1000, tail="drop", **HOW) as far:
+    with shardio.connect(server.address, 1000, tail="drop", **HOW) as far:
         with pytest.warns(RuntimeWarning, match="epoch 0 has no batch") as caught:
             assert list(far) == []
         assert __file__ in [each.filename for each in caught]
@@ -103,7 +104,7 @@ def test_epochs_without_a_batch_are_warned_of_once(server: Server) -> None:
 def test_options_that_are_data_mean_the_same_there(
     path: str, server: Server, options: dict[str, Any]
 ) -> None:
-    with ShardLoader(server.address, 4, **{**HOW, **options}) as far:
+    with shardio.connect(server.address, 4, **{**HOW, **options}) as far:
         assert list(map(bits, far)) == local_bits(path, 4, **options)
 
 
@@ -131,7 +132,7 @@ def test_an_option_that_is_wrong_or_decided_there_is_refused(
     server: Server, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(shardio.ShardioError, match=said):
-        ShardLoader(server.address, 4, **{"output": "numpy", **options})
+        shardio.connect(server.address, 4, **{"output": "numpy", **options})
 
 
 def test_what_no_message_can_say_is_refused_at_once(server: Server, loader: RemoteLoader) -> None:
@@ -140,29 +141,27 @@ def test_what_no_message_can_say_is_refused_at_once(server: Server, loader: Remo
         with pytest.raises(InvalidArgument, match="what travels to a server is JSON"):
             loader.load_state_dict({**state, "position": number})
     with pytest.raises(InvalidArgument, match="bytes of JSON; a server takes at most"):
-        ShardLoader(server.address, 4, sampler=np.zeros(2_500_000, np.int64))
+        shardio.connect(server.address, 4, sampler=np.zeros(2_500_000, np.int64))
 
 
 def test_an_option_that_nobody_has_is_refused(server: Server) -> None:
     with pytest.raises(TypeError, match="no option 'batchsize': did you mean 'batch_size'"):
-        ShardLoader(server.address, 4, batchsize=3)  # type: ignore[call-arg]
+        shardio.connect(server.address, 4, batchsize=3)
 
 
-def test_keys_are_for_an_address(path: str) -> None:
-    with pytest.raises(InvalidArgument, match="keys are for the address"):
-        ShardLoader(path, 4, keys="keys")
+def test_an_option_of_another_library_is_answered_with_ours(server: Server) -> None:
+    with pytest.raises(TypeError, match=r"no option 'drop_last': write tail=\"drop\""):
+        shardio.connect(server.address, 4, drop_last=True)
 
 
-def test_a_class_derived_from_the_loader_takes_no_address(server: Server) -> None:
-    class Mine(ShardLoader):
-        pass
-
-    with pytest.raises(InvalidArgument, match="no derived class"):
-        Mine(server.address, 4, output="numpy")
+@pytest.mark.parametrize("address", ["tcp://h:1", ["tcp://h:1", "tcp://h:2"]])
+def test_a_loader_of_the_address_of_a_server_names_connect(address: Any) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(f"write shardio.connect({address!r}, ")):
+        ShardLoader(address, 4, output="numpy")
 
 
 def test_tensors_are_made_here(server: Server) -> None:
-    with ShardLoader(server.address, 4, fields=["vector", "note", "bits"]) as far:
+    with shardio.connect(server.address, 4, fields=["vector", "note", "bits"]) as far:
         batch = next(iter(far))
         assert type(batch["vector"]).__module__.startswith("tinygrad")
         assert str(batch["bits"].dtype) == "dtypes.bfloat16"
@@ -171,7 +170,7 @@ def test_tensors_are_made_here(server: Server) -> None:
 
 def test_the_bar_counts_batches_and_the_figures_add_up(loader: RemoteLoader) -> None:
     said = io.StringIO()
-    with ShardLoader(loader.address, 4, **HOW) as far:
+    with shardio.connect(loader.address, 4, **HOW) as far:
         assert len(list(far.progress(file=said))) == len(far)
         next(iter(far))
         stats = far.stats()
@@ -193,7 +192,7 @@ def test_after_an_interrupt_the_next_epochs_are_whole(
 
     monkeypatch.setattr(Link, "receive", interrupted)
     n_interrupts, epochs = 0, list[list[Any]]()
-    with ShardLoader(server.address, 4, **HOW) as far:
+    with shardio.connect(server.address, 4, **HOW) as far:
         while len(epochs) < 3:
             try:
                 epochs.append(list(map(bits, far)))
@@ -206,7 +205,7 @@ def test_after_an_interrupt_the_next_epochs_are_whole(
 
 
 def test_a_loader_that_is_let_go_of_leaves_its_server(server: Server) -> None:
-    far = ShardLoader(server.address, 4, **HOW)
+    far = shardio.connect(server.address, 4, **HOW)
     batches = iter(far)
     held = next(batches)
     del far
@@ -238,7 +237,7 @@ def test_a_client_says_that_it_has_taken_what_its_loop_has(
         send(self, message)
 
     monkeypatch.setattr(Link, "send", note)
-    far: Any = ShardLoader(server.address, 4, **HOW)
+    far: Any = shardio.connect(server.address, 4, **HOW)
     with far:
         batches = iter(far)
         far._stream._wait(lambda: len(far._stream.queue) >= 2, "two batches")
@@ -247,7 +246,7 @@ def test_a_client_says_that_it_has_taken_what_its_loop_has(
 
 
 def test_after_close_there_is_nothing_but_what_is_held(server: Server) -> None:
-    far = ShardLoader(server.address, 4, **HOW)
+    far = shardio.connect(server.address, 4, **HOW)
     batches = iter(far)
     held = next(batches)
     before = bits(held)
@@ -268,7 +267,7 @@ def test_close_in_one_thread_ends_the_wait_of_another(path: str) -> None:
 
     with serving(path, transform=wait) as server, ThreadPoolExecutor(1) as pool:
         held.set()
-        far = ShardLoader(server.address, 1, prefetch=0, **HOW)
+        far = shardio.connect(server.address, 1, prefetch=0, **HOW)
         batches = iter(far)
         next(batches)
         held.clear()
@@ -288,13 +287,13 @@ def _refuse_sample_7(sample: dict[str, Any]) -> dict[str, Any]:
 def test_a_transform_runs_there_and_its_errors_arrive(path: str) -> None:
     with serving(path, transform=_refuse_sample_7) as server:
         options: dict[str, Any] = {"output": "numpy", "fields": ["label"]}
-        with ShardLoader(server.address, 5, **options) as far:
+        with shardio.connect(server.address, 5, **options) as far:
             batches = iter(far)
             assert next(batches)["label"].tolist() == [0, 2, 4, 6, 8]
             with pytest.raises(TransformError, match="seven"):
                 next(batches)
             assert far.state_dict()["position"] == 5
-        with ShardLoader(server.address, 5, on_error="skip", max_skips=1, **options) as far:
+        with shardio.connect(server.address, 5, on_error="skip", max_skips=1, **options) as far:
             found = list(far)
         assert [skip.index for batch in found for skip in batch.skipped] == [7]
         assert int(sum(batch.valid.sum() for batch in found)) == 29
@@ -302,10 +301,10 @@ def test_a_transform_runs_there_and_its_errors_arrive(path: str) -> None:
 
 def test_where_nobody_listens_it_says_so_in_time() -> None:
     with pytest.raises(ServerUnreachable, match=r"tcp://127\.0\.0\.1:1: no server listens there"):
-        ShardLoader("tcp://127.0.0.1:1", 4, output="numpy", timeout_s=0.1)
+        shardio.connect("tcp://127.0.0.1:1", 4, output="numpy", timeout_s=0.1)
 
 
 def test_another_machine_is_not_asked_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDIO_KEYS", raising=False)
     with pytest.raises(InvalidArgument, match="no connection without keys"):
-        ShardLoader("tcp://192.0.2.1:5555", 4, output="numpy")
+        shardio.connect("tcp://192.0.2.1:5555", 4, output="numpy")

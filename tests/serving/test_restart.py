@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+import shardio
 from shardio import InvalidArgument, ShardLoader
 from shardio.errors import BatchTimeout, ServerUnreachable
 from shardio.serving import Server, make_keys
 from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.connection import Link, Lost, ServerKeys, Servers, client_keys
 from shardio.serving.client.protocol import pack, parse
+from shardio.serving.client.remote_loader import RemoteLoader
 from tests.loading import PATIENCE_S, bits
 from tests.serving.served import (
     FREE,
@@ -64,8 +66,8 @@ def _start(path: str, keys: Path, bind: str) -> Process:
     return Process(path, bind, "--keys", str(keys / "ours"), "--workers", "1")
 
 
-def _asks(address: str, keys: Path | None, **options: Any) -> ShardLoader:
-    return ShardLoader(address, 4, keys=keys, **{**HOW, **options})
+def _asks(address: str, keys: Path | None, **options: Any) -> RemoteLoader:
+    return shardio.connect(address, 4, keys=keys, **{**HOW, **options})
 
 
 def test_a_server_that_is_killed_and_returns_gives_every_batch_once(
@@ -92,7 +94,7 @@ def test_a_server_runs_a_function_of_its_folder_and_ctrl_c_ends_it_in_order(
     more = ("--workers", "1", "--transform", "mine:double")
     server = Process(path, FREE, *more, cwd=tmp_path)
     assert server.line == f"serving {path} at {server.address}\n"
-    with ShardLoader(server.address, 4, output="numpy") as far:
+    with shardio.connect(server.address, 4, output="numpy") as far:
         assert next(iter(far))["label"].tolist() == [0, 2, 4, 6]
         assert server.end(signal.SIGINT) == 0
 
@@ -174,7 +176,7 @@ def test_a_connection_that_is_cut_within_batches_gives_every_batch_once(path: st
         serving(path) as server,
         contextlib.closing(Relay(server.address, 500, 30_000, 61_111, 1, 200_000)) as relay,
     ):
-        with ShardLoader(relay.address, 4, **HOW) as far:
+        with shardio.connect(relay.address, 4, **HOW) as far:
             with ShardLoader(path, 4, num_workers=0, **HOW) as local:
                 for _ in range(2):
                     assert list(map(bits, far)) == list(map(bits, local))
@@ -198,7 +200,7 @@ def test_a_connection_that_is_lost_at_an_edge_of_an_epoch_gives_every_batch_once
 
     monkeypatch.setattr(Stream, "_act", lose)
     options: dict[str, Any] = {**HOW, "fields": ["label"], "tail": tail}
-    with ShardLoader(edges.address, 4, timeout_s=PATIENCE_S, **options) as far:
+    with shardio.connect(edges.address, 4, timeout_s=PATIENCE_S, **options) as far:
         found = [(bits(batch), far.state_dict()) for batch in far]
         with ShardLoader(path, 4, num_workers=0, **options) as local:
             assert found == [(bits(batch), local.state_dict()) for batch in local]
@@ -223,7 +225,7 @@ def test_an_answer_that_does_not_come_from_a_server_that_is_there_is_overdue(
 ) -> None:
     _hears(monkeypatch, lambda head: {} if head["kind"] == kind else head)
     with pytest.raises(BatchTimeout, match="did not come from"):
-        with ShardLoader(edges.address, 4, fields=["label"], timeout_s=0.1, **HOW) as far:
+        with shardio.connect(edges.address, 4, fields=["label"], timeout_s=0.1, **HOW) as far:
             list(far)
 
 
@@ -247,18 +249,18 @@ def test_a_server_that_says_what_cannot_be_is_left(
     monkeypatch.setattr(Servers, "lose", lose)
     _hears(monkeypatch, lambda head: {**head, **lie} if head["kind"] == kind else head)
     with pytest.raises(ServerUnreachable, match=said):
-        with ShardLoader(edges.address, 4, fields=["label"], **HOW) as far:
+        with shardio.connect(edges.address, 4, fields=["label"], **HOW) as far:
             list(far)
 
 
 def test_a_server_that_is_full_when_it_returns_is_waited_for(path: str) -> None:
     with serving(path) as server:
         address = server.address
-        far: Any = ShardLoader(address, 4, prefetch=0, **HOW)
+        far: Any = shardio.connect(address, 4, prefetch=0, **HOW)
         batches = iter(far)
         found = [bits(next(batches))]
     with far, serving(path, bind=address, max_clients=1) as server:
-        other = ShardLoader(address, 4, **HOW)
+        other = shardio.connect(address, 4, **HOW)
         with ThreadPoolExecutor(1) as pool:
             rest = pool.submit(lambda: list(map(bits, batches)))
             wait_until(lambda: "takes no more" in far._stream._servers.last_error)
@@ -272,7 +274,7 @@ def test_another_server_goes_on_where_one_was_lost(path: str) -> None:
     with serving(path) as second:
         with serving(path) as first:
             addresses = [first.address, second.address]
-            far = ShardLoader(addresses, 4, prefetch=0, **HOW)
+            far = shardio.connect(addresses, 4, prefetch=0, **HOW)
             batches = iter(far)
             found += [bits(next(batches)) for _ in range(3)]
         with far:
@@ -286,7 +288,7 @@ def test_a_server_that_returns_with_another_dataset_is_refused_by_name(
 ) -> None:
     with serving(path) as server:
         address = server.address
-        far = ShardLoader(address, 4, prefetch=0, **HOW)
+        far = shardio.connect(address, 4, prefetch=0, **HOW)
         batches = iter(far)
         next(batches)
     with far, serving(other_path, bind=address):
@@ -304,17 +306,17 @@ def test_another_version_of_the_messages_is_refused_on_either_side(
     with serving(path) as server:
         monkeypatch.setattr("shardio.serving.client.batch_stream.VERSION", 7)
         with pytest.raises(InvalidArgument, match="the client 7: install the same shardio"):
-            ShardLoader(server.address, 4, **HOW)
+            shardio.connect(server.address, 4, **HOW)
         monkeypatch.undo()
         monkeypatch.setattr("shardio.serving.client.handshake.VERSION", 7)
         with pytest.raises(InvalidArgument, match="this is version 7: install the same shardio"):
-            ShardLoader(server.address, 4, **HOW)
+            shardio.connect(server.address, 4, **HOW)
 
 
 def test_a_server_that_returns_with_another_transform_is_refused(path: str) -> None:
     with serving(path) as server:
         address = server.address
-        far = ShardLoader(address, 4, prefetch=0, **HOW)
+        far = shardio.connect(address, 4, prefetch=0, **HOW)
         batches = iter(far)
         next(batches)
     with far, serving(path, bind=address, transform=_double):
@@ -324,7 +326,7 @@ def test_a_server_that_returns_with_another_transform_is_refused(path: str) -> N
 
 def test_a_server_that_stays_away_is_an_error_and_the_state_goes_on_elsewhere(path: str) -> None:
     with serving(path) as server:
-        far = ShardLoader(server.address, 4, prefetch=0, timeout_s=0.3, **HOW)
+        far = shardio.connect(server.address, 4, prefetch=0, timeout_s=0.3, **HOW)
         batches = iter(far)
         found = [bits(next(batches)), bits(next(batches))]
     with far:
@@ -347,7 +349,7 @@ _HELD = threading.Event()
 def test_a_batch_that_is_not_made_in_time_is_overdue(path: str) -> None:
     _HELD.set()
     with serving(path, transform=_waits) as server:
-        with ShardLoader(server.address, 4, timeout_s=0.3, fields=["label"], **HOW) as far:
+        with shardio.connect(server.address, 4, timeout_s=0.3, fields=["label"], **HOW) as far:
             batches = iter(far)
             _HELD.clear()
             with pytest.raises(BatchTimeout, match="did not come from"):

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import shardio
 from shardio import InvalidArgument, ShardLoader
 from shardio._workers.tasks.messages import zeromq
 from shardio.errors import ClosedError, InsufficientMemory, UnsupportedEnvironment
@@ -44,7 +45,7 @@ def peer(server: Server) -> Iterator[Any]:
 
 
 def _loads(path: str, server: Server) -> None:
-    with ShardLoader(server.address, 7, **HOW) as far:
+    with shardio.connect(server.address, 7, **HOW) as far:
         assert list(map(bits, far)) == local_bits(path, 7)
 
 
@@ -75,7 +76,10 @@ def test_without_zeromq_both_sides_say_how_to_get_it(
     path: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
-    for make in (lambda: make_server(path, FREE), lambda: ShardLoader(server.address, 4, **HOW)):
+    for make in (
+        lambda: make_server(path, FREE),
+        lambda: shardio.connect(server.address, 4, **HOW),
+    ):
         with pytest.raises(UnsupportedEnvironment, match=r"pip install '\.\[zmq\]'"):
             make()
 
@@ -262,8 +266,8 @@ def test_sessions_that_are_about_to_end_are_bounded_as_well(
 
 def test_several_clients_each_have_their_own_epoch(path: str, server: Server) -> None:
     with (
-        ShardLoader(server.address, 3, **HOW) as a,
-        ShardLoader(server.address, 5, **{**HOW, "seed": 4}) as b,
+        shardio.connect(server.address, 3, **HOW) as a,
+        shardio.connect(server.address, 5, **{**HOW, "seed": 4}) as b,
     ):
         both = list(zip(map(bits, a), map(bits, b), strict=False))
         expected = zip(local_bits(path, 3), local_bits(path, 5, seed=4), strict=False)
@@ -271,7 +275,7 @@ def test_several_clients_each_have_their_own_epoch(path: str, server: Server) ->
 
 
 def test_a_client_that_closes_frees_its_session(server: Server) -> None:
-    with ShardLoader(server.address, 3, **HOW) as far:
+    with shardio.connect(server.address, 3, **HOW) as far:
         next(iter(far))
         (session,) = server.sessions
     wait_until(lambda: not server.sessions and not session.is_running)
@@ -279,8 +283,8 @@ def test_a_client_that_closes_frees_its_session(server: Server) -> None:
 
 _DIES = """
 import os, signal, sys
-from shardio import ShardLoader
-loader = ShardLoader(sys.argv[1], 3, output="numpy")
+import shardio
+loader = shardio.connect(sys.argv[1], 3, output="numpy")
 next(iter(loader))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -298,13 +302,13 @@ def test_a_client_that_is_killed_frees_its_session(
 
 
 def test_more_clients_than_there_may_be_are_refused(path: str) -> None:
-    with serving(path, max_clients=1) as server, ShardLoader(server.address, 3, **HOW):
+    with serving(path, max_clients=1) as server, shardio.connect(server.address, 3, **HOW):
         with pytest.raises(UnsupportedEnvironment, match="takes no more"):
-            ShardLoader(server.address, 3, **HOW)
+            shardio.connect(server.address, 3, **HOW)
 
 
 def test_a_server_sends_no_more_than_it_is_granted(server: Server) -> None:
-    with ShardLoader(server.address, 2, prefetch=2, **HOW) as far:
+    with shardio.connect(server.address, 2, prefetch=2, **HOW) as far:
         batches = iter(far)
         next(batches)
         (session,) = server.sessions
@@ -314,7 +318,7 @@ def test_a_server_sends_no_more_than_it_is_granted(server: Server) -> None:
 
 
 def test_memory_of_a_client_bounds_what_is_under_way(server: Server) -> None:
-    with ShardLoader(server.address, 2, memory_bytes=100_000, **HOW) as far:
+    with shardio.connect(server.address, 2, memory_bytes=100_000, **HOW) as far:
         batches = iter(far)
         for _ in range(4):
             next(batches)
@@ -327,7 +331,7 @@ def test_bytes_that_no_loop_takes_bound_a_server_whatever_it_is_granted(
     path: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.serving.session.MAX_UNTAKEN_BYTES", 50_000)
-    with ShardLoader(server.address, 2, **HOW) as far:
+    with shardio.connect(server.address, 2, **HOW) as far:
         batches = iter(far)
         first = bits(next(batches))
         (session,) = server.sessions
@@ -413,7 +417,7 @@ def test_a_client_for_whom_there_is_no_thread_is_told_so(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(UnsupportedEnvironment, match="no thread for one more client"):
-            ShardLoader(server.address, 4, **HOW)
+            shardio.connect(server.address, 4, **HOW)
     _loads(path, server)
 
 
@@ -431,7 +435,7 @@ def test_too_few_files_are_an_error_on_either_side_and_end_no_program(
 
 
 def test_a_batch_larger_than_the_client_takes_is_an_error_of_its_own(server: Server) -> None:
-    with ShardLoader(server.address, 8, memory_bytes=10_000, **HOW) as far:
+    with shardio.connect(server.address, 8, memory_bytes=10_000, **HOW) as far:
         with pytest.raises(
             InsufficientMemory, match="lower batch_size there, or raise memory_bytes"
         ):

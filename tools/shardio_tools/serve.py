@@ -1,4 +1,4 @@
-"""Decode a dataset for loaders on other machines, which use ShardLoader("tcp://host:port", …).
+"""Decode a dataset for loaders on other machines, which use shardio.connect("tcp://host:port", …).
 
 Every client has its own loader here, with the options that it requests. Ctrl-C or SIGTERM ends the
 server. Without --keys only this machine is served; `--make-keys DIR` creates the keys of a server,

@@ -74,8 +74,6 @@ def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidArgument(
                 f"{name} is not for a loader of a server's batches: {ELSEWHERE[name]}"
             )
-        if name not in KNOWN:
-            raise TypeError(f"ShardLoader() got an unexpected keyword argument {name!r}")
         if value is not None:
             found[name] = _as_json(name, value)
     return found

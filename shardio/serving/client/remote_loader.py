@@ -1,4 +1,4 @@
-"""RemoteLoader: what `ShardLoader("tcp://…")` makes, a loader of batches that a server decodes."""
+"""RemoteLoader, which is `shardio.connect`: a loader of batches that a server decodes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self, TextIO
 
+from shardio._base.callers import refuse_unknown_options
 from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._loading.options import (
+    TORCH_HABITS,
     count,
     device_or_none,
     one_of,
@@ -25,8 +27,8 @@ from shardio.errors import ClosedError, InvalidArgument
 from shardio.outputs import OUTPUTS, Output, TensorAdapter, create_adapter
 from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.connection import ClientKeys, client_keys
-from shardio.serving.client.handshake import Arrived, Opened, State, as_json
-from shardio.serving.client.protocol import Address, is_address, parse_all
+from shardio.serving.client.handshake import ELSEWHERE, KNOWN, Arrived, Opened, State, as_json
+from shardio.serving.client.protocol import Address, parse_all
 
 _MAX_BYTES: Final = 1 << 30
 _MAX_AHEAD: Final = 16
@@ -73,6 +75,9 @@ class RemoteLoader(Closing):
         timeout_s: float | None = None,
         **options: Any,
     ) -> None:
+        refuse_unknown_options(
+            "shardio.connect", options, sorted(KNOWN | ELSEWHERE.keys()), TORCH_HABITS
+        )
         self._addresses = parse_all(address)
         self._keys = client_keys(keys)
         _check_keys(self._addresses, self._keys)
@@ -342,18 +347,3 @@ def _let_go(owner_pid: int, stream: Stream) -> None:
     """Leave the server; in a fork of the owner nothing."""
     if os.getpid() == owner_pid:
         stream.close()
-
-
-def to_be_read_here(dataset: Any, keys: Any) -> Any:
-    """Return the dataset of a loader that reads it itself, without a server's options.
-
-    Raises:
-        InvalidArgument: an option of a server is given.
-    """
-    if is_address(dataset):
-        raise InvalidArgument(
-            f"{dataset!r} is a server: only ShardLoader itself accepts it, no derived class"
-        )
-    if keys is not None:
-        raise InvalidArgument(f"keys are for the address of a server; found keys={keys!r}")
-    return dataset

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio import ShardLoader
+import shardio
 from shardio_tools import cli
 from shardio_tools.arguments import refuse_urls
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -52,7 +52,7 @@ def test_what_cannot_be_done_is_said_in_a_line(
 def test_a_dataset_in_a_store_is_served(told: Scene, tmp_path: Path) -> None:
     write_dataset(tmp_path / "set", 40, 2, TWO_FIELDS, two_fields(40))
     url = told.put_dataset(tmp_path / "set", "served")
-    with serving(url) as server, ShardLoader(server.address, 16, output="numpy") as loader:
+    with serving(url) as server, shardio.connect(server.address, 16, output="numpy") as loader:
         labels = [label for batch in loader for label in batch["label"].tolist()]
     assert labels == list(range(40))
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import shardio
-from shardio.errors import DatasetNotFound
+from shardio.errors import DatasetNotFound, ShardNotFound
 from shardio.maintenance import Finding, Survey, survey_shard
 
 N_VALUES: Final = 8
@@ -76,7 +76,7 @@ def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:
 
 Facts = dict[str, Any]
 
-BAD: Final = (shardio.DataError, shardio.ShardNotFound)
+BAD: Final = (shardio.DataError, ShardNotFound)
 """Exceptions that report bad data."""
 READING: Final = (*BAD, OSError)
 """Exceptions that reading data raises."""
