@@ -17,11 +17,11 @@ if sys.platform == "win32":
     raise UnsupportedEnvironment("shardio needs Linux; on Windows, run it inside WSL 2")
 
 if TYPE_CHECKING:
-    from shardio._loading.open_for_loading import mix
     from shardio.batch.batch import Batch
     from shardio.conversion import ConversionReport, Input, Outcome, Source, convert
     from shardio.dataset.dataset import ShardDataset
     from shardio.dataset.dataset import open_dataset as open
+    from shardio.dataset.mixture import mix
     from shardio.dataset.writer import DatasetWriter
     from shardio.errors import (
         DataError,
@@ -121,7 +121,7 @@ _HOMES = {
     "convert": "shardio.conversion",
     "load": "shardio.items",
     "load_with_workers": "shardio.items",
-    "mix": "shardio._loading.open_for_loading",
+    "mix": "shardio.dataset.mixture",
     "open": "shardio.dataset.dataset",
 }
 # Renamed here only: inside the package `open` is the builtin, and a class is a noun.

@@ -14,8 +14,8 @@ from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._loading.iterator import BatchAssembler, Epochs, LoaderIterator
-from shardio._loading.open_for_loading import open_anew
 from shardio._loading.options import (
+    OPEN_OPTIONS,
     TORCH_HABITS,
     Collate,
     LoaderArguments,
@@ -24,13 +24,14 @@ from shardio._loading.options import (
     check_options,
     cut_of,
 )
-from shardio._loading.prefetch import RemotePrefetch, remote_of
+from shardio._loading.prefetch import RemotePrefetch
 from shardio._loading.prefetch import preload as preload_files
 from shardio._loading.progress_bar import ProgressBar
 from shardio._loading.trace import Trace
+from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch
-from shardio.dataset.dataset import Dataset
+from shardio.dataset.dataset import Dataset, ShardDataset
 from shardio.dataset.mixture import Mixture
 from shardio.errors import InvalidArgument
 from shardio.media.audio import Sound
@@ -38,8 +39,7 @@ from shardio.order.partition import Tail
 from shardio.order.sampling import Sampler, SamplingOptions, Shuffle
 from shardio.outputs import Output, create_adapter
 from shardio.serving.client.protocol import is_address
-from shardio.shard.verification import Verify
-from shardio.storage.file_access import Access
+from shardio.storage.remote.options import RemoteOptions
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack
 
@@ -55,8 +55,9 @@ class ShardLoader(Closing):
 
     Args:
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
-            an open ShardDataset, whose files are opened again; or a mixture (`shardio.mix`). For
-            batches that a server decodes, see `shardio.connect`.
+            an open dataset (`shardio.open`, `shardio.mix`), whose samples are opened again, with
+            the subset, the verification and the cache that it was opened with. For batches that a
+            server decodes, see `shardio.connect`.
         batch_size: samples per batch.
         fields: the fields to read, by default all; other fields are not read.
         shuffle: True or "full" permutes all samples, differently each epoch; "blocks" permutes
@@ -89,10 +90,6 @@ class ShardLoader(Closing):
         prefetch: the number of blocks filled ahead, beyond one per worker; by default 2 or, for
             blocks of at most 1 MiB, 10 and 7 more for each worker.
         memory_bytes: the budget of all blocks; by default half of the available memory.
-        verify: "first" checks every hash when its bytes are first read, "always" each time, "off"
-            never.
-        access: "mmap" maps the shards, "pread" reads them by offset, "auto" maps them unless they
-            are on a network file system. The batches are the same.
         on_error: "raise", or "skip": the row of a sample that fails is filled by another sample,
             drawn as a substitute; `batch.valid` is False there, and `batch.skipped` names the
             sample and the reason.
@@ -110,8 +107,6 @@ class ShardLoader(Closing):
         start_method: how workers start: "zygote" forks them from a small process of shardio;
             "spawn" executes an interpreter for each; "thread" uses threads of this program. The
             batches are the same.
-        subset: the name of a subset, to load only its samples; by default that of an open
-            ShardDataset.
         decode: True delivers images as pixels, uint8 (height, width, 3): stacked if all have one
             size, otherwise as `collate` says. False delivers the bytes of their files.
         clip: a `shardio.Clip`: the clips of videos that are the samples, and the form of their
@@ -121,10 +116,6 @@ class ShardLoader(Closing):
         pack: a `shardio.views.Pack`: the samples are windows of tokens over all documents.
         preload: True reads the samples' data into the page cache in the constructor, or raises
             InsufficientMemory if it does not fit; nothing pins it there.
-        cache: for a URL, the folder that shards are downloaded to; by default SHARDIO_CACHE from
-            the environment, otherwise ~/.cache/shardio.
-        cache_bytes: the size limit of that folder; by default nine tenths of the free space.
-        storage_options: for a URL, options of obstore: credentials, endpoint, client_options.
 
     Raises:
         InvalidArgument: an option is not acceptable; the message lists the accepted values.
@@ -138,7 +129,7 @@ class ShardLoader(Closing):
         """Refuse options typed by habit, and say what to write instead."""
         if cls.__init__ is ShardLoader.__init__:
             known = list(inspect.signature(cls.__init__).parameters)[1:]
-            refuse_unknown_options(cls.__name__, options, known, TORCH_HABITS)
+            refuse_unknown_options(cls.__name__, options, known, TORCH_HABITS | OPEN_OPTIONS)
         return super().__new__(cls)
 
     def __init__(
@@ -160,26 +151,19 @@ class ShardLoader(Closing):
         world_size: int | None = None,
         prefetch: int | None = None,
         memory_bytes: int | None = None,
-        verify: Verify = "first",
-        access: Access = "auto",
         on_error: OnError = "raise",
         max_skips: int | None = None,
         timeout_s: float | None = None,
         reuse: bool = False,
         collate: Collate = "stack",
         start_method: StartMethod = "zygote",
-        subset: str | None = None,
         preload: bool = False,
         decode: bool = True,
         clip: Clip | None = None,
         sound: Sound | None = None,
         pack: Pack | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        cache_bytes: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        remote = remote_of(cache, cache_bytes, storage_options, num_workers, access)
-        opened = open_anew(_not_an_address(dataset), verify, access, subset, remote)
+        opened = _open(dataset, num_workers)
         if isinstance(opened, Mixture):
             fields = opened.check_agreement(fields)
         asked = LoaderArguments(
@@ -195,7 +179,6 @@ class ShardLoader(Closing):
             world_size=world_size,
             prefetch=prefetch,
             memory_bytes=memory_bytes,
-            verify=verify,
             on_error=on_error,
             max_skips=max_skips,
             timeout_s=timeout_s,
@@ -358,11 +341,19 @@ class ShardLoader(Closing):
         self._finalizer()
 
 
-def _not_an_address(dataset: Any) -> Any:
-    """Return the dataset of a loader; refuse the address of a server."""
+def _open(dataset: str | os.PathLike[str] | Dataset, num_workers: Any) -> Dataset:
+    """Open the dataset of a loader, with files of its own.
+
+    Of shards in an object store, workers download whole ones, and main itself reads small ranges.
+    """
     if is_address(dataset):
         raise InvalidArgument(
             f"{dataset!r} is the address of a server: "
             f"write shardio.connect({dataset!r}, batch_size)"
         )
-    return dataset
+    n_workers = num_workers if isinstance(num_workers, int) else usable_cpus()
+    whole, n_readers = n_workers <= 0, max(1, n_workers)
+    if isinstance(dataset, Dataset):
+        return dataset.reopen(whole=whole, n_readers=n_readers)
+    remote = RemoteOptions(whole=whole, n_readers=n_readers)
+    return ShardDataset(os.fspath(dataset), remote=remote)

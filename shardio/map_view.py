@@ -24,9 +24,6 @@ from shardio.loader import ShardLoader
 _OPTIONS: Final = (
     "fields",
     "transform",
-    "verify",
-    "access",
-    "subset",
     "decode",
     "clip",
     "sound",
@@ -43,9 +40,8 @@ class MapView(Closing):
     Args:
         dataset: a folder, or an open ShardDataset, also of a subset or selection.
         options: of ShardLoader, those that say what a sample is: `fields`, `transform`, `decode`,
-            `clip`, `sound`, `pack`, `subset`, `verify` and `access`. What is drawn for a
-            sample is not keyed by its position, but follows from Python's global generator, which
-            DataLoader seeds in every worker.
+            `clip`, `sound` and `pack`. What is drawn for a sample is not keyed by its position, but
+            follows from Python's global generator, which DataLoader seeds in every worker.
 
     Raises:
         InvalidArgument: an option is not acceptable, or is none of these.

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from shardio import Array, Batch, Bytes, Schema, ShardWriter, Text
+import shardio
+from shardio import Array, Batch, Bytes, Schema, ShardDataset, ShardLoader, ShardWriter, Text
 from shardio.dataset.manifest import publish
+from shardio.dataset.mixture import Mixture
 from tests.shards import EVERY_FIELD, every_field_sample, same_in_batch
 
 # Generous: reached only by a test that is about to fail.
@@ -43,6 +45,30 @@ def write_dataset(
             shards.append(writer.close())
     publish(folder, schema=schema, shards=shards)
     return str(folder)
+
+
+OPENING = ("access", "cache", "cache_bytes", "generation", "storage_options", "subset", "verify")
+
+
+def opened(dataset: Any, options: dict[str, Any]) -> Any:
+    """Take the options of `shardio.open` out of a loader's, and open the dataset with them."""
+    how = {name: options.pop(name) for name in OPENING if name in options}
+    if not how:
+        return dataset
+    if isinstance(dataset, Mixture):
+        return Mixture([opened(source, dict(how)) for source in dataset.sources], dataset.mixing)
+    if not isinstance(dataset, ShardDataset):
+        return shardio.open(dataset, **how)
+    how = {"subset": dataset.subset, "generation": dataset.generation, **how}
+    found = shardio.open(dataset.root, **how)
+    if dataset.rows.row_list is not None:  # a selection
+        found.rows.set_rows(dataset.rows.row_list)
+    return found
+
+
+def make_loader(dataset: Any, *arguments: Any, **options: Any) -> ShardLoader:
+    """Make a loader; the options of `shardio.open` among others open the dataset."""
+    return ShardLoader(opened(dataset, options), *arguments, **options)
 
 
 def two_fields(n_samples: int) -> Iterator[dict[str, Any]]:

@@ -32,8 +32,6 @@ from shardio.samples.media import (
     measure_audio,
 )
 from shardio.samples.token_windows import pack_documents, resolve_pack
-from shardio.shard.verification import VERIFY, Verify
-from shardio.storage.file_access import Access
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack, Packing
 
@@ -60,6 +58,19 @@ TORCH_HABITS: Final = {
     "worker_init_fn": "nothing has to be seeded: write transform(sample, rng), and draw from rng",
 }
 """The options of torch's DataLoader, each with what to write here."""
+OPEN_OPTIONS: Final = {
+    name: f"write ShardLoader(shardio.open(path, {name}=…), batch_size)"
+    for name in (
+        "access",
+        "cache",
+        "cache_bytes",
+        "generation",
+        "storage_options",
+        "subset",
+        "verify",
+    )
+}
+"""The options of `shardio.open`, which says where the bytes of a loader come from."""
 
 
 def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
@@ -254,8 +265,6 @@ class Options:
     world_size: int
     prefetch: int | None
     memory_bytes: int
-    verify: Verify
-    access: Access
     max_skips: int | None
     timeout_s: float | None
     reuse: bool
@@ -280,7 +289,6 @@ class LoaderArguments(TypedDict):
     world_size: int | None
     prefetch: int | None
     memory_bytes: int | None
-    verify: Verify
     on_error: OnError
     max_skips: int | None
     timeout_s: float | None
@@ -333,8 +341,6 @@ def check_options(dataset: Dataset, sampling: SamplingOptions, asked: LoaderArgu
         world_size=world_size,
         prefetch=None if n_ahead is None else count("prefetch", n_ahead, 0),
         memory_bytes=default_budget() if n_bytes is None else count("memory_bytes", n_bytes, 1),
-        verify=one_of("verify", asked["verify"], VERIFY),
-        access=dataset.access,
         max_skips=most_skips(asked["on_error"], asked["max_skips"]),
         timeout_s=seconds("timeout_s", asked["timeout_s"]),
         reuse=bool(one_of("reuse", asked["reuse"], (True, False))),
@@ -409,10 +415,10 @@ def batch_spec_of(
         n_samples=len(dataset),
         shuffle=options.sampling.is_full,
         seed=options.sampling.seed,
-        verify=options.verify,
+        verify=dataset.verify,
         access=remote_storages[0].worker_access
         if (remote_storages := dataset.remote_storages)
-        else options.access,
+        else dataset.access,
         transform=options.transform,
         takes_rng=options.takes_rng,
         subset=dataset.subset,

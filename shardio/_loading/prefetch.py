@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,16 +22,15 @@ from shardio._base.callers import caller_stacklevel
 from shardio._engine.dispatch.iterations import EpochIteration
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexPlanner
 from shardio._engine.filling.extents import NOTHING, Extents, Ranges, joined, merged
-from shardio._workers.processes.limits import require_page_cache, usable_cpus
+from shardio._workers.processes.limits import require_page_cache
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.order.sampling import SamplingOptions
 from shardio.order.shuffle import SHARDS_PER_WINDOW
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
-from shardio.storage.file_access import Access, open_shard, resized_error
+from shardio.storage.file_access import open_shard, resized_error
 from shardio.storage.remote.object_store import run_parallel
-from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.remote.storage import N_THREADS, Prefetcher, PrefetchRequest, RemoteStorage
 
 _N_THREADS: Final = 4
@@ -146,28 +145,6 @@ def _read_piece(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:
 
 
 _SAMPLES_AT_ONCE: Final = 1 << 14
-
-
-def remote_of(
-    cache: str | os.PathLike[str] | None,
-    cache_bytes: int | None,
-    storage_options: Mapping[str, Any] | None,
-    num_workers: Any,
-    access: Access,
-) -> RemoteOptions:
-    """Return how a loader with n_workers workers reads a dataset in an object store.
-
-    With workers, main itself reads only small ranges.
-    """
-    n_workers = num_workers if isinstance(num_workers, int) else usable_cpus()
-    return RemoteOptions.of(
-        cache,
-        cache_bytes,
-        storage_options,
-        whole=n_workers <= 0,
-        n_readers=max(1, n_workers),
-        access=access,
-    )
 
 
 class RemotePrefetch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import os
@@ -71,7 +72,9 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """The selected samples and their rows."""
         self.starts: Rows = rows.shard_starts
         """The number of each shard's first row, and the number of all rows at the end."""
-        self._generation, self._verify = generation, verify
+        self._generation = generation
+        self.verify: Verify = verify
+        """When hashes are checked, see ShardReader."""
         # Usual for datasets; a division finds the shard in a tenth of the time of a search.
         counts = generation.counts
         is_even = len(counts) and (counts[:-1] == counts[0]).all() and counts[-1] <= counts[0]
@@ -215,6 +218,10 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     ) -> Dataset:
         """Return some of the samples as a new dataset; see ShardDataset."""
 
+    @abstractmethod
+    def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Dataset:
+        """Open the same samples again, with files of their own; see ShardDataset."""
+
     def locate(self, rows: Rows) -> Rows:
         """Return the number of the shard that each of `rows` lies in."""
         if self._rows_per_shard:
@@ -245,7 +252,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
             counts=np.diff(self.starts),
             marks=marks,
             first_marks=first_marks,
-            verify=self._verify,
+            verify=self.verify,
         )
 
     def close(self) -> None:
@@ -270,9 +277,12 @@ class ShardDataset(Dataset):
         access: the access method, see ShardReader.
         subset: the name of a subset: only its samples, numbered from 0.
         generation: the number of the generation to open; by default the published one.
-        cache, cache_bytes, storage_options: for a URL, see ShardLoader. Here shards that are not in
-            the cache are read by ranges.
-        remote: the same options in one object.
+        cache: for a URL, the folder that a loader downloads shards to; by default SHARDIO_CACHE
+            from the environment, otherwise ~/.cache/shardio. Single samples of shards that are not
+            there are read by ranges.
+        cache_bytes: the size limit of that folder; by default nine tenths of the free space.
+        storage_options: for a URL, options of obstore: credentials, endpoint, client_options.
+        remote: these three in one object, for the use of shardio itself.
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: from the folder itself.
@@ -298,7 +308,7 @@ class ShardDataset(Dataset):
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         path = local_path(os.fspath(path))
-        self.remote = remote or RemoteOptions.of(cache, cache_bytes, storage_options)
+        self.remote = remote or RemoteOptions.of(cache, cache_bytes, storage_options, access)
         """The options for reading it from an object store."""
         storage = _storage_of(path, self.remote)
         access = storage.resolve_access(access)
@@ -326,7 +336,7 @@ class ShardDataset(Dataset):
         """Return a call that opens the same samples of the same generation."""
         reopen = functools.partial(
             ShardDataset,
-            verify=self._verify,
+            verify=self.verify,
             access=self.access,
             subset=self.subset,
             generation=self.generation,
@@ -380,13 +390,32 @@ class ShardDataset(Dataset):
             positions = check_mask(mask, len(self), "the mask")
         found = ShardDataset(
             self.root,
-            verify=self._verify,
+            verify=self.verify,
             access=self.access,
             generation=self.generation,
             remote=self.remote,
         )
         found.rows.set_rows(RowList(self.rows.at(positions)))
         return found
+
+    def reopen(self, *, whole: bool = False, n_readers: int = 1) -> ShardDataset:
+        """Open the same samples again, in the same way, with files of their own.
+
+        Args:
+            whole: for a URL, True to download whole shards before reading from them.
+            n_readers: for a URL, the number of processes or threads that read at once.
+        """
+        opened = ShardDataset(
+            self.place,
+            verify=self.verify,
+            access=self.remote.access if self.remote_storages else self.access,
+            subset=self.subset,
+            generation=self.generation,
+            remote=dataclasses.replace(self.remote, whole=whole, n_readers=n_readers),
+        )
+        if self.rows.row_list is not None:
+            opened.rows.set_rows(self.rows.row_list)
+        return opened
 
     def _column(self, name: str) -> npt.NDArray[Any]:
         """Copy a column of all selected samples."""
@@ -430,7 +459,7 @@ def _load(storage: ShardStorage, number: int | None) -> Generation:
 
 def _rows_of(generation: Generation, subset: str, path: str) -> RowRuns:
     """Return the rows of a subset, by its name."""
-    rows = generation.subsets.get(subset)
+    rows = generation.subsets.get(subset) if isinstance(subset, str) else None
     if rows is None:
         known = ", ".join(map(repr, generation.subsets)) or "none; see shardio split"
         raise InvalidArgument(f"{path}: no subset {subset!r}; there are: {known}")
@@ -457,7 +486,13 @@ def open_dataset(
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardDataset:
     """Open the dataset in a folder, or at a URL; see ShardDataset."""
-    remote = RemoteOptions.of(cache, cache_bytes, storage_options)
     return ShardDataset(
-        path, verify=verify, access=access, subset=subset, generation=generation, remote=remote
+        path,
+        verify=verify,
+        access=access,
+        subset=subset,
+        generation=generation,
+        cache=cache,
+        cache_bytes=cache_bytes,
+        storage_options=storage_options,
     )

@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, NoReturn, Self
+from fractions import Fraction
+from typing import Any, Final, NamedTuple, NoReturn, Self, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from shardio.dataset.dataset import Dataset, ShardDataset, groups_of, starts_of
 from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles
@@ -21,7 +25,13 @@ from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Field
 from shardio.format.schema import Schema
-from shardio.order.mixture_order import MixtureShares, MixtureSizes
+from shardio.order.mixture_order import (
+    MAX_SOURCES,
+    WHOLE,
+    Exhausted,
+    MixtureShares,
+    MixtureSizes,
+)
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
@@ -75,6 +85,7 @@ def _field_text(field: Field | None) -> str:
 
 
 _MAX_NAMED: Final = 3
+_STRICTNESS: Final[tuple[Verify, ...]] = ("off", "first", "always")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +196,14 @@ class Mixture(Dataset):
     its sources until `close`.
 
     Args:
-        sources: opened for it, all with the same `verify`, and not read yet.
+        sources: opened for it, and not read yet. Hashes are checked as often as the strictest of
+            them asks for.
         mixing: how they are wanted.
-        verify: as they have it.
     """
 
     rows: MixtureSelection
 
-    def __init__(
-        self, sources: Sequence[ShardDataset], mixing: MixtureShares, verify: Verify
-    ) -> None:
+    def __init__(self, sources: Sequence[ShardDataset], mixing: MixtureShares) -> None:
         self.sources: Final = tuple(sources)
         """The datasets that it is made of, in order."""
         self.mixing: Final = mixing
@@ -215,11 +224,11 @@ class Mixture(Dataset):
             generation=state,
             files=MixtureFiles(files, groups_of(state), access=access, path=path),
             rows=MixtureSelection(starts_of(state), rows, list(map(repr, sources))),
-            verify=verify,
+            verify=max((source.verify for source in sources), key=_STRICTNESS.index),
         )
 
     @classmethod
-    def reopen(cls, spec: MixtureSpec, verify: Verify, access: Access) -> Self:
+    def of(cls, spec: MixtureSpec, verify: Verify, access: Access) -> Self:
         """Open the same sources; the rows of those that are selections are shown to it later."""
         sources = []
         for each in spec.sources:
@@ -234,11 +243,16 @@ class Mixture(Dataset):
             if each.n_selected is not None:
                 source.rows.set_rows(RowList(np.broadcast_to(np.int64(0), each.n_selected)))
             sources.append(source)
-        return cls(sources, spec.mixing, verify)
+        return cls(sources, spec.mixing)
+
+    def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Mixture:
+        """Mix the same sources again, with files of their own; see ShardDataset."""
+        sources = [each.reopen(whole=whole, n_readers=n_readers) for each in self.sources]
+        return Mixture(sources, self.mixing)
 
     @property
     def spec(self) -> MixtureSpec:
-        """The argument of `reopen`."""
+        """The argument of `of`."""
         sources = (
             MixtureSource(
                 each.root,
@@ -274,7 +288,7 @@ class Mixture(Dataset):
         return check_agreement(schemas, [source.path for source in self.sources], fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mixture, (self.sources, self.mixing, self._verify), self.rows.state
+        return Mixture, (self.sources, self.mixing), self.rows.state
 
     def __repr__(self) -> str:
         return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"
@@ -318,3 +332,90 @@ def _summaries(
         for summary in source.files.summaries(name):
             found.append(dataclasses.replace(summary, name=source.files.path_of(summary)))
     return tuple(found)
+
+
+_EXHAUSTED: Final = get_args(Exhausted)
+_UNORDERED: Final = (Set, Mapping)
+"""A set of texts has another order in each process; of a mapping, either side could be meant."""
+
+
+def mix(
+    sources: Iterable[str | os.PathLike[str] | ShardDataset],
+    *,
+    weights: Sequence[float] | npt.NDArray[Any],
+    exhausted: Exhausted = "stop",
+) -> Mixture:
+    """Mix several datasets, for a ShardLoader to draw from each as often as its weight says.
+
+    Of each 256 positions, counted from an epoch's first, each source has its share. The positions
+    of a source, and the samples it takes, follow from the loader's seed and the epoch; with
+    shuffle=False the samples of a source come in their order. Sources are opened anew, as they were
+    opened, with their subset or selection. The mixture is a dataset of its own: close it, or use
+    it in a `with`.
+
+    Args:
+        sources: folders, or open datasets; one may come several times, with different subsets.
+        weights: of each source, above 0; only their proportions count.
+        exhausted: "stop": an epoch ends when the first source has no more samples. "repeat": it
+            ends when every source has been seen whole; until then exhausted sources begin again, in
+            another order.
+
+    Raises:
+        InvalidArgument: a weight, a source or `exhausted` is not acceptable.
+        DatasetNotFound, DatasetCorrupt, …: from opening a source.
+    """
+    # Typed as object: a user's array would be compared element by element
+    asked: object = exhausted
+    if not isinstance(asked, str) or asked not in _EXHAUSTED:
+        known = ", ".join(map(repr, _EXHAUSTED))
+        raise InvalidArgument(f"exhausted must be one of {known}; found {exhausted!r}")
+    given = _checked(sources)
+    mixing = MixtureShares(_shares(weights, len(given)), exhausted)
+    opened: list[ShardDataset] = []
+    for source in given:
+        if isinstance(source, ShardDataset):
+            opened.append(source.reopen())
+        else:
+            opened.append(ShardDataset(os.fspath(source)))
+        if not len(opened[-1]):
+            raise InvalidArgument(f"{opened[-1]} has no samples and cannot be mixed: leave it out")
+    mixture = Mixture(opened, mixing)
+    _ = mixture.mixture_sizes.n_positions  # raises if there are too many
+    return mixture
+
+
+def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
+    is_one = isinstance(sources, str | os.PathLike | Dataset)
+    if is_one or isinstance(sources, _UNORDERED) or not isinstance(sources, Iterable):
+        raise InvalidArgument(f"mix takes a list of datasets; found {sources!r}")
+    found: list[Any] = list(sources)
+    for each in found:
+        if not isinstance(each, str | os.PathLike | Dataset):
+            raise InvalidArgument(f"mix takes folders and open datasets; found {each!r}")
+        if isinstance(each, Mixture):
+            raise InvalidArgument(f"{each.path} cannot be part of a mixture: mix its sources")
+    if not 0 < len(found) <= MAX_SOURCES:
+        raise InvalidArgument(f"mix takes 1 to {MAX_SOURCES} datasets; found {len(found)}")
+    return found
+
+
+def _shares(weights: Any, n: int) -> tuple[int, ...]:
+    """Return the share of each of n sources, from 1 up: exactly in proportion, or else of WHOLE."""
+    what = f"weights must be {n} numbers above 0, one for each source"
+    try:
+        if isinstance(weights, (str, *_UNORDERED)):
+            raise TypeError("they have no order, or are not numbers")
+        # A float as it is written: 0.3 and 0.7 are 3 to 7.
+        numbers = [Fraction(repr(float(each))) for each in weights]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"{what}; found {weights!r}: {error}") from None
+    if len(numbers) != n or min(numbers) <= 0:
+        raise InvalidArgument(f"{what}; found {weights!r}")
+    unit = Fraction(
+        math.gcd(*(each.numerator for each in numbers)),
+        math.lcm(*(each.denominator for each in numbers)),
+    )
+    total = sum(numbers)
+    if total <= WHOLE * unit:
+        return tuple(int(each / unit) for each in numbers)
+    return tuple(max(1, round(WHOLE * each / total)) for each in numbers)

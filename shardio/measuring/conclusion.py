@@ -42,7 +42,7 @@ class Figures:
         n_cpus: that this process may use.
         main_cpu_s: CPU time of the thread that iterates.
         copy_bytes_per_s: the maximum copying speed of the machine.
-        verify: the loader's option.
+        verify: when hashes are checked, as the dataset says.
         cached_share: of the files in the page cache before; None if unknown.
         idle_share: of the time of this machine's CPUs; None if unknown.
         tried: other numbers of workers that were measured, and are no faster.
@@ -159,7 +159,9 @@ def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
         )
     if limit is Limit.HASHING:
         if figures.verify == "always":
-            return ('verify="first": every byte is hashed once, not in each epoch',)
+            return (
+                'shardio.open(path, verify="first"): every byte is hashed once, not in each epoch',
+            )
         return ("nothing: this is the first epoch only, in which every byte is hashed",)
     if limit is Limit.STORAGE:
         return (

@@ -191,7 +191,7 @@ class LoadingReport:
 
 
 def measure_loading(
-    path: str | os.PathLike[str],
+    dataset: str | os.PathLike[str] | ShardDataset,
     batch_size: int = 32,
     *,
     n_workers: Sequence[int] | None = None,
@@ -207,7 +207,7 @@ def measure_loading(
     page cache has them: later ones hash again, but read from memory.
 
     Args:
-        path: the dataset's folder.
+        dataset: a folder, or an open dataset, such as of a subset.
         batch_size: as the loader takes it.
         n_workers: which numbers of worker processes to try; by default 0, 1, 2, 4 and so on, up to
             the number of CPUs.
@@ -230,18 +230,28 @@ def measure_loading(
             "n_workers must name a number, and seconds be above 0 and finite; "
             f"found {counts}, {seconds}"
         )
-    with ShardDataset(os.fspath(path), subset=options.get("subset")) as dataset:
-        shards = itertools.chain(dataset.shards, *dataset.column_groups.values())
-        files = [os.path.join(dataset.path, shard.name) for shard in shards]
-        cached, n_samples = cached_share(files), len(dataset)
+    if not isinstance(dataset, ShardDataset):
+        with ShardDataset(os.fspath(dataset)) as opened:
+            return measure_loading(
+                opened,
+                batch_size,
+                n_workers=counts,
+                seconds=seconds,
+                wants_trace=wants_trace,
+                progress=progress,
+                **options,
+            )
+    shards = itertools.chain(dataset.shards, *dataset.column_groups.values())
+    files = [os.path.join(dataset.path, shard.name) for shard in shards]
+    cached = cached_share(files)
     runs = []
     for count in counts:
         if progress is not None:
             progress(count)
-        runs.append(_run(path, batch_size, count, seconds, options))
+        runs.append(_run(dataset, batch_size, count, seconds, options))
     best = max(runs, key=lambda run: run.samples_per_s)
-    verify, tried = str(options.get("verify", "first")), tuple(counts)
-    warm, first = (_figures(run, n_cpus, verify, tried) for run in (best, runs[0]))
+    tried = tuple(counts)
+    warm, first = (_figures(run, n_cpus, dataset.verify, tried) for run in (best, runs[0]))
     first = replace(
         first,
         stats=runs[0].first,
@@ -251,15 +261,15 @@ def measure_loading(
         fits=sum(map(os.path.getsize, files)) <= available_bytes() and not options.get("preload"),
     )
     return LoadingReport(
-        path=os.fspath(path),
-        n_samples=n_samples,
+        path=dataset.path,
+        n_samples=len(dataset),
         batch_size=batch_size,
         n_cpus=n_cpus,
         cached_share=cached,
         runs=tuple(runs),
         conclusion=conclude(warm),
         first_conclusion=conclude(first),
-        trace=_trace(path, batch_size, best.n_workers, options) if wants_trace else None,
+        trace=_trace(dataset, batch_size, best.n_workers, options) if wants_trace else None,
     )
 
 
@@ -284,13 +294,13 @@ def _figures(run: LoadingRun, n_cpus: int, verify: str, tried: tuple[int, ...]) 
 
 
 def _run(
-    path: str | os.PathLike[str],
+    dataset: ShardDataset,
     batch_size: int,
     n_workers: int,
     seconds: float,
     options: dict[str, Any],
 ) -> LoadingRun:
-    with ShardLoader(path, batch_size, num_workers=n_workers, **options) as loader:
+    with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
         _iterate(loader, 1, None)  # so that workers have started
         loader.load_state_dict(start)
@@ -300,7 +310,7 @@ def _run(
         first_idle = idle_share(before, cpu_times())
         first = loader.stats().latest
         if not n_batches:
-            raise InvalidArgument(f"{path}: there is no batch to measure")
+            raise InvalidArgument(f"{dataset.path}: there is no batch to measure")
         warm, main_cpu_s, end_s = LoadingStats(), 0.0, time.perf_counter() + seconds
         before = cpu_times()
         while not warm.n_batches or time.perf_counter() < end_s:
@@ -329,10 +339,10 @@ def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
 
 
 def _trace(
-    path: str | os.PathLike[str], batch_size: int, n_workers: int, options: dict[str, Any]
+    dataset: ShardDataset, batch_size: int, n_workers: int, options: dict[str, Any]
 ) -> Trace:
     """Return a trace of warm batches, from a separate loader: measured runs are not recorded."""
-    with ShardLoader(path, batch_size, num_workers=n_workers, **options) as loader:
+    with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
         _iterate(loader, len(loader), 1.0)
         loader.load_state_dict(start)

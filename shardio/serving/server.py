@@ -383,8 +383,9 @@ def make_server(
         bind: the address to listen at, as "tcp://127.0.0.1:5555"; the port `*` stands for any free
             one.
         keys: the folder made by `make_keys`; without it, only this machine is served.
-        num_workers, transform, batch_transform, memory_bytes, access, start_method: options of
-            ShardLoader, for the loader of each client.
+        num_workers, transform, batch_transform, memory_bytes, start_method: options of ShardLoader,
+            for the loader of each client.
+        access: as `shardio.open` takes it.
         max_clients: the maximum number of clients at a time.
 
     Raises:
@@ -407,17 +408,18 @@ def make_server(
         pass  # damage is reported before any client connects
 
     def make_loader(options: dict[str, Any]) -> ShardLoader:
-        return ShardLoader(
-            path,
-            **options,
-            output="numpy",
-            num_workers=num_workers,
-            transform=transform,
-            batch_transform=batch_transform,
-            memory_bytes=memory_bytes,
-            access=access,
-            start_method=start_method,
-        )
+        opened = {name: options.pop(name) for name in ("subset", "verify") if name in options}
+        with open_dataset(path, access=access, **opened) as served:
+            return ShardLoader(
+                served,
+                **options,
+                output="numpy",
+                num_workers=num_workers,
+                transform=transform,
+                batch_transform=batch_transform,
+                memory_bytes=memory_bytes,
+                start_method=start_method,
+            )
 
     return Server(
         make_loader,

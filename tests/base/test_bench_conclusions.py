@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import shardio
 from shardio import InvalidArgument
 from shardio._base.statistics import LoadingStats
 from shardio.measuring import Figures, Limit, conclude, measure_loading
@@ -193,7 +194,8 @@ def test_options_go_to_the_loader_and_a_transform_is_measured(folder: str) -> No
 
 
 def test_what_is_hashed_always_is_hashed_in_the_warm_part_too(folder: str) -> None:
-    report = measure_loading(folder, 8, n_workers=[0], seconds=0.01, verify="always")
+    with shardio.open(folder, verify="always") as dataset:
+        report = measure_loading(dataset, 8, n_workers=[0], seconds=0.01)
     assert report.best.warm.checking_s > 0
 
 

@@ -28,7 +28,6 @@ from shardio.format.codecs import Codec
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind, Required
 from shardio.format.schema import Schema
-from shardio.loader import ShardLoader
 from shardio.maintenance.verify.dataset import audit_dataset
 from shardio.maintenance.verify.shard import examine_bytes
 from shardio.shard.reader import ShardReader
@@ -39,6 +38,7 @@ from tests.corruption.forge import SMALL, read_everything, small_samples
 from tests.fuzz.mutate import records_of, set_records
 from tests.fuzz.parts import Parts
 from tests.fuzz.seeds import shard_of
+from tests.loading import make_loader
 from tests.shards import same_sample
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -433,7 +433,7 @@ def test_no_reader_delivers_what_lies_in_the_place_of_no_value(
         "access": access,
         "output": "numpy",
     }
-    with ShardLoader(root, batch_size=2, fields=["vector"], **options) as loader:
+    with make_loader(root, batch_size=2, fields=["vector"], **options) as loader:
         batches = [batch["vector"].copy() for batch in loader]
     assert (np.concatenate(batches) == into).all()
 

@@ -23,7 +23,7 @@ from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardChanged, Shard
 from shardio.format.layout import Kind
 from shardio.maintenance import add_column
 from shardio.views.row_sets import RowRuns
-from tests.loading import bits, check_against, write_dataset
+from tests.loading import bits, check_against, make_loader, write_dataset
 from tests.maintenance.datasets import flip, place
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample
 
@@ -129,7 +129,7 @@ def test_an_older_generation_has_the_fields_that_it_had(added: Path) -> None:
 
 def batches(folder: Path, **options: Any) -> list[Any]:
     given: dict[str, Any] = {"shuffle": True, "num_workers": 0, "output": "numpy", **options}
-    with ShardLoader(str(folder), 5, **given) as loader:
+    with make_loader(str(folder), 5, **given) as loader:
         return [bits(batch) for _ in range(2) for batch in loader]
 
 
@@ -244,7 +244,7 @@ def test_a_file_beside_that_is_cut_short_is_named(tmp_path: Path, access: Any) -
     folder = with_added(tmp_path / "d", "frames", "note")
     path = side_of(folder, "frames", 1)
     options: dict[str, Any] = {"output": "numpy", "num_workers": 0, "access": access}
-    with ShardLoader(str(folder), 4, **options) as loader:
+    with make_loader(str(folder), 4, **options) as loader:
         for _ in loader:  # all is mapped
             break
         os.truncate(path, 4096 + 6912 * 2)

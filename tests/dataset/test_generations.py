@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shardio
 from shardio import ShardLoader
 from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.dataset.generation import Generation
@@ -234,7 +235,7 @@ def test_a_loader_delivers_the_samples_of_a_subset(
     with_subset(folder)
     expected = np.array([*range(5), *range(30, 40)])
     options: dict[str, Any] = {"output": "numpy", "num_workers": num_workers, "shuffle": shuffle}
-    with ShardLoader(folder, 4, subset="some", **options) as loader:
+    with ShardLoader(shardio.open(folder, subset="some"), 4, **options) as loader:
         assert len(loader) == 4
         batches = list(loader)
     found = np.concatenate([batch["label"] for batch in batches])

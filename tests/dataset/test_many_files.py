@@ -38,7 +38,7 @@ from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage import mmap
 from shardio.views.packing import Pack
-from tests.loading import bits, write_dataset
+from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video
 from tests.shards import (
     EVERY_FIELD,
@@ -77,7 +77,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loader(folder: str | Dataset, **options: Any) -> ShardLoader:
     options = {"batch_size": 12, "num_workers": 0, "output": "numpy", "seed": 3, **options}
-    return ShardLoader(folder, **options)
+    return make_loader(folder, **options)
 
 
 def epoch(folder: str, **options: Any) -> list[Any]:
@@ -512,7 +512,8 @@ def test_every_file_is_pinned_and_unpinned(
 ) -> None:
     assert epoch(folder, shuffle=True, access=access) == expected[True]
     gc.collect()
-    (used,) = storages
+    asked, used = storages  # of the dataset that was opened, and of its loader
+    assert not asked.held
     assert used.most <= 3 + 1, "the one that is opened comes before another goes"
     assert sorted(used.held) == [f"{k:06d}-000.shard" for k in range(N_SHARDS)]
     assert used.held.total() == 0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shardio
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
@@ -338,13 +339,12 @@ def test_a_loader_refuses_streams_at_once_and_says_what_to_do(dataset: Path) -> 
 def test_a_loader_gives_pictures_as_the_bytes_of_their_files(dataset: Path, access: Access) -> None:
     fields = ["image", "label"]
     with ShardLoader(
-        dataset,
+        shardio.open(dataset, access=access),
         batch_size=4,
         fields=fields,
         num_workers=0,
         output="numpy",
         shuffle=False,
-        access=access,
         decode=False,
         tail="short",
     ) as loader:

@@ -15,7 +15,7 @@ from shardio import Array, Batch, Schema, ShardDataset, ShardLoader, WeightedSam
 from shardio import open as open_dataset
 from shardio.errors import InvalidArgument
 from shardio.maintenance import add_column, split
-from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
+from tests.loading import TWO_FIELDS, bits, make_loader, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -44,7 +44,7 @@ def labels(samples: ShardDataset) -> list[int]:
 
 def loader(given: ShardDataset, batch_size: int = 4, **options: Any) -> ShardLoader:
     defaults: dict[str, Any] = {"num_workers": 0, "output": "numpy"}
-    return ShardLoader(given, batch_size, **(defaults | options))
+    return make_loader(given, batch_size, **(defaults | options))
 
 
 def loaded(made: ShardLoader) -> list[int]:
@@ -223,11 +223,8 @@ def test_a_selection_resumes_and_is_told_from_others(dataset: ShardDataset) -> N
         other.close()
 
 
-def test_a_named_subset_of_a_selection_is_refused(folder: str) -> None:
-    with open_dataset(folder) as opened, opened.select([1]) as found:
-        with pytest.raises(InvalidArgument, match="select from that subset instead"):
-            loader(found, subset="train")
-    with open_dataset(folder) as opened, loader(opened, subset="train") as made:
+def test_a_subset_is_selected_from_and_loaded(folder: str) -> None:
+    with open_dataset(folder, subset="train") as opened, loader(opened) as made:
         part = loaded(made)
     with open_dataset(folder, subset="train") as train, loader(train.select([0, 1])) as made:
         assert loaded(made) == part[:2]

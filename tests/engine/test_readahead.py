@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import shardio
 from shardio import Array, Schema, ShardLoader
 from shardio._engine.filling import readahead
 from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner
@@ -291,7 +292,7 @@ def test_batches_from_storage_are_those_from_memory(
         if is_cold:
             dropped(folder)
         with ShardLoader(
-            folder, 8, num_workers=0, access=access, output="numpy", **shuffled
+            shardio.open(folder, access=access), 8, num_workers=0, output="numpy", **shuffled
         ) as loader:
             epochs.append([bits(batch) for batch in loader])
     assert epochs[0] == epochs[1]

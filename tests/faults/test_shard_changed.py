@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+import shardio
 from shardio import Array, Schema, ShardLoader, Text
 from shardio._engine.dispatch.crashes import InFlightRows, error_of_death
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ShardChanged, ShardCorrupt, WorkerDied
 from tests.faults.scene import PATIENCE_S, Scene, line, scene
-from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.loading import TWO_FIELDS, make_loader, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -42,12 +43,12 @@ def second(folder: str) -> str:
 
 def load_mapped(folder: str, num_workers: int, **options: Any) -> ShardLoader:
     """Load with so few blocks that at most 4 batches of the next epoch are filled when one ends."""
-    return ShardLoader(
+    return make_loader(
         folder,
         BATCH,
+        access="mmap",
         output="numpy",
         num_workers=num_workers,
-        access="mmap",
         prefetch=1,
         **options,
     )
@@ -193,7 +194,7 @@ def test_without_maps_a_shard_cut_short_is_an_error_with_its_place(
     folder: str, num_workers: int, verify: Any
 ) -> None:
     options = {"num_workers": num_workers, "access": "pread", "verify": verify}
-    with ShardLoader(folder, BATCH, output="numpy", fields=["image"], **options) as loader:
+    with make_loader(folder, BATCH, output="numpy", fields=["image"], **options) as loader:
         assert len(list(loader)) == N // BATCH
         os.truncate(second(folder), CUT)
         for _ in range(3):  # nobody has died of it: it is the same each time
@@ -311,7 +312,9 @@ def test_a_shard_replaced_by_rename_disturbs_nobody_who_has_it_open(
 ) -> None:
     black = ({"image": [[0] * 96] * 64, "label": -1} for _ in range(N))
     other = write_dataset(tmp_path / "other", N, 2, TWO_FIELDS, black)
-    with ShardLoader(folder, BATCH, output="numpy", num_workers=1, access=access) as loader:
+    with ShardLoader(
+        shardio.open(folder, access=access), BATCH, output="numpy", num_workers=1
+    ) as loader:
         labels = [batch["label"].tolist() for batch in loader]
         os.rename(second(other), second(folder))
         assert [batch["label"].tolist() for batch in loader] == labels

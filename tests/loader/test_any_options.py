@@ -21,7 +21,7 @@ import shardio
 from shardio import Batch, ShardLoader, WeightedSampler
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, TooManySkipped, TransformError
-from tests.loading import write_dataset
+from tests.loading import make_loader, write_dataset
 
 pytestmark = [
     pytest.mark.usefixtures("warm_zygote", "quick_disk"),
@@ -149,7 +149,7 @@ def epoch_of(loader: ShardLoader) -> Iterator[Said]:
 def epochs(folder: str | Dataset, n: int = 2, **options: Any) -> list[list[Said]]:
     """All that n epochs say, or why there are none."""
     try:
-        with ShardLoader(folder, **options) as loader:
+        with make_loader(folder, **options) as loader:
             return [list(epoch_of(loader)) for _ in range(n)]
     except (InvalidArgument, TransformError) as error:
         return [[[type(error), str(error).partition("\n")[0]]]]
@@ -167,13 +167,13 @@ def check(folder: str | Dataset, seed: int, n: int) -> None:
     if not first or any(isinstance(said[0], type) for epoch in expected for said in epoch):
         return
     step = rng.randrange(len(first))
-    with ShardLoader(folder, **options, num_workers=0) as loader:
+    with make_loader(folder, **options, num_workers=0) as loader:
         assert len(loader) == len(first), options
         for batch in loader:
             if batch.step == step:
                 break
         state = json.loads(json.dumps(loader.state_dict()))
-    with ShardLoader(folder, **options, **workers) as loader:
+    with make_loader(folder, **options, **workers) as loader:
         loader.load_state_dict(state)
         found = [list(epoch_of(loader)) for _ in range(2)]
     assert found == [first[step + 1 :], expected[1]], (options, step)

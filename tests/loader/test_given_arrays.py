@@ -14,7 +14,7 @@ from shardio.map_view import MapView
 from shardio.media import demux, encode_jpeg
 from shardio.media.audio import Sound
 from shardio.views.packing import Pack
-from tests.loading import bits, write_dataset
+from tests.loading import bits, make_loader, opened, write_dataset
 from tests.media_made import write_flash
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -108,7 +108,7 @@ def test_every_array_that_a_transform_is_given_is_read_only(
 ) -> None:
     name, options = VIEWS[view]
     options = {"output": "numpy", **options, **running}
-    with ShardLoader(folders[name], BATCH, transform=written, **options) as loader:
+    with make_loader(folders[name], BATCH, transform=written, **options) as loader:
         batches = list(loader)
     assert batches
     for batch in batches:
@@ -120,7 +120,8 @@ def test_every_array_that_the_transform_of_a_map_view_is_given_is_read_only(
     folders: Mapping[str, str],
 ) -> None:
     for name, options in VIEWS.values():
-        with MapView(folders[name], transform=written, **options) as samples:
+        given = dict(options)
+        with MapView(opened(folders[name], given), transform=written, **given) as samples:
             assert samples[0]["writable"] == []
 
 
@@ -164,7 +165,7 @@ def copied(value: Any) -> Any:
 
 
 def epochs(folder: str, **options: Any) -> list[Any]:
-    with ShardLoader(folder, BATCH, output="numpy", **options) as loader:
+    with make_loader(folder, BATCH, output="numpy", **options) as loader:
         return [bits(batch)[2:] for _ in range(2) for batch in loader]
 
 

@@ -27,7 +27,15 @@ from shardio.errors import (
 )
 from shardio.format.layout import Kind
 from shardio.shard.reader import ShardReader
-from tests.loading import RAGGED, TWO_FIELDS, bits, check_against, two_fields, write_dataset
+from tests.loading import (
+    RAGGED,
+    TWO_FIELDS,
+    bits,
+    check_against,
+    make_loader,
+    two_fields,
+    write_dataset,
+)
 from tests.shards import EVERY_FIELD
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -56,7 +64,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _loader(folder: str, batch_size: int = 32, **options: Any) -> ShardLoader:
-    return ShardLoader(folder, batch_size, **{"output": "numpy", "num_workers": 0, **options})
+    return make_loader(folder, batch_size, **{"output": "numpy", "num_workers": 0, **options})
 
 
 def _epochs(folder: str, n: int = 1, batch_size: int = 32, **options: Any) -> list[Any]:
@@ -648,6 +656,8 @@ def test_in_the_fast_lane_batches_on_another_device_are_the_same_tensors(
         ("batch_sampler", "sampler="),
         ("multiprocessing_context", "start_method="),
         ("shufle", "did you mean 'shuffle'"),
+        ("subset", r"write ShardLoader\(shardio.open\(path, subset=…\), batch_size\)"),
+        ("storage_options", r"shardio.open\(path, storage_options=…\)"),
         ("zzz", "its options are dataset, batch_size, fields, shuffle"),
     ],
 )

@@ -24,7 +24,7 @@ from shardio.media import VideoFile
 from shardio.samples.clips import select_clips
 from shardio.shard.reader import ShardReader
 from shardio.views.clips import Clips
-from tests.loading import bits, write_dataset
+from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -82,7 +82,7 @@ def frames(files: list[Path | None]) -> Frames:
 
 def loader_of(folder: Any, clip: Clip | None = None, **options: Any) -> ShardLoader:
     options = {"num_workers": 0, "output": "numpy", "batch_size": 4, **options}
-    return ShardLoader(folder, clip=clip, **options)
+    return make_loader(folder, clip=clip, **options)
 
 
 def epoch(folder: Any, clip: Clip | None = None, **options: Any) -> list[tuple[int, int, Pixels]]:

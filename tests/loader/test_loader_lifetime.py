@@ -27,6 +27,7 @@ from tests.loading import (
     TWO_FIELDS,
     bits,
     check_against,
+    make_loader,
     two_fields,
     write_dataset,
 )
@@ -72,7 +73,7 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _loader(folder: str, batch_size: int = BATCH, **options: Any) -> ShardLoader:
-    return ShardLoader(folder, batch_size, **{"output": "numpy", "num_workers": 0, **options})
+    return make_loader(folder, batch_size, **{"output": "numpy", "num_workers": 0, **options})
 
 
 def _check_epoch(batches: list[Batch], written: list[dict[str, Any]]) -> None:

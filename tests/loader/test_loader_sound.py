@@ -14,13 +14,13 @@ import pytest
 
 from shardio import Array, Audio, Clip, EncodedStream, InvalidArgument, Schema, ShardLoader, Video
 from shardio._engine.filling import decoding
-from shardio._loading.open_for_loading import mix
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.mixture import mix
 from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
 from shardio.media.audio import Sound
 from shardio.shard.reader import ShardReader
-from tests.loading import bits, write_dataset
+from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import write_flash
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -73,7 +73,7 @@ def beside(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def loader_of(folder: Any, sound: Sound | None = None, **options: Any) -> ShardLoader:
     defaults = {"batch_size": 4, "num_workers": 0, "output": "numpy", "sound": sound}
-    return ShardLoader(folder, **{**defaults, **options})
+    return make_loader(folder, **{**defaults, **options})
 
 
 def batches(folder: Any, sound: Sound | None = None, **options: Any) -> list[Any]:

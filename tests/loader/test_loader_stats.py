@@ -19,7 +19,7 @@ from shardio._base.statistics import CHECK, PHASE_TIMES, LoadingStats
 from shardio._engine.dispatch.counters import CounterTable, IterationCounters, IterationTimer
 from shardio.errors import ClosedError
 from shardio.order.partition import RankPartition, Tail
-from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
+from tests.loading import PATIENCE_S, TWO_FIELDS, make_loader, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -42,7 +42,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def loader_of(folder: str, n_workers: int, **options: Any) -> ShardLoader:
-    return ShardLoader(folder, BATCH, output="numpy", num_workers=n_workers, **options)
+    return make_loader(folder, BATCH, output="numpy", num_workers=n_workers, **options)
 
 
 def slowly(sample: dict[str, Any]) -> dict[str, Any]:

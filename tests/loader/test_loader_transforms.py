@@ -28,6 +28,7 @@ from tests.loading import (
     TWO_FIELDS,
     bits,
     check_against,
+    make_loader,
     two_fields,
     write_dataset,
 )
@@ -54,7 +55,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _loader(folder: str, batch_size: int = 8, **options: Any) -> ShardLoader:
-    return ShardLoader(folder, batch_size, **{"output": "numpy", "num_workers": 0, **options})
+    return make_loader(folder, batch_size, **{"output": "numpy", "num_workers": 0, **options})
 
 
 def _labels(folder: str, transform: Callable[..., Any], **options: Any) -> list[int]:

@@ -17,7 +17,7 @@ from shardio.dataset.manifest import load, publish_next
 from shardio.errors import InvalidArgument
 from shardio.maintenance import split
 from shardio.order import shuffle as block_shuffle
-from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.loading import TWO_FIELDS, make_loader, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -38,7 +38,7 @@ def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 def loader(folder: str | ShardDataset, batch_size: int = 4, **options: Any) -> ShardLoader:
     given: dict[str, Any] = {"shuffle": True, "seed": 3, "num_workers": 0, "output": "numpy"}
-    return ShardLoader(folder, batch_size, **(given | {"transform": noisy} | options))
+    return make_loader(folder, batch_size, **(given | {"transform": noisy} | options))
 
 
 def drawn(made: ShardLoader, n_epochs: int = 1) -> list[tuple[int, int, int]]:

@@ -24,7 +24,7 @@ from shardio.errors import (
     TransformError,
 )
 from shardio.shard.reader import ShardReader
-from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
+from tests.loading import TWO_FIELDS, bits, make_loader, two_fields, write_dataset
 from tests.shards import EVERY_FIELD
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -66,7 +66,7 @@ def flip(folder: str, field: str, row: int, *, shard: int = 0) -> None:
 def loading(folder: str, batch_size: int = BATCH, **options: Any) -> ShardLoader:
     """Make a loader of arrays that skips."""
     given = {"output": "numpy", "num_workers": 0, "on_error": "skip", "max_skips": 1000}
-    return ShardLoader(folder, batch_size, **{**given, **options})
+    return make_loader(folder, batch_size, **{**given, **options})
 
 
 def rows_of(batch: Batch) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import shardio
 from shardio import InvalidArgument, ShardLoader
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
@@ -88,8 +89,9 @@ def test_main_waits_hands_over_and_runs_the_body_in_turn(folder: Path, tmp_path:
 
 def test_the_phases_of_a_batch_fill_it_one_after_the_other(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    options: dict[str, Any] = {"num_workers": 1, "transform": dict, "verify": "always"}
-    with ShardLoader(folder, 4, output="numpy", **options) as loader, loader.trace(path):
+    options: dict[str, Any] = {"num_workers": 1, "transform": dict, "output": "numpy"}
+    dataset = shardio.open(folder, verify="always")
+    with ShardLoader(dataset, 4, **options) as loader, loader.trace(path):
         for _ in loader:
             pass
     events = read(path)

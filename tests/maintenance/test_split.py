@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shardio
 from shardio import ShardLoader
 from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load, publish_next
@@ -122,7 +123,7 @@ def test_a_loader_trains_on_one_subset_and_knows_nothing_of_the_other(tmp_path: 
     split(folder, PARTS, group="source")
     expected = sorted(n for n, _ in content(folder, "train"))
     with ShardLoader(
-        folder, 7, subset="train", shuffle=True, output="numpy", num_workers=1
+        shardio.open(folder, subset="train"), 7, shuffle=True, output="numpy", num_workers=1
     ) as loader:
         for _ in range(2):
             assert sorted(n for batch in loader for n in batch["label"].tolist()) == expected

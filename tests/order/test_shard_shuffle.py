@@ -25,7 +25,7 @@ from shardio.order.permutation import Permutation, derive_key
 from shardio.order.shuffle import ShardOrder, ShardWindow, ends_within
 from shardio.views.clips import Clips
 from shardio.views.row_sets import RowRuns
-from tests.loading import write_dataset
+from tests.loading import make_loader, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -153,7 +153,7 @@ def folder(tmp_path: Path) -> Path:
 
 def loader(dataset: Any, batch_size: int = 4, **options: Any) -> ShardLoader:
     given: dict[str, Any] = {"output": "numpy", "num_workers": 0, "shuffle": "shards", **options}
-    return ShardLoader(dataset, batch_size, **given)
+    return make_loader(dataset, batch_size, **given)
 
 
 def drawn(made: ShardLoader) -> list[int]:

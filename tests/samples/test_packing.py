@@ -38,7 +38,7 @@ from shardio.maintenance import split
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.views.packing import Pack, PackedWindows
-from tests.loading import bits, write_dataset
+from tests.loading import bits, make_loader, write_dataset
 from tests.packed_naively import Window, naive_windows
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def loader(folder: Any, pack: Pack = EVERYTHING, **options: Any) -> ShardLoader:
     options = {"batch_size": 4, "num_workers": 0, "output": "numpy", **options}
-    return ShardLoader(folder, pack=pack, **options)
+    return make_loader(folder, pack=pack, **options)
 
 
 def windows_in(batches: Iterable[Batch]) -> list[tuple[int, Window]]:

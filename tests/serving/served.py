@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from shardio import ShardLoader
 from shardio.serving import Server, make_keys, make_server
 from shardio.serving.client.protocol import parse
-from tests.loading import PATIENCE_S, bits
+from tests.loading import PATIENCE_S, bits, make_loader
 
 ROOT = Path(__file__).resolve().parents[2]
 FREE = "tcp://127.0.0.1:*"
@@ -127,7 +126,7 @@ def wait_until(is_so: Callable[[], object]) -> None:
 
 def local_bits(path: str, batch_size: int, **options: Any) -> list[Any]:
     """Return the batches of an epoch of a local ShardLoader."""
-    with ShardLoader(path, batch_size, num_workers=0, **{**HOW, **options}) as loader:
+    with make_loader(path, batch_size, num_workers=0, **{**HOW, **options}) as loader:
         return [bits(batch) for batch in loader]
 
 

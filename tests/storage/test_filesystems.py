@@ -76,7 +76,7 @@ def test_another_word_is_refused_with_those_there_are(tmp_path: Path) -> None:
     for use in (
         lambda: shardio.open(tmp_path / "d", access="read"),  # type: ignore[arg-type]
         lambda: shardio.ShardReader(shard, access="read"),  # type: ignore[arg-type]
-        lambda: shardio.ShardLoader(tmp_path / "d", 1, access="read"),  # type: ignore[arg-type]
+        lambda: shardio.ShardLoader(shardio.open(tmp_path / "d", access="read"), 1),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidArgument, match="one of auto, mmap, pread; found 'read'"):
             use()

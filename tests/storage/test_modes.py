@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shardio
 from shardio import ShardLoader, ShardReader
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, ClosedError, InvalidArgument
@@ -85,7 +86,7 @@ def transformed(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, A
 
 
 def batches(folder: str, access: Access, **options: Any) -> list[Any]:
-    with ShardLoader(folder, 7, access=access, output="numpy", **options) as loader:
+    with ShardLoader(shardio.open(folder, access=access), 7, output="numpy", **options) as loader:
         return [bits(batch) for batch in loader]
 
 
@@ -106,7 +107,11 @@ def test_what_is_read_by_offset_is_mapped_nowhere(
         return {"n": Path("/proc/self/maps").read_text().count(folder)}
 
     with ShardLoader(
-        folder, 20, access=access, output="numpy", num_workers=num_workers, transform=look
+        shardio.open(folder, access=access),
+        20,
+        output="numpy",
+        num_workers=num_workers,
+        transform=look,
     ) as loader:
         in_worker = max(int(batch["n"].max()) for batch in loader)
         here = Path("/proc/self/maps").read_text().count(folder)

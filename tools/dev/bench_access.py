@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+import shardio
 from shardio import Array, DatasetWriter, Schema, ShardLoader, Text
 from shardio import open as open_dataset
 
@@ -59,7 +60,12 @@ def measure(folder: str, batch: int) -> dict[str, float]:
     """Return the seconds of the fastest epoch in each mode."""
     loaders = {
         mode: ShardLoader(
-            folder, batch, shuffle=True, num_workers=0, output="numpy", reuse=True, access=mode
+            shardio.open(folder, access=mode),
+            batch,
+            shuffle=True,
+            num_workers=0,
+            output="numpy",
+            reuse=True,
         )
         for mode in MODES
     }

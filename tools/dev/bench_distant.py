@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+import shardio
 from shardio import Array, Clip, Schema, ShardLoader, Video
 from tests.loading import write_dataset
 from tests.shards import made_stream
@@ -130,14 +131,18 @@ def main() -> int:
         )
         server.start()
         url, began_s = f"http://127.0.0.1:{ours.recv()}", time.perf_counter()
-        with ShardLoader(f"{url}/rows", 8, cache=Path(place) / "cache", **options) as loader:
+        with ShardLoader(
+            shardio.open(f"{url}/rows", cache=Path(place) / "cache"), 8, **options
+        ) as loader:
             batches = iter(loader)
             n_bytes = next(batches)["row"].nbytes
             first_s = time.perf_counter() - began_s
             n_bytes += sum(batch["row"].nbytes for batch in batches)
             found = n_bytes / (time.perf_counter() - began_s)
         began_s, clip = time.perf_counter(), Clip(frames=4)
-        with ShardLoader(f"{url}/videos", 8, cache=Path(place) / "2", clip=clip, **options):
+        with ShardLoader(
+            shardio.open(f"{url}/videos", cache=Path(place) / "2"), 8, clip=clip, **options
+        ):
             clips_s = time.perf_counter() - began_s
         server.kill()
     n_at_once, share = found / bytes_per_s, clips_s / (2 * given.shards * latency_s)

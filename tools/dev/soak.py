@@ -175,7 +175,9 @@ class Soak:
     @contextlib.contextmanager
     def loader(self, folder: str, seed: int, options: dict[str, Any]) -> Iterator[ShardLoader]:
         """Yield a loader whose workers are killed or stopped."""
-        made = ShardLoader(folder, shuffle=True, seed=seed, output="numpy", **options)
+        options = dict(options)
+        dataset = shardio.open(folder, access=options.pop("access"))
+        made = ShardLoader(dataset, shuffle=True, seed=seed, output="numpy", **options)
         with made:
             self.trouble.loader, self.trouble.n_killed = made, 0
             yield made

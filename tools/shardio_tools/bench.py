@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import shardio
 from shardio.measuring import Conclusion, LoadingReport, LoadingRun, measure_loading
 from shardio_tools.output import (
     escaped,
@@ -58,19 +59,18 @@ def run(options: argparse.Namespace) -> int:
     more: dict[str, Any] = {}
     if options.fields is not None:
         more["fields"] = options.fields.split(",")
-    if options.subset is not None:
-        more["subset"] = options.subset
     if options.device is not None:
         more |= {"output": "tinygrad", "device": options.device}
-    report = measure_loading(
-        options.path,
-        options.batch_size,
-        n_workers=options.workers,
-        seconds=options.seconds,
-        wants_trace=options.trace is not None,
-        progress=_progress(is_silent=options.quiet or options.json),
-        **more,
-    )
+    with shardio.open(options.path, subset=options.subset) as dataset:
+        report = measure_loading(
+            dataset,
+            options.batch_size,
+            n_workers=options.workers,
+            seconds=options.seconds,
+            wants_trace=options.trace is not None,
+            progress=_progress(is_silent=options.quiet or options.json),
+            **more,
+        )
     if options.json:
         print_json(report.as_json())
     elif not options.quiet:

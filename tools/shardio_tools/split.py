@@ -1,7 +1,7 @@
 """Split a dataset randomly into named subsets, as its next generation.
 
 With --group, samples with the same value in that field are in the same subset. No data is written:
-shardio.open and ShardLoader read the samples of a subset with subset=NAME.
+shardio.open(path, subset=NAME) reads the samples of a subset; a ShardLoader of it loads them.
 """
 
 from __future__ import annotations

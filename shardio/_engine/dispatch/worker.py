@@ -80,7 +80,7 @@ def work(batch_spec: BatchSpec, channel: Channel) -> None:
 def _open(batch_spec: BatchSpec) -> Dataset:
     """Open main's dataset, or its mixture of several, in the same state."""
     if batch_spec.mixed is not None:
-        return Mixture.reopen(batch_spec.mixed, batch_spec.verify, batch_spec.access)
+        return Mixture.of(batch_spec.mixed, batch_spec.verify, batch_spec.access)
     return ShardDataset(
         batch_spec.path,
         verify=batch_spec.verify,

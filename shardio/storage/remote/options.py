@@ -48,9 +48,6 @@ class RemoteOptions:
         cache: str | os.PathLike[str] | None,
         cache_bytes: int | None,
         storage_options: Mapping[str, Any] | None,
-        *,
-        whole: bool = False,
-        n_readers: int = 1,
         access: Access = "auto",
     ) -> RemoteOptions:
         """Validate the options that a user gave.
@@ -70,16 +67,7 @@ class RemoteOptions:
                 "storage_options must be a dict with string keys, and its client_options a dict"
             )
         cache_folder = None if cache is None else os.path.abspath(os.path.expanduser(cache))
-        return cls(cache_folder, cache_bytes, options, whole, n_readers, access)
-
-    @property
-    def is_set(self) -> bool:
-        """True if the user set any of the options."""
-        return self.cache is not None or self.cache_bytes is not None or bool(self.options)
-
-    def with_usage_of(self, other: RemoteOptions) -> RemoteOptions:
-        """Return the same cache and store with the usage of `other`: whole, n_readers, access."""
-        return replace(self, whole=other.whole, n_readers=other.n_readers, access=other.access)
+        return cls(cache_folder, cache_bytes, options, access=access)
 
     @property
     def for_workers(self) -> RemoteOptions:

@@ -26,7 +26,6 @@ from typing import Any, Final, NamedTuple
 from shardio._base.callers import caller_stacklevel
 from shardio.errors import (
     DatasetNotFound,
-    InvalidArgument,
     ShardIncomplete,
     ShardioError,
     ShardNotFound,
@@ -264,14 +263,8 @@ class RemoteStorage:
 
     def resolve_access(self, asked: Access) -> Access:
         """Return the access method of its files: "pread" unless whole shards are downloaded."""
-        if not self._remote.whole:
-            if asked == "mmap":
-                raise InvalidArgument(
-                    f"{self.root}: access='mmap' needs local shards: use a ShardLoader, which "
-                    "downloads them"
-                )
-            return "pread"
-        return choose_access(self._cache.root, asked)
+        found = choose_access(self._cache.root, asked)
+        return found if self._remote.whole else "pread"
 
     @property
     def worker_access(self) -> Access:

@@ -170,9 +170,18 @@ def test_options_without_names_are_refused_and_not_shown(options: Any) -> None:
     assert "word" not in str(caught.value)
 
 
-def test_maps_of_what_is_not_here_are_refused(store: Scene, url: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="access='mmap'"):
-        shardio.open(url, access="mmap", cache=tmp_path / "cache", storage_options=store.options)
+@pytest.mark.parametrize("access", ["mmap", "pread"])
+def test_access_is_that_of_shards_which_a_loader_has_downloaded(
+    store: Scene, url: str, tmp_path: Path, access: Any
+) -> None:
+    given: Any = {"cache": tmp_path / "cache", "storage_options": store.options}
+    with shardio.open(url, access=access, **given) as remote:
+        assert remote.access == "pread"  # by ranges
+        with shardio.ShardLoader(remote, 4, num_workers=0, output="numpy") as loader:
+            assert loader.dataset.access == access
+            assert len(list(loader)) == -(-N // 4)
+    with pytest.raises(InvalidArgument, match="access"):
+        shardio.open(url, access="map", **given)  # type: ignore[arg-type]
 
 
 def test_a_file_url_is_a_folder(folder: Path) -> None:

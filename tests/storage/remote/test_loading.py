@@ -16,7 +16,7 @@ from shardio import Array, Image, Schema, ShardLoader
 from shardio.errors import InvalidArgument, StoreAccessDenied, StoreUnavailable
 from shardio.media import encode_jpeg
 from shardio.storage.remote.storage import N_THREADS
-from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.loading import TWO_FIELDS, make_loader, two_fields, write_dataset
 from tests.storage.remote.scene import Fault, Scene
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -39,7 +39,7 @@ def url(store: Scene, folder: Path) -> str:
 def _loader(store: Scene, url: str, tmp_path: Path, **options: Any) -> ShardLoader:
     given = {"output": "numpy", "num_workers": 2, "timeout_s": 60, **options}
     told = {**store.options, **given.pop("told", {})}
-    return ShardLoader(url, 16, cache=tmp_path / "cache", storage_options=told, **given)
+    return make_loader(url, 16, cache=tmp_path / "cache", storage_options=told, **given)
 
 
 def _epoch(loader: ShardLoader) -> list[tuple[bytes, bytes]]:
@@ -99,7 +99,7 @@ def test_once_every_shard_has_come_no_pass_looks_for_more(
             also = store.put_dataset(equal_shards, "also-equal")
             remote = [stack.enter_context(shardio.open(each, **given)) for each in (url, also)]
             source, given = shardio.mix([*remote, equal_shards], weights=[1, 1, 1]), {}
-        loader = stack.enter_context(ShardLoader(source, 16, num_workers=0, **given))
+        loader = stack.enter_context(make_loader(source, 16, num_workers=0, **given))
         batches = iter(loader)
         next(batches)
         for thread in threading.enumerate():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_a_look_by_ranges_does_not_let_go_of_what_another_holds(
     url = "s3://bucket/scanned"
     far = remote.files.open_metadata(0, "video")
     (bucket,) = remote.remote_storages
-    options = RemoteOptions.of(tmp_path / "cache", None, store.options, whole=True)
+    options = replace(RemoteOptions.of(tmp_path / "cache", None, store.options), whole=True)
     other = RemoteStorage(url, options, external_list_names)
     other.download(shard)
     assert bucket.pin(shard) == other.path_of(shard)

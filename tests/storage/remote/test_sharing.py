@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import shardio
 from shardio import ShardLoader
 from shardio._workers.processes import zygote_client
 from shardio.errors import CacheFull
@@ -25,10 +26,11 @@ from tests.storage.remote.scene import Fault, Scene, line_of, program
 N, N_SHARDS = 240, 12
 PROGRAM = """
 import hashlib, json, sys
-from shardio import ShardLoader
-url, n_epochs, given = json.loads(sys.argv[1])
+import shardio
+url, n_epochs, store, given = json.loads(sys.argv[1])
 digest = hashlib.sha256()
-with ShardLoader(url, 16, output="numpy", timeout_s=60, **given) as loader:
+dataset = shardio.open(url, **store)
+with shardio.ShardLoader(dataset, 16, output="numpy", timeout_s=60, **given) as loader:
     print("open", flush=True)
     for _ in range(n_epochs):
         for batch in loader:
@@ -68,8 +70,10 @@ def _program(
     store: Scene, url: str, tmp_path: Path, n_epochs: int = 1, **given: Any
 ) -> Iterator[subprocess.Popen[str]]:
     """Return a program that loads epochs and prints a hash of all their bytes."""
-    given = {"cache": str(tmp_path / "cache"), "storage_options": store.options, **given}
-    with program(PROGRAM, [url, n_epochs, given]) as process:
+    where = {"cache": str(tmp_path / "cache"), "storage_options": store.options}
+    if "cache_bytes" in given:
+        where["cache_bytes"] = given.pop("cache_bytes")
+    with program(PROGRAM, [url, n_epochs, where, given]) as process:
         yield process
 
 
@@ -157,7 +161,7 @@ def test_a_worker_that_is_killed_while_it_downloads_costs_nothing(
     given: Any = {"output": "numpy", "num_workers": 1, "timeout_s": 60}
     digest = hashlib.sha256()
     with ShardLoader(
-        url, 16, cache=tmp_path / "cache", storage_options=store.options, **given
+        shardio.open(url, cache=tmp_path / "cache", storage_options=store.options), 16, **given
     ) as loader:
         batches = iter(loader)
         assert hold.met.wait(60)
@@ -208,7 +212,7 @@ def test_a_full_disk_is_the_error_that_the_loop_gets(
     given: Any = {"output": "numpy", "num_workers": 0}
     with (
         ShardLoader(
-            url, 16, cache=tmp_path / "cache", storage_options=store.options, **given
+            shardio.open(url, cache=tmp_path / "cache", storage_options=store.options), 16, **given
         ) as loader,
         pytest.raises(CacheFull, match="the disk is full: .* bytes are needed"),
     ):
