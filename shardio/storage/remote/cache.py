@@ -13,6 +13,12 @@ releases both when their process ends, so a killed process leaves nothing to cle
 to need the shard resumes the partial download. Nothing is synced to disk. Instead, an .ok file is
 valid only until the machine restarts; then the shard is verified again.
 
+Unlinking a mapped file would be safe on Linux, so that evicting could do without pins. They are
+worth their locks: an evicted shard takes its disk space until its last map goes, a loader opens the
+file of a shard again for each column, and prefetched shards have no map yet. With shuffle="shards",
+2 workers and room for 12 of 40 shards, an epoch downloads 1.3 times the dataset without pins and
+1.16 times with them (2026-11, 60 samples of 6 KiB a shard).
+
 A shard is verified against the id that its generation names. The id is the hash of the section
 table, which holds the hashes of the hash tables, which hold those of all bytes that are ever read.
 """
