@@ -457,7 +457,7 @@ def _load(storage: ShardStorage, number: int | None) -> Generation:
         return load(folder) if number is None else load_generation(folder, number)
 
 
-def _rows_of(generation: Generation, subset: str, path: str) -> RowRuns:
+def _rows_of(generation: Generation, subset: Any, path: str) -> RowRuns:
     """Return the rows of a subset, by its name."""
     rows = generation.subsets.get(subset) if isinstance(subset, str) else None
     if rows is None:
