@@ -80,7 +80,7 @@ Picture = np.ndarray[Any, np.dtype[np.uint8]]
 FrameFormat = tuple[int, int, str, int, int]
 """All properties that decide how a frame is converted, except its rotation."""
 
-_UINT8 = np.dtype(np.uint8)
+_UINT8_DTYPE = np.dtype(np.uint8)
 
 
 def frame_format(frame: VideoFrame) -> FrameFormat:
@@ -107,14 +107,14 @@ class PlaneCopyPath:
         (top, left), line = self._luma_at, luma.line_size
         tall, wide = self._luma
         start = top * line + left
-        out[:tall] = np.ndarray(self._luma, _UINT8, luma, start, (line, 1))
+        out[:tall] = np.ndarray(self._luma, _UINT8_DTYPE, luma, start, (line, 1))
         (top, left), wide = self._chroma_at, wide // 2
         line = blue.line_size
         start = top * line + left
-        out[tall:, :wide] = np.ndarray(self._chroma, _UINT8, blue, start, (line, 1))
+        out[tall:, :wide] = np.ndarray(self._chroma, _UINT8_DTYPE, blue, start, (line, 1))
         line = red.line_size
         start = top * line + left
-        out[tall:, wide:] = np.ndarray(self._chroma, _UINT8, red, start, (line, 1))
+        out[tall:, wide:] = np.ndarray(self._chroma, _UINT8_DTYPE, red, start, (line, 1))
 
 
 class PlanarRgbPath:
@@ -144,9 +144,9 @@ class PlanarRgbPath:
         green, blue, red = planes
         line = green.line_size
         start, size = self._at[0] * line + self._at[1], self._size
-        out[..., 1] = np.ndarray(size, _UINT8, green, start, (line, 1))
-        out[..., 2] = np.ndarray(size, _UINT8, blue, start, (line, 1))
-        out[..., 0] = np.ndarray(size, _UINT8, red, start, (line, 1))
+        out[..., 1] = np.ndarray(size, _UINT8_DTYPE, green, start, (line, 1))
+        out[..., 2] = np.ndarray(size, _UINT8_DTYPE, blue, start, (line, 1))
+        out[..., 0] = np.ndarray(size, _UINT8_DTYPE, red, start, (line, 1))
 
 
 _RESERVED_MATRIX = 3  # "for future use": swscale refuses it, and writers mean "unspecified"
