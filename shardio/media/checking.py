@@ -20,7 +20,6 @@ from shardio.format.streams import (
     packet_flags,
     packet_sizes,
 )
-from shardio.media.colorspace import plane_rows
 from shardio.media.decoders import (
     display_parameter,
     fraction_parameter,
@@ -29,6 +28,7 @@ from shardio.media.decoders import (
     open_video_decoder,
 )
 from shardio.media.frames import display_rotation, display_size
+from shardio.media.pixels import plane_rows
 from shardio.media.timestamps import fill_missing_times, in_presentation_order
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from shardio._base.classes import Closing
 from shardio.errors import DataError, InvalidArgument, MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.bitstream import parameter_change_test, parameter_sets, starts_closed_gop
-from shardio.media.colorspace import MATRICES, RANGES, FrameConverter, display_matrix
 from shardio.media.decoders import (
     decoder_key,
     display_parameter,
@@ -26,6 +25,7 @@ from shardio.media.decoders import (
 )
 from shardio.media.frame_table import DecodeRun, FrameTable
 from shardio.media.frames import CropBox, CropPosition, FrameWriter
+from shardio.media.pixels import MATRICES, RANGES, FrameConverter, display_matrix
 
 if TYPE_CHECKING:
     from av import VideoFrame

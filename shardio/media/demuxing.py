@@ -35,7 +35,6 @@ from shardio.media.bitstream import (
     x264_version_unit,
 )
 from shardio.media.checking import build_stream, verify_by_decoding
-from shardio.media.colorspace import display_matrix, frame_facts
 from shardio.media.container import (
     DECODER_OPTIONS,
     check_complete,
@@ -45,6 +44,7 @@ from shardio.media.container import (
     video_streams,
 )
 from shardio.media.decoders import decoder_parameters
+from shardio.media.pixels import display_matrix, frame_facts
 from shardio.media.timestamps import frame_interval
 
 if TYPE_CHECKING:

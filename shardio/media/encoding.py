@@ -22,9 +22,9 @@ from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
 from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.bitstream import disposable_layer_test
 from shardio.media.checking import build_stream
-from shardio.media.colorspace import MATRICES, RANGES, FrameConverter
 from shardio.media.frames import Picture, frame_from_planes
 from shardio.media.image import encode_jpeg
+from shardio.media.pixels import MATRICES, RANGES, FrameConverter
 from shardio.media.timestamps import frame_durations
 
 if TYPE_CHECKING:

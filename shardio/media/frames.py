@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardio.errors import InvalidArgument
-from shardio.media.colorspace import (
+from shardio.media.pixels import (
     MATRICES,
     RANGES,
     FrameConverter,

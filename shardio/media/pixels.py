@@ -2,18 +2,54 @@
 
 EXIF numbers the eight orientations: 1 is upright, 2 to 4 are mirrored or upside down, 5 to 8 are
 transposed, so that height and width are swapped.
+
+Convert decoded frames to other sizes and colour spaces with swscale.
+
+Accurate and bit-exact flags give the same bytes on every machine of an architecture. Colour range,
+matrix, bit depth and chroma layout are read from the frame; untagged frames are limited range and
+BT.601, as FFmpeg treats them.
+
+The frames of a stream usually share one format. `PlaneCopyPath` and `PlanarRgbPath` write upright
+frames of one format with as little Python as possible: the caller compares five attributes per
+frame. Their output equals that of the general path bit for bit; a test compares the two.
 """
 
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
 
-__all__ = ["TRANSPOSED", "UPRIGHT", "check_out", "to_output", "exif_orientation", "turn_upright"]
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from av.video.reformatter import VideoReformatter
+    from typing_extensions import Buffer
+
+__all__ = [
+    "FrameConverter",
+    "FrameFormat",
+    "MATRICES",
+    "Picture",
+    "PlanarRgbPath",
+    "PlaneCopyPath",
+    "RANGES",
+    "TRANSPOSED",
+    "UPRIGHT",
+    "check_out",
+    "display_matrix",
+    "exif_orientation",
+    "frame_facts",
+    "frame_format",
+    "is_full_range",
+    "matrix_name",
+    "plane_rows",
+    "to_output",
+    "turn_upright",
+]
 
 
 UPRIGHT = 1
@@ -87,3 +123,264 @@ def check_out(out: Pixels, shape: tuple[int, ...]) -> None:
         f"out: expected writable C-contiguous uint8 of shape {shape}, "
         f"found {kind}{out.dtype} of shape {out.shape}"
     )
+
+
+_FULL_RANGE = 2
+_NAMES = {1: "bt709", 4: "fcc", 7: "smpte240m", 9: "bt2020"}
+MATRICES = {"bt709": 1, "fcc": 4, "bt601": 5, "smpte240m": 7, "bt2020": 9}
+"""FFmpeg's numbers of the colour matrices."""
+RANGES = {"limited": 1, "full": 2}
+"""FFmpeg's numbers of the colour ranges."""
+
+
+def is_full_range(frame: VideoFrame) -> bool:
+    """Return True if black is 0, not 16."""
+    return frame.color_range == _FULL_RANGE or frame.format.name.startswith("yuvj")
+
+
+def matrix_name(frame: VideoFrame) -> str:
+    """Return the name of the matrix that converts the frame's colours to RGB."""
+    return _NAMES.get(frame.colorspace, "bt601")
+
+
+def display_matrix(frame: VideoFrame) -> bytes | None:
+    """Return the display matrix of a frame, rotation and mirroring, as FFmpeg's nine int32."""
+    data = cast("Buffer | None", frame.side_data.get("DISPLAYMATRIX"))
+    return bytes(data) if data is not None else None
+
+
+def frame_facts(frame: VideoFrame) -> dict[str, Any]:
+    """Describe a stream's first frame in JSON types, including properties that are normalised."""
+    facts: dict[str, Any] = {
+        "width": frame.width,
+        "height": frame.height,
+        "pixel_format": frame.format.name,
+    }
+    if not frame.format.is_rgb:
+        facts["range"] = "full" if is_full_range(frame) else "limited"
+        facts["matrix"] = matrix_name(frame)
+    if frame.rotation:
+        facts["rotation"] = frame.rotation
+    return facts
+
+
+Picture = np.ndarray[Any, np.dtype[np.uint8]]
+FrameFormat = tuple[int, int, str, int, int]
+"""All properties that decide how a frame is converted, except its rotation."""
+
+_UINT8_DTYPE = np.dtype(np.uint8)
+
+
+def frame_format(frame: VideoFrame) -> FrameFormat:
+    """Return width, height, pixel format, matrix and range of a frame."""
+    return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
+
+
+class PlaneCopyPath:
+    """A fast path that copies a part of frames that are 4:2:0 already.
+
+    Args:
+        size: height and width of the part; even.
+        top, left: position of the part; even.
+    """
+
+    def __init__(self, size: tuple[int, int], top: int, left: int) -> None:
+        self._luma, self._luma_at = size, (top, left)
+        self._chroma, self._chroma_at = (size[0] // 2, size[1] // 2), (top // 2, left // 2)
+
+    def write(self, frame: VideoFrame, out: Picture) -> None:
+        """Copy Y, and below it U and V side by side."""
+        planes: Any = frame.planes  # a buffer each, which PyAV's types do not say
+        luma, blue, red = planes
+        (top, left), line = self._luma_at, luma.line_size
+        tall, wide = self._luma
+        start = top * line + left
+        out[:tall] = np.ndarray(self._luma, _UINT8_DTYPE, luma, start, (line, 1))
+        (top, left), wide = self._chroma_at, wide // 2
+        line = blue.line_size
+        start = top * line + left
+        out[tall:, :wide] = np.ndarray(self._chroma, _UINT8_DTYPE, blue, start, (line, 1))
+        line = red.line_size
+        start = top * line + left
+        out[tall:, wide:] = np.ndarray(self._chroma, _UINT8_DTYPE, red, start, (line, 1))
+
+
+class PlanarRgbPath:
+    """A fast path through planes of green, blue and red, which swscale makes and this interleaves.
+
+    Args:
+        reformatter: borrowed; used for frames of one format.
+        arguments: for `reformat`, after the frame, with the target "gbrp".
+        size: height and width of the part.
+        top, left: position of the part in the scaled picture.
+    """
+
+    def __init__(
+        self,
+        reformatter: VideoReformatter,
+        arguments: tuple[Any, ...],
+        size: tuple[int, int],
+        top: int,
+        left: int,
+    ) -> None:
+        self._reformat, self._arguments = reformatter.reformat, arguments
+        self._size, self._at = size, (top, left)
+
+    def write(self, frame: VideoFrame, out: Picture) -> None:
+        """Scale, convert and crop `frame` into RGB."""
+        planes: Any = self._reformat(frame, *self._arguments).planes
+        green, blue, red = planes
+        line = green.line_size
+        start, size = self._at[0] * line + self._at[1], self._size
+        out[..., 1] = np.ndarray(size, _UINT8_DTYPE, green, start, (line, 1))
+        out[..., 2] = np.ndarray(size, _UINT8_DTYPE, blue, start, (line, 1))
+        out[..., 0] = np.ndarray(size, _UINT8_DTYPE, red, start, (line, 1))
+
+
+_RESERVED_MATRIX = 3  # "for future use": swscale refuses it, and writers mean "unspecified"
+_BT601 = MATRICES["bt601"]
+# From these, swscale makes planes of red, green and blue five times faster than packed pixels, and
+# the same values, unless the height is enlarged or chroma is uneven: a test compares them.
+_PLANAR_FORMATS = frozenset(
+    f"yuv{j}{chroma}p{deep}"
+    for j, deep in (("", ""), ("j", ""), ("", "10le"))
+    for chroma in ("420", "422", "444")
+)
+_GBR = (1, 2, 0)  # the channels of the planes, in their order
+
+
+class FrameConverter:
+    """A converter of frame sizes and colours; owns swscale's contexts and keeps them across frames.
+
+    Creating a context for every frame costs three times the conversion itself.
+    """
+
+    def __init__(self) -> None:
+        from av.video.reformatter import Interpolation, VideoReformatter
+
+        self._new = VideoReformatter
+        self._reformatters: dict[tuple[str, str], VideoReformatter] = {}
+        # As an int: PyAV would look the combination up in its enum for every frame.
+        self._flags = int(
+            Interpolation.BILINEAR
+            | Interpolation.ACCURATE_RND
+            | Interpolation.BITEXACT
+            | Interpolation.FULL_CHR_H_INT
+            | Interpolation.FULL_CHR_H_INP
+        )
+        self._alpha: dict[str, bool] = {}
+
+    def rgb(self, frame: VideoFrame, width: int, height: int) -> list[tuple[int | slice, Picture]]:
+        """Scale `frame` to RGB: pairs of a channel (or all) and its values, views of new memory."""
+        if self._has_alpha(frame):
+            frame = self._blend_over_black(frame)
+        planar = _converts_to_planes(frame, height)
+        target = "gbrp" if planar else "rgb24"
+        arguments = self._rgb_arguments(frame, width, height, target)
+        made = self._reformatter(frame, target).reformat(frame, *arguments)
+        if planar:
+            return [
+                (n, plane_rows(plane, height, width))
+                for n, plane in zip(_GBR, made.planes, strict=True)
+            ]
+        rows = plane_rows(made.planes[0], height, width * 3)
+        return [(slice(None), rows.reshape(height, width, 3))]
+
+    def rgb_path(
+        self,
+        frame: VideoFrame,
+        scaled: tuple[int, int],
+        size: tuple[int, int],
+        corner: tuple[int, int],
+    ) -> PlanarRgbPath | None:
+        """Return a fast path for upright frames of this format; None if swscale makes no planes."""
+        width, height = scaled
+        if not _converts_to_planes(frame, height):
+            return None
+        arguments = self._rgb_arguments(frame, width, height, "gbrp")
+        reformatter = self._reformatter(frame, "gbrp")
+        return PlanarRgbPath(reformatter, arguments, size, *corner)
+
+    def _rgb_arguments(
+        self, frame: VideoFrame, width: int, height: int, target: str
+    ) -> tuple[Any, ...]:
+        """Return the arguments of `reformat` after the frame."""
+        matrix = _BT601 if frame.colorspace == _RESERVED_MATRIX else None
+        ranges_and_tags, n_threads = (None,) * 4, 1
+        return (width, height, target, matrix, matrix, self._flags, *ranges_and_tags, n_threads)
+
+    def yuv(
+        self,
+        frame: VideoFrame,
+        width: int,
+        height: int,
+        *,
+        matrix: str,
+        color_range: str,
+        chroma: str = "yuv420p",
+    ) -> VideoFrame:
+        """Convert `frame` to this size, as 8-bit planes of this matrix and range.
+
+        Returns the frame itself if it has them already.
+        """
+        full = is_full_range(frame)
+        alike = matrix_name(frame) == matrix and full == (color_range == "full")
+        if alike and frame.width == width and frame.height == height:
+            if frame.format.name.replace("yuvj", "yuv") == chroma:
+                return frame
+        if self._has_alpha(frame):
+            frame = self._blend_over_black(frame)
+        is_rgb = frame.format.is_rgb
+        return self._reformatter(frame, chroma).reformat(
+            frame,
+            width,
+            height,
+            chroma,
+            None if is_rgb else MATRICES[matrix_name(frame)],
+            MATRICES[matrix],
+            self._flags,
+            RANGES["full" if full or is_rgb else "limited"],
+            RANGES[color_range],
+            threads=1,
+        )
+
+    def _reformatter(self, frame: VideoFrame, target: str) -> VideoReformatter:
+        """Return the context for conversions from the frame's format to `target`."""
+        key = (frame.format.name, target)
+        found = self._reformatters.get(key)
+        if found is None:
+            found = self._reformatters[key] = self._new()
+        return found
+
+    def _has_alpha(self, frame: VideoFrame) -> bool:
+        name = frame.format.name
+        if name not in self._alpha:
+            parts = frame.format.components
+            self._alpha[name] = frame.format.has_palette or any(part.is_alpha for part in parts)
+        return self._alpha[name]
+
+    def _blend_over_black(self, frame: VideoFrame) -> VideoFrame:
+        """Blend a frame with transparent parts over black.
+
+        Done before scaling: afterwards, the colour under transparent pixels would have bled out.
+        """
+        from av import VideoFrame
+
+        rgba = frame.to_ndarray(format="rgba")
+        alpha = rgba[..., 3:]
+        if alpha.min() == 255:
+            return frame
+        blended = (rgba[..., :3].astype(np.uint16) * alpha + 127) // 255
+        return VideoFrame.from_ndarray(blended.astype(np.uint8), format="rgb24")
+
+
+def _converts_to_planes(frame: VideoFrame, height: int) -> bool:
+    if height > frame.height or height < 8 or (frame.width | frame.height) & 1:
+        return False
+    return frame.format.name in _PLANAR_FORMATS
+
+
+def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Picture:
+    """Return a part of a plane as a view; the rows of the plane are padded."""
+    line = plane.line_size
+    return np.ndarray((height, n_bytes), np.uint8, plane, top * line + left, (line, 1))

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from shardio._base.classes import Closing
 from shardio.errors import MediaError
-from shardio.media.colorspace import display_matrix, frame_facts
 from shardio.media.container import (
     DECODER_OPTIONS,
     check_complete,
@@ -24,6 +23,7 @@ from shardio.media.container import (
     video_streams,
 )
 from shardio.media.frames import FrameRenderer, Picture
+from shardio.media.pixels import display_matrix, frame_facts
 from shardio.media.timestamps import (
     exact_duration,
     fill_missing_times,

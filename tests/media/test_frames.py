@@ -12,8 +12,8 @@ from av.video.reformatter import VideoReformatter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.media.colorspace import FrameConverter
 from shardio.media.frames import CropBox, CropPosition, FrameRenderer, FrameWriter, covering_size
+from shardio.media.pixels import FrameConverter
 from tests.media_made import BLUE, EXACT, GREEN, RED, WHITE, quadrants
 
 COEFFICIENTS = {  # FFmpeg's number of a matrix: the weights of red and blue in luma

@@ -33,11 +33,11 @@ import numpy as np
 from shardio.errors import MediaError
 from shardio.format.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
-from shardio.media.colorspace import FrameConverter
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
 from shardio.media.frame_table import FrameTable
+from shardio.media.pixels import FrameConverter
 from shardio.media.video import VideoFile
 
 FRAMES, SIZE = 16, 112
