@@ -32,7 +32,7 @@ from shardio._workers.processes.channel import (
     unpack_message,
 )
 from shardio._workers.processes.worker_pool import Event, Failed, WorkerExit, WorkerPool
-from shardio._workers.processes.zygote_client import Zygote, acquire
+from shardio._workers.processes.zygote import Zygote, acquire
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import conversion_settings, delete_record, read_record

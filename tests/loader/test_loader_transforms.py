@@ -636,7 +636,7 @@ def test_a_worker_killed_from_outside_is_replaced(folder: str) -> None:
 
 
 def test_the_death_of_the_zygote_is_survived_by_the_loader(folder: str) -> None:
-    from shardio._workers.processes import zygote_client
+    from shardio._workers.processes import zygote as zygote_client
 
     with _loader(folder, num_workers=2) as loader:
         assert len(list(loader)) == 5

@@ -16,7 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from shardio._workers.processes import zygote_client
+from shardio._workers.processes import zygote as zygote_client
 from shardio._workers.processes.worker_pool import (
     Channel,
     Event,

@@ -19,8 +19,7 @@ from typing import NamedTuple
 from shardio._workers.processes.channel import LOST_FDS, Ancillary, unpack_fds
 from shardio._workers.processes.linux import has_ended
 from shardio._workers.processes.pool_state import RECEIVE_NOW, PoolState, WorkerExit, WorkerHandle
-from shardio._workers.processes.zygote import EXITED, REPLY, STARTED
-from shardio._workers.processes.zygote_client import release
+from shardio._workers.processes.zygote import EXITED, REPLY, STARTED, release
 
 _ONE_RECEIVE = tuple((argument,) for argument in RECEIVE_NOW)
 

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from shardio._workers.processes.channel import RECEIVE, Received, unpack_fds
 from shardio._workers.processes.linux import WakeupEvent, end_process, has_ended
-from shardio._workers.processes.zygote import GRACE_S, REPLY, STARTED
-from shardio._workers.processes.zygote_client import Zygote, release
+from shardio._workers.processes.zygote import GRACE_S, REPLY, STARTED, Zygote, release
 from shardio.errors import UnsupportedEnvironment
 
 # How long closing waits, after SIGKILL, for the kernel to tear the processes down.

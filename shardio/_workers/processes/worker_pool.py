@@ -24,8 +24,7 @@ from shardio._workers.processes.pool_state import PoolState, WorkerExit, WorkerH
 from shardio._workers.processes.serialization import pack
 from shardio._workers.processes.stack_dumps import ask_for_stacks
 from shardio._workers.processes.worker_main import EXECUTE, FORK, Start, Target
-from shardio._workers.processes.zygote import CLEANUP, REQUEST
-from shardio._workers.processes.zygote_client import acquire
+from shardio._workers.processes.zygote import CLEANUP, REQUEST, acquire
 from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
 __all__ = ["Channel", "WorkerPool", "WorkerExit", "Event", "Failed", "Message"]

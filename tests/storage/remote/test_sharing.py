@@ -17,7 +17,7 @@ import pytest
 
 import shardio
 from shardio import ShardLoader
-from shardio._workers.processes import zygote_client
+from shardio._workers.processes import zygote as zygote_client
 from shardio.errors import CacheFull
 from shardio.storage import fs
 from tests.loading import TWO_FIELDS, two_fields, write_dataset

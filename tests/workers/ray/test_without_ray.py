@@ -18,7 +18,7 @@ import shardio
 from shardio import Array
 from shardio._base.version import __version__
 from shardio._workers import ray_cluster
-from shardio._workers.processes.zygote_client import Zygote, acquire, release
+from shardio._workers.processes.zygote import Zygote, acquire, release
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.conversion import scheduler
 from shardio.conversion.scheduler import run_units
