@@ -16,6 +16,7 @@ from shardio._workers.processes.shared_memory import SharedArray
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import total_bytes
 from shardio.dataset.mixture import Mixture
+from shardio.dataset.selection import check_positions
 from shardio.errors import InvalidArgument
 from shardio.format.arrays import is_masked
 from shardio.format.checksum import hash_bytes
@@ -30,7 +31,6 @@ from shardio.order.sampling import (
 )
 from shardio.order.shuffle import ShardWindow, Window
 from shardio.views.packing import PackedWindows
-from shardio.views.row_sets import check_positions
 
 _VERSION: Final = 1
 _MAX: Final = 1 << 60

@@ -21,7 +21,7 @@ from shardio.dataset.gather import ColumnGather
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation
 from shardio.dataset.open_files import LocalStorage, ShardStorage
-from shardio.dataset.selection import RowSelection
+from shardio.dataset.selection import RowList, RowRuns, RowSelection, check_mask, check_positions
 from shardio.errors import DatasetCorrupt, InsufficientMemory, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.order.sampling import check_one_argument
@@ -31,7 +31,6 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions, is_url, local_path
 from shardio.storage.remote.storage import RemoteStorage
-from shardio.views.row_sets import RowList, RowRuns, check_mask, check_positions
 
 _AT_ONCE: Final = 8192
 """Rows of a column that are gathered in one call."""

@@ -40,6 +40,7 @@ from shardio.dataset.external_lists import (
     shard_ids,
     shard_names,
 )
+from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUnsupported
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Field, Video
@@ -47,7 +48,6 @@ from shardio.format.layout import MAJOR, MINOR
 from shardio.format.schema import Schema, canonical_json
 from shardio.shard.opening import MAX_SAMPLES
 from shardio.shard.writer import ShardSummary
-from shardio.views.row_sets import RowRuns
 
 ROWS: Final[Mapping[str, Any]] = {"kind": "rows"}
 

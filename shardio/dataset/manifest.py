@@ -34,6 +34,7 @@ from shardio.dataset.generation import (
     parse_generation,
     view_error,
 )
+from shardio.dataset.selection import RowRuns
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,
@@ -53,7 +54,6 @@ from shardio.storage.fs import (
     unlink,
     write_atomic,
 )
-from shardio.views.row_sets import RowRuns
 
 POINTER: Final = "dataset.json"
 """The file that names the published generation; a folder that contains it is a dataset."""

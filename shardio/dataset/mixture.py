@@ -20,7 +20,7 @@ from shardio.dataset.dataset import Dataset, ShardDataset, groups_of, starts_of
 from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles
 from shardio.dataset.generation import ROWS, ColumnGroup, Generation
 from shardio.dataset.open_files import ShardStorage
-from shardio.dataset.selection import MixtureSelection
+from shardio.dataset.selection import MixtureSelection, RowList, check_positions
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.fields import Field
@@ -37,7 +37,6 @@ from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions
-from shardio.views.row_sets import RowList, check_positions
 
 
 def common_fields(schemas: Sequence[Schema]) -> Mapping[str, Field]:

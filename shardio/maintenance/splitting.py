@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load_generation, publish_next
+from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument
 from shardio.maintenance.comparison import Digests, exact_digests, mix
 from shardio.maintenance.rewriting import detect_conflict
 from shardio.order.permutation import derive_key
-from shardio.views.row_sets import RowRuns
 
 _TOLERANCE: Final = 1e-6
 _MAX_NAME_BYTES: Final = 255

@@ -19,10 +19,10 @@ from shardio._engine.dispatch.crashes import InFlightRows, error_of_death
 from shardio.batch.layout import CLAIMED, layout_for_samples
 from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.dataset.manifest import load, publish_next
+from shardio.dataset.selection import RowRuns
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardChanged, ShardCorrupt
 from shardio.format.layout import Kind
 from shardio.maintenance import add_column
-from shardio.views.row_sets import RowRuns
 from tests.loading import bits, check_against, make_loader, write_dataset
 from tests.maintenance.datasets import flip, place
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample

@@ -18,11 +18,11 @@ from shardio import ShardLoader
 from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation, publish, publish_next
+from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
 from shardio.storage import fs
-from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

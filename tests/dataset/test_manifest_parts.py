@@ -17,13 +17,13 @@ from shardio.dataset.dataset import open_dataset
 from shardio.dataset.external_lists import InputList, ShardList
 from shardio.dataset.generation import ColumnGroup, Generation
 from shardio.dataset.manifest import load, load_generation, publish, publish_next, recover, withdraw
+from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
 from shardio.maintenance import add_column, audit_dataset, compute_stats, repair
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
-from shardio.views.row_sets import RowRuns
 from tests.loading import write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument
-from shardio.views.row_sets import RowRuns
 
 N_ROWS = 100
 

@@ -15,6 +15,7 @@ import pytest
 from shardio.dataset import external_lists, generation, manifest
 from shardio.dataset.generation import ColumnGroup, Generation, describe_generation
 from shardio.dataset.manifest import publish
+from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetCorrupt
 from shardio.format import checksum, codecs, fields, index, layout, schema, streams, values
 from shardio.format.fields import DType, FieldType, numpy_dtype
@@ -32,7 +33,6 @@ from shardio.format.layout import (
 from shardio.shard import opening
 from shardio.shard.writer import ShardWriter
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json
-from shardio.views.row_sets import RowRuns
 from tests.golden.second_reader import SecondReader
 
 PAGE_TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "format.md").read_text()

@@ -14,6 +14,7 @@ import pytest
 from shardio import ShardLoader
 from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.dataset.manifest import load, publish_next
+from shardio.dataset.selection import RowRuns
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,
@@ -34,7 +35,6 @@ from shardio.maintenance import (
     reshard,
     rewriting,
 )
-from shardio.views.row_sets import RowRuns
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, same_sample
 

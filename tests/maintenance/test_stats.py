@@ -11,12 +11,12 @@ import pytest
 
 from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load, publish_next
+from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument, ShardCorrupt
 from shardio.format.fields import Array, List, Text, array_of
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
 from shardio.maintenance import MaintenanceProgress, audit_dataset, compute_stats, statistics
-from shardio.views.row_sets import RowRuns
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
 from tests.shards import EVERY_FIELD, every_field_sample
 

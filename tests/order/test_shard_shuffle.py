@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from shardio import Array, Clip, Schema, ShardLoader, ShardWriter, mix
 from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load, publish, publish_next
+from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument
 from shardio.maintenance import compact
 from shardio.order import shuffle
 from shardio.order.permutation import Permutation, derive_key
 from shardio.order.shuffle import ShardOrder, ShardWindow, ends_within
 from shardio.views.clips import Clips
-from shardio.views.row_sets import RowRuns
 from tests.loading import make_loader, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

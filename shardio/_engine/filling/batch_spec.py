@@ -32,6 +32,7 @@ from shardio.batch.layout import (
 )
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.mixture import MixtureSpec
+from shardio.dataset.selection import RowList
 from shardio.format.schema import Schema
 from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder
 from shardio.order.mixture_order import MixtureOrder, MixtureSizes
@@ -46,7 +47,6 @@ from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions
 from shardio.views.clips import Clips, Events
 from shardio.views.packing import Packing
-from shardio.views.row_sets import RowList
 
 
 @dataclass(frozen=True, slots=True)
