@@ -19,7 +19,7 @@ from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
 from shardio._workers.processes.serialization import add_note, shortened
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.tasks.inline import InlinePool, SingleCaller
+from shardio._workers.tasks.calls import InlinePool, SingleCaller
 from shardio._workers.tasks.schedule import DEPTH
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import ClosedError, InvalidArgument, TransformError

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, Loader, SharedMemoryShim, load, load_with_workers
-from shardio._workers.tasks.inline import InlinePool
+from shardio._workers.tasks.calls import InlinePool
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped, TransformError
 from shardio.items import ItemIteration
 from tests.faces.loaders import loader_of

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio._workers.tasks import call_worker
-from shardio._workers.tasks.call_worker import FailedCall, ResultChunks
+from shardio._workers.tasks import calls
+from shardio._workers.tasks.calls import FailedCall, ResultChunks
 from shardio._workers.tasks.values import pack_value, read_value, write_value
 from shardio.errors import TransformError
 
 
 @pytest.fixture(autouse=True)
 def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_worker, "now_ns", lambda: 0)
+    monkeypatch.setattr(calls, "now_ns", lambda: 0)
 
 
 def _arrived(portion: list[Any] | FailedCall) -> Any:
@@ -64,7 +64,7 @@ def test_a_result_that_takes_long_does_not_wait_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = itertools.count(0, 3_000_000)
-    monkeypatch.setattr(call_worker, "now_ns", lambda: next(clock))
+    monkeypatch.setattr(calls, "now_ns", lambda: next(clock))
     assert [len(portion) for portion in _all(iter(range(8)))] == [3, 3, 2]
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.tasks.call_worker import ResultChunks
+from shardio._workers.tasks.calls import ResultChunks
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import (
     ClosedError,

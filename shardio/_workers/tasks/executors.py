@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from shardio._base.statistics import now_ns
 from shardio._workers.processes.linux import files_explained
-from shardio._workers.tasks.call_worker import FailedCall, ResultChunks
+from shardio._workers.tasks.calls import FailedCall, ResultChunks
 from shardio._workers.tasks.pipeline_runner import (
     SOURCE,
     PipelineRunner,

@@ -29,13 +29,7 @@ from shardio._workers.processes.serialization import pickled, shortened, text_of
 from shardio._workers.processes.stack_dumps import StepFiles, describe_workers
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Failed, Message, WorkerExit, WorkerPool
-from shardio._workers.tasks.call_worker import (
-    ANSWER,
-    CallOutcome,
-    CallRequest,
-    call_for_main,
-    pack_call,
-)
+from shardio._workers.tasks.calls import ANSWER, CallOutcome, CallRequest, call_for_main, pack_call
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
 from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio._workers.tasks.values import ValueBlocks, pack_value, read_value, write_value
@@ -134,7 +128,7 @@ class PendingCall:
 
 _MAX_DEATHS: Final = 2
 """An item that has crashed this many workers is reported, not retried."""
-_PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.call_worker")
+_PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.calls")
 
 
 class TaskPool(Closing):

@@ -6,6 +6,8 @@ it is small, else it lies in the block that came with the call (see `values`).
 A generator's results come in chunks, which main requests one after the other. A chunk is a list of
 results, or `FailedCall` if the generator has raised. Results are pickled as they come, so that a
 generator may go on to write into an array that it has yielded.
+
+This process as the only worker of a pool, for num_workers=0; one caller at a time.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ import io
 import os
 import pickle
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 
-from shardio._base.statistics import now_ns
+from shardio._base.classes import Closing
+from shardio._base.statistics import ItemStats, now_ns
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.channel import (
     DESCRIPTOR_BYTES,
@@ -31,13 +35,17 @@ from shardio._workers.processes.channel import (
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import (
+    add_note,
+    as_failure,
     pack_failure,
     pickle_out_of_band,
+    shortened,
     unpack_failure,
 )
 from shardio._workers.processes.stack_dumps import answer_with_stacks, map_steps
+from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio._workers.tasks.values import PackedValue, pack_value, write_value
-from shardio.errors import InsufficientMemory
+from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
 
 _MAX: Final = 64
 _MAX_BYTES: Final = 64 << 10
@@ -259,3 +267,119 @@ class _Caller:
             require(n_lacking, what, "return less, or load fewer at a time")
         block.grow(found.n_bytes)
         write_value(found, block.bytes)
+
+
+class SingleCaller:
+    """A guard that admits one caller to its `with` and refuses others, also of the same thread.
+
+    Args:
+        refusal: the message for refused callers.
+    """
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal, self._lock = refusal, threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise InvalidArgument(self._refusal)
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+
+
+class InlinePool(Closing):
+    """A pool of one item at a time, whose function is called when the value is taken.
+
+    Args:
+        function: takes one item; nothing is pickled.
+        max_skips: how many items may fail and be left out; None raises the first failure.
+        is_called: the function's name in messages.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        max_skips: int | None = None,
+        is_called: str = "the function",
+    ) -> None:
+        self._function, self._is_called = function, is_called
+        self.error_budget = ErrorBudget(max_skips)
+        """The items that were left out, and how many more may be."""
+        self._waiting: list[tuple[Any, Any]] = []
+        self.n_put = self._n_taken = self._calling_ns = 0
+        self._has_ended = False
+
+    @property
+    def has_room(self) -> bool:
+        """True if an item may be put."""
+        return not (self._waiting or self._has_ended)
+
+    @property
+    def is_over(self) -> bool:
+        """True if all items have been taken and no more will be put."""
+        return self._has_ended and not self._waiting
+
+    @property
+    def stats(self) -> ItemStats:
+        """Return the figures so far."""
+        return ItemStats(
+            n_put=self.n_put,
+            n_taken=self._n_taken,
+            n_skipped=len(self.error_budget.skipped),
+            calling_s=self._calling_ns / 1e9,
+        )
+
+    def put(self, request: Any, item: Any = None) -> int:
+        """Queue a call with `request`; return the item's number, from 0 up."""
+        self._waiting.append((request, request if item is None else item))
+        self.n_put += 1
+        return self.n_put - 1
+
+    def end(self) -> None:
+        """No more items will be put. Idempotent."""
+        self._has_ended = True
+
+    def take(self) -> tuple[int, Any] | None:
+        """Call the function with the queued item.
+
+        Return its number and value, or None if it failed.
+
+        Raises:
+            Exception: raised by the function, with a note of where.
+            TooManySkipped: one more item failed than may.
+        """
+        if not self._waiting:
+            return None
+        (request, item), number = self._waiting.pop(), self.n_put - 1
+        start_ns = now_ns()
+        error: Exception | None = None
+        try:
+            value = self._function(request)
+        except KeyboardInterrupt:  # meant for this process
+            raise
+        except BaseException as raised:  # noqa: BLE001  # sys.exit and all, as in a worker
+            error = as_failure(raised, self._is_called)
+            add_note(error, f"in this process, item {number} ({shortened(item)})")
+            if not self.error_budget.forgives(error):
+                raise error  # noqa: B904  # its cause, if it has one, is what was raised
+            self.error_budget.skip(number, item, error)
+            return None
+        finally:
+            error = None  # its traceback refers to this frame
+            self._calling_ns += now_ns() - start_ns
+        self._n_taken += 1
+        return number, value
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Do nothing: a queued item can be taken at once."""
+
+    def overdue(self, timeout_s: float) -> BatchTimeout:
+        """Return the error for a value that did not come in time."""
+        slow = self.n_put - 1
+        return BatchTimeout(f"item {slow} of {self._is_called} took over {timeout_s:g} s")
+
+    def close(self) -> None:
+        """Drop the queued item."""
+        self._waiting.clear()
+        self._has_ended = True
