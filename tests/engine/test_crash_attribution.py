@@ -11,7 +11,7 @@ from shardio import ShardLoader, WorkerDied
 from shardio._engine.dispatch import engine
 from shardio._engine.dispatch.backends import InlineWorker
 from shardio._engine.dispatch.crashes import InFlightRows, SuspectSamples
-from shardio._engine.dispatch.protocol import TaskResult, WorkerLost
+from shardio._engine.dispatch.worker import TaskResult, WorkerLost
 from shardio._engine.filling.row_by_row import RowByRowFiller
 from shardio.batch.batch import Skipped
 from tests.loading import TWO_FIELDS, two_fields, write_dataset

@@ -18,7 +18,7 @@ from shardio._engine.dispatch import dispatcher, iterations
 from shardio._engine.dispatch.backends import WorkerBackend
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import EpochIteration
-from shardio._engine.dispatch.protocol import WorkerLost
+from shardio._engine.dispatch.worker import WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._workers.processes.blocks import BlockPool
 from shardio.batch.layout import CLAIMED

@@ -10,7 +10,7 @@ import pytest
 
 from shardio._engine.dispatch.backends import InlineWorker
 from shardio._engine.dispatch.engine import SchemaProbe, _candidates
-from shardio._engine.dispatch.protocol import Status, Task, TaskReply, TaskResult, WorkerLost
+from shardio._engine.dispatch.worker import Status, Task, TaskReply, TaskResult, WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec, Schemas
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InsufficientMemory, ShardChanged, TransformError, WorkerDied

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from shardio._engine.dispatch import worker
-from shardio._engine.dispatch.protocol import (
+from shardio._engine.dispatch.worker import (
+    BatchWorker,
     ReplyBuffer,
     RequestKind,
     Status,
@@ -19,7 +20,6 @@ from shardio._engine.dispatch.protocol import (
     unpack_done,
     unpack_dones,
 )
-from shardio._engine.dispatch.worker import BatchWorker
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.tasks.schedule import QUICK_NS
 

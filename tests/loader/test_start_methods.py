@@ -20,7 +20,7 @@ import pytest
 import shardio
 from shardio import InvalidArgument, ShardLoader, WeightedSampler
 from shardio._engine.dispatch import thread_workers
-from shardio._engine.dispatch.protocol import kept_file
+from shardio._engine.dispatch.worker import kept_file
 from shardio._workers.processes import stack_dumps
 from shardio.errors import (
     BatchTimeout,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio._engine.dispatch.protocol import (
+from shardio._engine.dispatch.worker import (
     RequestKind,
     Status,
     Task,

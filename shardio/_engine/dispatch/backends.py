@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from shardio._engine.dispatch.counters import IterationCounters
-from shardio._engine.dispatch.protocol import (
+from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK
+from shardio._engine.dispatch.worker import (
     CANCELLED,
     COUNTERS,
     KEPT,
@@ -33,9 +34,8 @@ from shardio._engine.dispatch.protocol import (
     unpack_done,
     unpack_dones,
     unpack_skips,
+    work,
 )
-from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK
-from shardio._engine.dispatch.worker import work
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas
 from shardio._engine.filling.filler import Filler
 from shardio._engine.filling.row_by_row import LeftOut, RowByRowFiller

@@ -22,7 +22,7 @@ from shardio._engine.dispatch.crashes import (
     is_final,
 )
 from shardio._engine.dispatch.iterations import N_SLOTS, Delivered, EpochIteration, IterationTable
-from shardio._engine.dispatch.protocol import RequestKind, Status, Task, TaskResult, WorkerLost
+from shardio._engine.dispatch.worker import RequestKind, Status, Task, TaskResult, WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.stack_dumps import timeout_error

@@ -28,7 +28,7 @@ from shardio._engine.dispatch.counters import FillRecord
 from shardio._engine.dispatch.crashes import claim_of_first, error_of_death, is_final
 from shardio._engine.dispatch.dispatcher import Dispatcher
 from shardio._engine.dispatch.iterations import Delivered, EpochIteration, IterationTable
-from shardio._engine.dispatch.protocol import RequestKind, Task, TaskResult, WorkerLost, kept_file
+from shardio._engine.dispatch.worker import RequestKind, Task, TaskResult, WorkerLost, kept_file
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, shared_tables
 from shardio._engine.filling.row_by_row import may_skip
 from shardio._engine.filling.sizing import block_bytes, n_blocks_wanted

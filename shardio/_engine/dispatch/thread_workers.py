@@ -23,8 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 from shardio._base.classes import Closing
-from shardio._engine.dispatch.protocol import STACKS, ReplyBuffer
-from shardio._engine.dispatch.worker import BatchWorker
+from shardio._engine.dispatch.worker import STACKS, BatchWorker, ReplyBuffer
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._engine.filling.filler import Filler
 from shardio._engine.filling.transform import call_keyed
