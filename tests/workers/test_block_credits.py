@@ -11,7 +11,7 @@ import pytest
 
 from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Bytes
-from shardio._workers.tasks.block_credits import BlockLender, LentBlocks
+from shardio._workers.tasks.values import BlockLender, LentBlocks
 
 MIB = 1 << 20
 

@@ -16,7 +16,7 @@ import pytest
 from shardio._workers.processes import channel as channel_module
 from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.shared_memory import reserve_memory_file
-from shardio._workers.tasks import block_credits
+from shardio._workers.tasks import values
 from shardio._workers.tasks.messages import (
     MessageBatch,
     MessageKind,
@@ -87,7 +87,7 @@ def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone(
     def refuse(n_bytes: int, what: str, hint: str) -> None:
         raise InsufficientMemory(what)
 
-    monkeypatch.setattr(block_credits, "require", refuse)
+    monkeypatch.setattr(values, "require", refuse)
     sent = Sent()
     samples = ["a", "b", np.zeros(1 << 20), "c"]
     with _Sender(sent, channel, 1 << 30) as outbox:

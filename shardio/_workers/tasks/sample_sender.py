@@ -22,7 +22,6 @@ from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import add_note, as_failure, pack_error, text_of
 from shardio._workers.processes.stack_dumps import answer_with_stacks
-from shardio._workers.tasks.block_credits import LentBlocks
 from shardio._workers.tasks.messages import (
     MIN_IN_BLOCK_BYTES,
     MessageBatch,
@@ -30,6 +29,7 @@ from shardio._workers.tasks.messages import (
     pack_head,
     zeromq,
 )
+from shardio._workers.tasks.values import LentBlocks
 from shardio.errors import TransformError, UnsupportedEnvironment
 
 READY: Final = b"+"

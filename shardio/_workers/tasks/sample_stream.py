@@ -33,7 +33,6 @@ from shardio._workers.processes.serialization import text_of, unpack_error
 from shardio._workers.processes.stack_dumps import stack_files, timeout_error
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Failed, WorkerExit, WorkerPool
-from shardio._workers.tasks.block_credits import BlockLender
 from shardio._workers.tasks.messages import (
     MessageKind,
     Receiver,
@@ -46,6 +45,7 @@ from shardio._workers.tasks.messages import (
 )
 from shardio._workers.tasks.sample_sender import WANT, WORD, Command, WorkerInfo, send_all
 from shardio._workers.tasks.skip_policy import ErrorBudget
+from shardio._workers.tasks.values import BlockLender
 from shardio.errors import ClosedError, TransformError, WorkerDied
 
 SKIPPED: Final = object()
