@@ -25,11 +25,10 @@ from shardio.media.image import (
     has_image_suffix,
     probe,
 )
-from shardio.media.load import load_clip, load_image
+from shardio.media.media_files import Picture, VideoFile, library_versions, load_clip, load_image
 from shardio.media.muxing import MuxedStream, mux
 from shardio.media.pillow import pillow_image, resize
 from shardio.media.timestamps import MonotonicTimestamps
-from shardio.media.video import Picture, VideoFile, library_versions
 
 __all__ = [
     "HEAD_BYTES",

@@ -18,7 +18,7 @@ from shardio.media.checking import verify_by_decoding
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.demuxing import demux
 from shardio.media.frames import display_size
-from shardio.media.video import VideoFile
+from shardio.media.media_files import VideoFile
 from tests.media_made import Image, scene, write_cut, write_gif, write_sound, write_video
 
 B_FRAMES = {"bf": "3", "g": "12"}

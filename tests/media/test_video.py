@@ -14,7 +14,7 @@ import pytest
 
 from shardio.errors import MediaError
 from shardio.media.demuxing import demux
-from shardio.media.video import VideoFile, library_versions
+from shardio.media.media_files import VideoFile, library_versions
 from tests.media_made import (
     Image,
     plain_decode,

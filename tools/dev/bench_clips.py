@@ -37,8 +37,8 @@ from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
 from shardio.media.frame_table import FrameTable
+from shardio.media.media_files import VideoFile
 from shardio.media.pixels import FrameConverter
-from shardio.media.video import VideoFile
 
 FRAMES, SIZE = 16, 112
 BARS = {  # method: the least multiple of the peer's clips per second

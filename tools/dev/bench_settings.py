@@ -25,7 +25,7 @@ from shardio.format.streams import EncodedStream
 from shardio.media import encoding
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.frames import Picture
-from shardio.media.video import VideoFile
+from shardio.media.media_files import VideoFile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
