@@ -1,9 +1,8 @@
-"""Sets of rows of a dataset, by position in a view: pure arithmetic.
+"""The samples that a dataset selects from its rows: all or some rows, clips, or token windows.
 
-A subset is kept as ascending runs of rows, searched for a position; memory is proportional to the
-number of runs, not of samples. A selection is kept as a list of rows.
-
-The samples that a dataset selects from its rows: all or some rows, clips, or token windows.
+Sets of rows are pure arithmetic. A subset is kept as ascending runs of rows, searched for a
+position; memory is proportional to the number of runs, not of samples. A selection is kept as a
+list of rows.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Decode video files to upright RGB pictures of one size, each with its exact integer time.
+"""Decode image and video files: to frames with exact times, or directly into a row of a batch.
 
-Strict on purpose: FFmpeg conceals damage where it can (grey blocks, repeated frames), which suits a
-player and not a training set. Here every sign of damage is an error: errors of the decoder (its
-`explode` mode), packets and frames that are marked corrupt, and files that are shorter than their
-container declares. Damage that changes pixels within the rules of the codec shows no sign.
-
-Decode picture and video files, or their bytes, directly into a row of a batch.
+Frames are upright RGB of one size, each with its exact integer time. Strict on purpose: FFmpeg
+conceals damage where it can (grey blocks, repeated frames), which suits a player and not a training
+set. Here every sign of damage is an error: errors of the decoder (its `explode` mode), packets and
+frames that are marked corrupt, and files that are shorter than their container declares. Damage
+that changes pixels within the rules of the codec shows no sign.
 """
 
 from __future__ import annotations

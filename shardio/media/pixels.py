@@ -1,13 +1,11 @@
-"""Apply EXIF orientation to decoded pixels, and copy them to the caller's output array.
+"""Orient, convert and copy decoded pixels: EXIF for images, swscale for frames of video.
 
 EXIF numbers the eight orientations: 1 is upright, 2 to 4 are mirrored or upside down, 5 to 8 are
 transposed, so that height and width are swapped.
 
-Convert decoded frames to other sizes and colour spaces with swscale.
-
-Accurate and bit-exact flags give the same bytes on every machine of an architecture. Colour range,
-matrix, bit depth and chroma layout are read from the frame; untagged frames are limited range and
-BT.601, as FFmpeg treats them.
+Frames are converted to other sizes and colour spaces with swscale. Accurate and bit-exact flags
+give the same bytes on every machine of an architecture. Colour range, matrix, bit depth and chroma
+layout are read from the frame; untagged frames are limited range and BT.601, as FFmpeg treats them.
 
 The frames of a stream usually share one format. `PlaneCopyPath` and `PlanarRgbPath` write upright
 frames of one format with as little Python as possible: the caller compares five attributes per

@@ -1,19 +1,18 @@
-"""The messages between main and batch workers: descriptors of 32 bytes. Pixels never travel.
+"""A batch worker: take a task, fill the block, answer. Imports neither tinygrad nor `__main__`.
 
-Main sends a `Task` (fill this block with that batch); the worker answers with a `TaskReply`. A
-message may hold several of either: tasks assigned at the same time, and replies of which the first
-is QUICK. The bytes of a failure, of skipped samples or of requested schemas follow the reply in the
-same message (or in a file, see `pack_message`). Other messages of main deliver the blocks' memory
-and the schemas that blocks are laid out by.
+Runs in a worker process, as the target of a `WorkerPool`, or in a thread of main, under
+`ThreadWorkers`.
+
+Messages are descriptors of 32 bytes; pixels never travel. Main sends a `Task` (fill this block with
+that batch); the worker answers with a `TaskReply`. A message may hold several of either: tasks
+assigned at the same time, and replies of which the first is QUICK. The bytes of a failure, of
+skipped samples or of requested schemas follow the reply in the same message (or in a file, see
+`pack_message`). Other messages of main deliver the blocks' memory and the schemas that blocks are
+laid out by.
 
 A worker holds quick replies back for a moment, in a `ReplyBuffer` that main reads if the worker
 exits: its finished tasks are not repeated, which might be impossible if the file that crashed it is
 too short to be opened again.
-
-A worker's loop: take a task, fill the block, answer. Imports neither tinygrad nor `__main__`.
-
-Runs in a worker process, as the target of a `WorkerPool`, or in a thread of main, under
-`ThreadWorkers`.
 """
 
 from __future__ import annotations

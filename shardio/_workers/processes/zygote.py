@@ -2,7 +2,7 @@
 
 It is exec'd, so it has none of main's threads, locks or memory, and it has NumPy and the codecs
 imported, so that forking a worker takes a few milliseconds. It never imports the user's
-`__main__` and never tinygrad. `zygote_client` is main's side, `worker_main` the worker's.
+`__main__` and never tinygrad. `Zygote` is main's side, `worker_main` the worker's.
 
 Every pool has a *session*: a socket on which main requests workers and receives their exits.
 
@@ -17,10 +17,9 @@ The end of main's half of a session means that the pool is closed: its workers h
 by themselves, then they are killed; after the last exit the zygote ends its half too. When main
 exits, in any way, the zygote exits, and the kernel kills the workers with it.
 
-Main's side of the zygote: one for all pools of a process, started and ended by use.
-
-`acquire` and `release` count the users. Both may be called from any thread, `release` also from a
-finalizer that runs in the middle of either of them.
+Main has one zygote for all its pools, started and ended by use: `acquire` and `release` count the
+users. Both may be called from any thread, `release` also from a finalizer that runs in the middle
+of either of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker that calls one function for item after item: its loop, and its messages.
+"""Call one function for item after item: a worker's loop and messages, or this process alone.
 
 A call has 32 bytes and a pickled item; an answer has 32 bytes and the result: the value itself if
 it is small, else it lies in the block that came with the call (see `values`).
@@ -7,7 +7,7 @@ A generator's results come in chunks, which main requests one after the other. A
 results, or `FailedCall` if the generator has raised. Results are pickled as they come, so that a
 generator may go on to write into an array that it has yielded.
 
-This process as the only worker of a pool, for num_workers=0; one caller at a time.
+For num_workers=0, `InlinePool` makes this process the only worker; one caller at a time.
 """
 
 from __future__ import annotations

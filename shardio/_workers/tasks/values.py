@@ -7,13 +7,12 @@ Pickle's out-of-band buffers follow the rest of the pickle, each aligned to 64 b
     pickle
     buffers
 
-`ValueBlocks` is the pool of blocks that the values of workers arrive in.
-
-The blocks that large samples of a dataset arrive in, and which side owns which block.
-
-A worker without a block for a sample asks for one; from then on main keeps it supplied with a few,
-as far as memory allows. A block belongs to the worker until its content is handed over, and then to
-the arrays that view it; when the last array is gone, any worker may get the block.
+`ValueBlocks` is main's pool of blocks, which the values of workers arrive in. A worker of a
+TaskPool gets a block with each item. A worker that iterates by itself (`BlockLender` in main,
+`LentBlocks` there) asks for a block when it has none for a large sample; from then on main keeps it
+supplied with a few, as far as memory allows. A block belongs to the worker until its content is
+handed over, and then to the arrays that view it; when the last array is gone, any worker may get
+the block.
 """
 
 from __future__ import annotations
