@@ -120,17 +120,25 @@ def check_same_settings(
         InvalidArgument: options, versions or the machine type differ; the message names all and
             ends with `hint`.
     """
-    recorded, current = dict(_flatten(plan.settings)), dict(_flatten(settings))
     differences = [
-        f"{name} was {recorded.get(name)!r}, is {current.get(name)!r}"
-        for name in sorted({*recorded, *current})
-        if recorded.get(name) != current.get(name)
+        f"{name} was {recorded!r}, is {current!r}"
+        for name, recorded, current in different_settings(plan.settings, settings)
     ]
     if differences:
         raise InvalidArgument(
             f"{out}: cannot resume with other settings: {'; '.join(differences)}; use the original "
             f"settings; {hint}"
         )
+
+
+def different_settings(
+    recorded: Mapping[str, Any], current: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """Return the settings that differ: the dotted name of each, and both values."""
+    before, now = dict(_flatten(recorded)), dict(_flatten(current))
+    names = sorted({*before, *now})
+    differing = [name for name in names if before.get(name) != now.get(name)]
+    return [(name, before.get(name), now.get(name)) for name in differing]
 
 
 def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint: str) -> None:

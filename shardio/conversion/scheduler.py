@@ -17,7 +17,6 @@ import os
 import pickle
 import platform
 import secrets
-import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +34,12 @@ from shardio._workers.processes.worker_pool import Event, Failed, WorkerExit, Wo
 from shardio._workers.processes.zygote import Zygote, acquire
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.conversion.inputs import Listing
-from shardio.conversion.journal import conversion_settings, delete_record, read_record
+from shardio.conversion.journal import (
+    conversion_settings,
+    delete_record,
+    different_settings,
+    read_record,
+)
 from shardio.conversion.plan import InputDone, InputStarted, Unit, UnitDone, UnitEvent
 from shardio.conversion.report import InputReport, Progress
 from shardio.conversion.source import Input, Outcome
@@ -296,8 +300,7 @@ class _UnitScheduler:
         if self._n_crashes[number, position] == MAX_CRASHES:
             if position is None:
                 raise WorkerDied(
-                    f"{MAX_CRASHES} workers ended with {_describe_exit(event)}"
-                    f"{self._context(event)}"
+                    f"{MAX_CRASHES} workers crashed{self._context(event)}; the last {event.end}"
                 )
             unit = self._units[number]
             reason = self._reason(event, unit.inputs[position - unit.first])
@@ -310,7 +313,7 @@ class _UnitScheduler:
         if event.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
             seconds = cpu_limit_s(self._job.step_s, source)
             return f"timed out after {seconds:.0f} s of CPU time; the file is probably corrupt"
-        return f"{MAX_CRASHES} processes reading it ended with {_describe_exit(event)}"
+        return f"{MAX_CRASHES} processes crashed while reading it; the last {event.end}"
 
     def _context(self, event: Failed | WorkerExit) -> str:
         """Return what a worker was doing, for an error message; "" if nothing."""
@@ -321,17 +324,6 @@ class _UnitScheduler:
         if (position := self._position_of.get(number)) is not None:
             return f" while converting {unit.inputs[position - unit.first].name}"
         return f" while finishing {unit.inputs[0].name} to {unit.inputs[-1].name}"
-
-
-def _describe_exit(event: WorkerExit) -> str:
-    if event.pid is None:
-        return "no process: it could not be started"
-    if not event.signal:
-        return f"exit code {event.exit_code}"
-    try:
-        return f"signal {event.signal} ({signal.Signals(event.signal).name})"
-    except ValueError:  # a real-time signal
-        return f"signal {event.signal}"
 
 
 def _worker_main(job: ConversionJob, channel: Channel) -> None:
@@ -401,12 +393,9 @@ class _UnitTask:
     def _check_same_libraries(self) -> None:
         """Check that this machine has the versions that the conversion started with."""
         found = conversion_settings(self.settings["converter"], self.job.source.libraries())
-        expected = {**self.settings["versions"], "machine": self.settings["machine"]}
-        local = {**found["versions"], "machine": found["machine"]}
         differences = [
-            f"{name} is {local.get(name)}, the conversion started with {expected.get(name)}"
-            for name in sorted({*expected, *local})
-            if expected.get(name) != local.get(name)
+            f"{name.removeprefix('versions.')} is {here}, the conversion started with {recorded}"
+            for name, recorded, here in different_settings(self.settings, found)
         ]
         if differences:
             raise UnsupportedEnvironment(

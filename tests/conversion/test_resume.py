@@ -401,7 +401,10 @@ def test_an_input_that_crashes_every_worker_breaks_no_other(
     assert outcomes(report) == outcomes(broken)
     (lost,) = report.broken
     assert (lost.name, lost.n_samples) == ("c/4.txt", 0)
-    assert lost.reason == "2 processes reading it ended with signal 9 (SIGKILL)"
+    assert (
+        lost.reason
+        == "2 processes crashed while reading it; the last was killed by signal 9 (SIGKILL)"
+    )
     shards = {name: c for name, c in contents(tmp_path / "out").items() if name.endswith(".shard")}
     assert shards.items() <= contents(tmp_path / "broken").items()
 

@@ -20,7 +20,7 @@ BUSY = {
 
 PROGRAM = """
 import collections, itertools, os, signal, sys, threading, time
-from shardio._workers.processes import zygote as zygote_client as launch
+from shardio._workers.processes import zygote as launch
 from shardio._workers.processes.worker_pool import Message, WorkerExit, WorkerPool
 
 def work(channel):

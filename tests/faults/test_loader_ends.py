@@ -28,7 +28,7 @@ BUSY = {
 PROGRAM = f"""{STUCK}
 import os, signal, sys, threading
 from shardio import ShardLoader
-from shardio._workers.processes import zygote as zygote_client as launch
+from shardio._workers.processes import zygote as launch
 
 num_workers, transform = 2, None
 {{busy}}

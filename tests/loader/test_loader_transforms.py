@@ -636,11 +636,11 @@ def test_a_worker_killed_from_outside_is_replaced(folder: str) -> None:
 
 
 def test_the_death_of_the_zygote_is_survived_by_the_loader(folder: str) -> None:
-    from shardio._workers.processes import zygote as zygote_client
+    from shardio._workers.processes import zygote as zygotes
 
     with _loader(folder, num_workers=2) as loader:
         assert len(list(loader)) == 5
-        zygote = zygote_client._current
+        zygote = zygotes._current
         assert zygote is not None
         workers = [pid for pid in loader._engine._backend._pool.pids() if pid]  # type: ignore[union-attr]
         os.kill(zygote.pid, signal.SIGKILL)

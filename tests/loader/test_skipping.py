@@ -359,8 +359,8 @@ def test_bytes_that_the_disk_cannot_give_are_skipped_and_what_passes_is_not(
 ENDS = {
     "exit 0": (lambda: os._exit(0), "ended with exit code 0"),
     "exit 7": (lambda: os._exit(7), "ended with exit code 7"),
-    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by signal 9"),
-    "segv": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "was killed by signal 11"),
+    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by signal 9 (SIGKILL)"),
+    "segv": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "was killed by signal 11 (SIGSEGV)"),
 }
 
 

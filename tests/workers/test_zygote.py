@@ -16,7 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from shardio._workers.processes import zygote as zygote_client
+from shardio._workers.processes import zygote as zygotes
 from shardio._workers.processes.worker_pool import (
     Channel,
     Event,
@@ -227,13 +227,13 @@ def test_after_the_loss_of_the_zygote_every_worker_is_dead_and_can_be_restarted(
 
 def test_a_release_inside_an_acquire_is_done_afterwards() -> None:
     """Release as a finalizer does that runs while its own thread is in `acquire`."""
-    zygote = zygote_client.acquire()
+    zygote = zygotes.acquire()
     pidfd = os.dup(zygote.pidfd)
-    with zygote_client._lock:
-        zygote_client.release(zygote)
+    with zygotes._lock:
+        zygotes.release(zygote)
         assert not select.select([pidfd], [], [], 0)[0]
-    other = zygote_client.acquire()  # took the old one once more, then let the release through
-    zygote_client.release(other)
+    other = zygotes.acquire()  # took the old one once more, then let the release through
+    zygotes.release(other)
     assert select.select([pidfd], [], [], 0)[0]
     os.close(pidfd)
 

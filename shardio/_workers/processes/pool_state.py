@@ -9,6 +9,7 @@ import array
 import contextlib
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -48,7 +49,9 @@ class WorkerExit(NamedTuple):
     def end(self) -> str:
         """Describe how it exited, without naming the worker."""
         if self.signal is not None:
-            return f"was killed by signal {self.signal}"
+            known = self.signal in set(signal.Signals)  # not a real-time signal
+            name = f" ({signal.Signals(self.signal).name})" if known else ""
+            return f"was killed by signal {self.signal}{name}"
         if self.exit_code is not None:
             return f"ended with exit code {self.exit_code}"
         return "could not be started"

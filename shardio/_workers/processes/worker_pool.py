@@ -1,6 +1,6 @@
 """A pool of worker processes: start, watch, restart and stop them.
 
-`pool_events` waits for events, `pool_state` ends the processes, and `zygote_client` starts them.
+`pool_events` waits for events, `pool_state` ends the processes, and `zygote` starts them.
 """
 
 from __future__ import annotations

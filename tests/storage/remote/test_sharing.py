@@ -17,7 +17,7 @@ import pytest
 
 import shardio
 from shardio import ShardLoader
-from shardio._workers.processes import zygote as zygote_client
+from shardio._workers.processes import zygote as zygotes
 from shardio.errors import CacheFull
 from shardio.storage import fs
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -175,7 +175,7 @@ def test_a_worker_that_is_killed_while_it_downloads_costs_nothing(
 
 def _workers() -> list[int]:
     """Return the processes that this one's zygote has forked."""
-    zygote = zygote_client._current
+    zygote = zygotes._current
     assert zygote is not None
     stats = [place.read_text() for place in Path("/proc").glob("[0-9]*/stat")]
     fields = [(int(stat.split()[0]), stat.rpartition(")")[2].split()) for stat in stats]
