@@ -71,8 +71,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (meta / "entry_points.txt").write_text(f"[shardio.converters]\nlines = {__name__}:Lines\n")
     monkeypatch.syspath_prepend(str(site))
     # Several units from a few bytes.
-    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
-    monkeypatch.setattr("shardio.conversion.plan.MIN_INPUT_BYTES", 0)
+    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 8)
+    monkeypatch.setattr("shardio.conversion.journal.MIN_INPUT_BYTES", 0)
     root = tmp_path / "lines"
     write(root, {"a/1.txt": "one two", "a/2.txt": "", "b/3.txt": "three", "b/readme": "hello"})
     write(root, {"c/4.txt": "four five six", "d/5.txt": "", "top.txt": "seven"})

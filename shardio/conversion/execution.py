@@ -29,8 +29,7 @@ from shardio.conversion.append import (
     rebase,
 )
 from shardio.conversion.inputs import Listing, join_parts
-from shardio.conversion.journal import conversion_settings
-from shardio.conversion.plan import Unit, cut_units, has_items
+from shardio.conversion.journal import Unit, conversion_settings, cut_units, has_items
 from shardio.conversion.registry import (
     NoMatchingInputs,
     check_any_of_kind,

@@ -35,12 +35,16 @@ from shardio._workers.processes.zygote import Zygote, acquire
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
+    InputDone,
+    InputStarted,
+    Unit,
+    UnitDone,
+    UnitEvent,
     conversion_settings,
     delete_record,
     different_settings,
     read_record,
 )
-from shardio.conversion.plan import InputDone, InputStarted, Unit, UnitDone, UnitEvent
 from shardio.conversion.report import InputReport, Progress
 from shardio.conversion.source import Input, Outcome
 from shardio.conversion.worker import CPU_LIMIT_SIGNAL, ConversionJob, convert_unit, cpu_limit_s

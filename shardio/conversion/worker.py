@@ -22,8 +22,15 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio.conversion.inputs import InputState, input_hash, input_states
-from shardio.conversion.journal import read_record, write_record
-from shardio.conversion.plan import InputDone, InputStarted, Unit, UnitDone, UnitEvent
+from shardio.conversion.journal import (
+    InputDone,
+    InputStarted,
+    Unit,
+    UnitDone,
+    UnitEvent,
+    read_record,
+    write_record,
+)
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema

@@ -440,8 +440,8 @@ def test_an_append_killed_while_publishing_is_resumed_to_the_same_bytes(
     leave_killed(lines, out, place, name)
     monkeypatch.undo()
     monkeypatch.syspath_prepend(str(lines.parent / "site"))
-    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
-    monkeypatch.setattr("shardio.conversion.plan.MIN_INPUT_BYTES", 0)
+    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 8)
+    monkeypatch.setattr("shardio.conversion.journal.MIN_INPUT_BYTES", 0)
     assert (out / ".conversion" / "plan.json").exists()
     append(lines, out, resume=True)
     assert contents(out) == whole

@@ -21,7 +21,7 @@ import shardio
 from shardio import Array, Input, InvalidArgument, Outcome, Schema, WorkerDied
 from shardio.conversion import Progress, staging, worker
 from shardio.conversion.inputs import list_inputs
-from shardio.conversion.plan import (
+from shardio.conversion.journal import (
     MAX_UNIT_BYTES,
     MIN_INPUT_BYTES,
     MIN_UNIT_BYTES,

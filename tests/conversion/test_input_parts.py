@@ -12,7 +12,7 @@ import pytest
 import shardio
 from shardio import Input, Outcome
 from shardio.conversion.inputs import join_parts, list_inputs
-from shardio.conversion.plan import cut_units
+from shardio.conversion.journal import cut_units
 from shardio.maintenance import audit_dataset
 from shardio_tools.cli import main
 from tests.lines import Lines, contents, convert, install, outcomes, texts, write
@@ -152,6 +152,6 @@ def test_parts_count_towards_the_unit_that_reads_them(
 ) -> None:
     write(lines, {"dogs/2.many/1.txt": "x" * 100})
     joined = join_parts(list_inputs(str(lines)), Lines())
-    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 100)
+    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 100)
     ends = [unit.inputs[-1].name for unit in cut_units(joined.inputs)]
     assert ends == ["dogs/2.many/0.txt", "top.txt"]

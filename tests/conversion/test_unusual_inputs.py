@@ -16,7 +16,7 @@ import pytest
 import shardio
 from shardio import Input, Outcome
 from shardio.conversion.inputs import Listing, list_inputs
-from shardio.conversion.plan import InputDone, cut_units
+from shardio.conversion.journal import InputDone, cut_units
 from shardio.conversion.report import Progress
 from shardio.conversion.scheduler import ConversionState
 from shardio_tools import cli
@@ -231,7 +231,7 @@ def test_the_cost_of_progress_does_not_grow_with_the_inputs() -> None:
 def test_a_thousand_tiny_inputs_are_all_accounted_for(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 400)
+    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 400)
     write(tmp_path / "many", {f"{n % 7}/{n}.txt": f"{n}" for n in range(1000)})
     report = convert(tmp_path / "many", tmp_path / "out", workers=2)
     assert report.counts == {"converted": 1000}

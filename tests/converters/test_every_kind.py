@@ -141,8 +141,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_conversion_that_is_resumed_gives_the_same_bytes(
     kind: str, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 1)
-    monkeypatch.setattr("shardio.conversion.plan.MIN_INPUT_BYTES", 0)
+    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 1)
+    monkeypatch.setattr("shardio.conversion.journal.MIN_INPUT_BYTES", 0)
     src, out = killed / kind / "in", killed / kind / "out"
     records = [*(out / ".conversion").glob("*/unit.json")]
     kept = {shard.stat().st_ino for one in records for shard in one.parent.glob("*.shard")}

@@ -310,7 +310,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_h264_is_the_same_bytes_for_any_number_of_workers_and_when_it_was_interrupted(
     root: Path, out: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
+    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 8)
     options: dict[str, Any] = {"store": "h264", **SMALL}
     for workers in (0, 1, 2):
         shardio.convert(root, tmp_path / str(workers), workers=workers, **options)

@@ -212,7 +212,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(
         write_video(root / name, scene(n_frames))
     (root / "b" / "broken.mp4").write_bytes((root / "b" / "3.mp4").read_bytes()[:-900])
     # A unit each, or one worker would do it all.
-    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
+    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 8)
     found = []
     for workers in (0, 1, 2, 3):
         out = tmp_path / f"out{workers}"

@@ -42,7 +42,7 @@ with ShardLoader(place, batch_size, num_workers=num_workers, output="numpy") as 
     print(sum(len(batch["image"]) for batch in loader))
 """
 COMMAND = """
-from shardio.conversion import plan
+from shardio.conversion import journal as plan
 from shardio_tools import cli
 plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 8, 0
 raise SystemExit(cli.main(sys.argv[1:]))

@@ -22,7 +22,7 @@ PHASES = ("plan", "decode", "seal", "fsync", "rename", "generation", "any moment
 PROGRAM = """
 import sys
 sys.path[:0] = sys.argv[1:3]
-import shardio.conversion.plan as plan
+import shardio.conversion.journal as plan
 from shardio_tools import cli
 plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 8, 0
 sys.exit(cli.main(sys.argv[3:]))

@@ -23,11 +23,11 @@ from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
     PLAN_FILE,
     RECORD_FILE,
+    Unit,
     check_same_settings,
     read_plan,
     read_record,
 )
-from shardio.conversion.plan import Unit
 from shardio.conversion.source import Input
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.external_lists import (

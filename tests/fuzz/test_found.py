@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.conversion.journal import PLAN_FILE, RECORD_FILE, read_plan, read_record
-from shardio.conversion.plan import Unit
+from shardio.conversion.journal import PLAN_FILE, RECORD_FILE, Unit, read_plan, read_record
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import hash_bytes, pack_hashes
 from shardio.format.fields import Array, List

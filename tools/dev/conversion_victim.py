@@ -18,7 +18,7 @@ import numpy as np
 
 import shardio
 from shardio import Array, Input, MediaError, Outcome, Schema, Text
-from shardio.conversion import plan
+from shardio.conversion import journal
 from shardio.dataset import external_lists
 from shardio.storage import fs
 
@@ -126,7 +126,7 @@ def drive(source: str, out: str, what: str) -> None:
 
 def small_units() -> None:
     """Cut a few bytes into several units, and short lists into parts if that is wanted."""
-    plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 30, 0  # type: ignore[misc]
+    journal.MIN_UNIT_BYTES, journal.MIN_INPUT_BYTES = 30, 0  # type: ignore[misc]
     most = os.environ.get(LISTED, external_lists.MAX_INLINE_ENTRIES)
     external_lists.MAX_INLINE_ENTRIES = int(most)  # type: ignore[misc]
 

@@ -392,7 +392,7 @@ def test_what_starts_processes_stays_for_the_units_to_come(
         return found[-1]
 
     monkeypatch.setattr(scheduler, "acquire", note)
-    monkeypatch.setattr("shardio.conversion.plan.MIN_UNIT_BYTES", 8)
+    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 8)
     shardio.convert(range(2), tmp_path / "out", samples=lambda n: {"n": n}, engine="ray")
     (zygote,) = found
     assert zygote.is_running()
