@@ -1,10 +1,8 @@
-"""The plan of a conversion: inputs cut into units of work, and the events that report on them.
+"""The plan of a conversion, and its journal on disk, from which an interrupted one resumes.
 
-The plan depends only on the source, not on the number of workers or the machine, so that the
-same source gives the same shards everywhere. A unit emits its events in the order of the classes
-below; they are sent from the workers to the main process.
-
-The journal of a conversion on disk, from which an interrupted one resumes.
+The plan cuts the inputs into units of work. It depends only on the source, not on the number of
+workers or the machine, so that the same source gives the same shards everywhere. A unit emits its
+events in the order of their classes below; they are sent from the workers to the main process.
 
 `plan.json` holds the settings of the conversion and the keys of its units. Every unit has a folder
 for its shards, named by its key; once they are complete, `unit.json` beside them lists them and the
