@@ -163,7 +163,7 @@ def _end_with(parent: int) -> None:
 
 
 EngineName = Literal["local", "ray"]
-MAX_DEATHS: Final = 2
+MAX_CRASHES: Final = 2
 """A job that has crashed this many processes is given up."""
 MAX_LOST: Final = 8
 """A job that has lost this many machines is given up: it may be the cause.
@@ -246,7 +246,7 @@ class Cluster(Closing):
         self._engine, self._n_at_once = engine, n_at_once
         self._sees = os.path.abspath(sees)
         self._running: dict[Any, tuple[int, Any]] = {}
-        self._n_deaths: Counter[int] = Counter()
+        self._n_crashes: Counter[int] = Counter()
         self._n_lost: Counter[int] = Counter()
         self._n_lost_meanwhile: Counter[int] = Counter()
         self._dead: set[str] = set()
@@ -384,10 +384,10 @@ class Cluster(Closing):
         """Record a job without a result; raise unless it may be repeated."""
         found = self._ray.exceptions
         if isinstance(error, found.WorkerCrashedError | found.OutOfMemoryError):
-            self._n_deaths[number] += 1
-            if self._n_deaths[number] == MAX_DEATHS:
+            self._n_crashes[number] += 1
+            if self._n_crashes[number] == MAX_CRASHES:
                 raise WorkerDied(
-                    f"{MAX_DEATHS} processes ended over {name_of(number)}; of the last one Ray "
+                    f"{MAX_CRASHES} processes ended over {name_of(number)}; of the last one Ray "
                     f"says: {first_line(error)}"
                 ) from error
         elif "No module named 'shardio" in str(error):

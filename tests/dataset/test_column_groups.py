@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Batch, List, Schema, ShardLoader
-from shardio._engine.dispatch.crashes import InFlightRows, error_of_death
+from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio.batch.layout import CLAIMED, layout_for_samples
 from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.dataset.manifest import load, publish_next
@@ -262,7 +262,7 @@ def test_what_killed_a_worker_is_looked_for_among_the_files_that_it_read(
         assert len(dataset.reader(1, "frames")) == 8
         path = side_of(folder, "frames", 1)
         os.truncate(path, 4096 + 6912 * 5 + 1)
-        error = error_of_death(
+        error = crash_error(
             "a worker died", 7, InFlightRows("at", {1: [2, 5, 6]}, field), "", dataset
         )
     if field == "note":  # whose file is whole

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Clip, ShardLoader, Video, mix
-from shardio._engine.dispatch.crashes import InFlightRows, error_of_death
+from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio._workers.processes.shared_memory import create_bitmap_file
 from shardio.dataset import column_rows, files, open_files
 from shardio.dataset import dataset as dataset_module
@@ -310,7 +310,7 @@ def test_a_shard_that_killed_a_worker_is_named_by_a_main_that_never_opened_it(
     os.truncate(path_of(copy, 15), 8192)
     with ShardDataset(copy) as dataset:
         claims = InFlightRows("at", {15: [1]}, "label")
-        error = error_of_death("a worker died", signal.SIGBUS, claims, "", dataset)
+        error = crash_error("a worker died", signal.SIGBUS, claims, "", dataset)
     assert isinstance(error, ShardChanged)
     assert (error.path, error.field, error.sample) == (path_of(copy, 15), "label", 1)
 

@@ -47,7 +47,7 @@ class Warned(RowByRowFiller):
 class Mortal(InlineWorker):
     """One worker that dies when `kills` says so of the samples that it begins to read."""
 
-    n_deaths = 0
+    n_crashes = 0
 
     @staticmethod
     def kills(numbers: list[int]) -> bool:
@@ -83,7 +83,7 @@ class Mortal(InlineWorker):
         except Death:
             self._claims()[:] = self._left
             self._tasks.clear()
-            self.n_deaths += 1
+            self.n_crashes += 1
             return [WorkerLost(0, f"worker 0 {END}", 11, END)]
 
 
@@ -102,14 +102,14 @@ def epoch(folder: str) -> tuple[list[Skipped], int]:
         found = [each for batch in loader for each in batch.skipped]
         backend = loader._engine._backend
         assert isinstance(backend, Mortal)
-        return found, backend.n_deaths
+        return found, backend.n_crashes
 
 
 def test_of_a_batch_without_a_transform_the_one_sample_is_found(
     folder: str, die_of: Callable[[Kills], None]
 ) -> None:
     die_of(lambda numbers: bool({13, 14, 35} & set(numbers)))
-    found, n_deaths = epoch(folder)
+    found, n_crashes = epoch(folder)
     assert [(each.index, each.row, each.error) for each in found] == [
         (13, 5, "WorkerDied"),
         (14, 6, "WorkerDied"),
@@ -117,7 +117,7 @@ def test_of_a_batch_without_a_transform_the_one_sample_is_found(
     ]
     assert {each.text for each in found} == {f"2 workers crashed on it alone; the last {END}"}
     # Of each batch one that names all its samples, then two for each sample, of substitutes too.
-    assert n_deaths >= 2 + 3 * 2
+    assert n_crashes >= 2 + 3 * 2
 
 
 def test_a_sample_at_which_somebody_killed_one_worker_is_not_left_out(
@@ -132,8 +132,8 @@ def test_a_sample_at_which_somebody_killed_one_worker_is_not_left_out(
         return is_new and next(moments)
 
     die_of(kills)
-    found, n_deaths = epoch(folder)
-    assert (found, n_deaths) == ([], 3)
+    found, n_crashes = epoch(folder)
+    assert (found, n_crashes) == ([], 3)
 
 
 def test_a_batch_of_which_workers_die_at_one_sample_after_another_is_an_error(
@@ -160,7 +160,7 @@ def test_a_death_that_names_several_samples_blames_none() -> None:
     caution = SuspectSamples()
     several = InFlightRows("", {0: [1, 2]}, places=((1, 1), (2, 2)))
     alone = InFlightRows("", {0: [2]}, places=((2, 2),))
-    assert [caution.record_death(each, "died") for each in (several, several, alone, alone)] == [
+    assert [caution.record_crash(each, "died") for each in (several, several, alone, alone)] == [
         False,
         False,
         False,
@@ -170,5 +170,5 @@ def test_a_death_that_names_several_samples_blames_none() -> None:
     assert not caution.is_hopeless
     for _ in range(6):
         assert not caution.is_hopeless
-        caution.record_death(several, "died")
+        caution.record_crash(several, "died")
     assert caution.is_hopeless

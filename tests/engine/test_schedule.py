@@ -214,7 +214,7 @@ class Passes(RuleBasedStateMachine):
         n_known = len(caution.left_out.get(0, ()))
         number = data.draw(st.integers(0, 2))  # a sample, or one of its substitutes
         places = ((0, number),) if data.draw(st.booleans()) else ((0, number), (1, 9))
-        has_learned = caution.record_death(InFlightRows("", places=places), "died")
+        has_learned = caution.record_crash(InFlightRows("", places=places), "died")
         assert len(caution.left_out.get(0, ())) - n_known in ((0, 1) if has_learned else (0,))
         assert not (has_learned and caution.is_hopeless)
         return caution.is_hopeless

@@ -12,7 +12,7 @@ import pytest
 
 import shardio
 from shardio import Array, Schema, ShardLoader, Text
-from shardio._engine.dispatch.crashes import InFlightRows, error_of_death
+from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ShardChanged, ShardCorrupt, WorkerDied
 from tests.faults.scene import PATIENCE_S, Scene, line, scene
@@ -170,7 +170,7 @@ def test_other_deaths_say_nothing_of_files(folder: str) -> None:
     with ShardDataset(folder) as dataset:
         os.truncate(second(folder), CUT)
         claims = InFlightRows("while it slept over", {1: [3]})
-        error = error_of_death("worker 0 was killed", signal.SIGKILL, claims, " batch 2", dataset)
+        error = crash_error("worker 0 was killed", signal.SIGKILL, claims, " batch 2", dataset)
         assert type(error) is WorkerDied
         assert str(error) == "worker 0 was killed, while it slept over batch 2"
 
@@ -178,11 +178,11 @@ def test_other_deaths_say_nothing_of_files(folder: str) -> None:
 def test_where_a_worker_left_no_claim_every_shard_is_looked_at(folder: str) -> None:
     with ShardDataset(folder) as dataset:
         os.truncate(second(folder), CUT)
-        error = error_of_death("it was killed", signal.SIGBUS, InFlightRows("before"), "", dataset)
+        error = crash_error("it was killed", signal.SIGBUS, InFlightRows("before"), "", dataset)
         assert isinstance(error, ShardChanged)
         assert (error.path, error.sample) == (second(folder), None)
         os.unlink(second(folder))
-        gone = error_of_death("it was killed", signal.SIGBUS, InFlightRows("before"), "", dataset)
+        gone = crash_error("it was killed", signal.SIGBUS, InFlightRows("before"), "", dataset)
         assert type(gone) is WorkerDied
 
 

@@ -106,7 +106,7 @@ class InlineWorker:
     def caution(self, worker: int, left_out: LeftOut) -> None:
         """Do nothing: a sample that crashes a worker would have crashed this process."""
 
-    def reset_deaths(self) -> None:
+    def reset_crashes(self) -> None:
         """Do nothing: there is no worker process to crash."""
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
@@ -208,7 +208,7 @@ class WorkerBackend:
         self._blocks: dict[int, Block] = {}
         self._outbox = [b""] * n_workers
         self._kept: list[ReplyBuffer] = []
-        self._deaths_in_a_row = 0
+        self._crashes_in_a_row = 0
         self._last_words: dict[int, str] = {}
         self._starting = set(range(n_workers))
         self._start_end_s = time.monotonic() + STARTING_S
@@ -261,9 +261,9 @@ class WorkerBackend:
         with pack_message(_message(RequestKind.CAUTION) + pickle.dumps(left_out)) as parcel:
             self._pool.send(worker, *parcel)
 
-    def reset_deaths(self) -> None:
+    def reset_crashes(self) -> None:
         """Reset the consecutive-crash counter: the cause is known and will be skipped."""
-        self._deaths_in_a_row = 0
+        self._crashes_in_a_row = 0
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
         """Queue a task for a worker, sent by the next `post`; a later `wait` returns the result."""
@@ -292,18 +292,18 @@ class WorkerBackend:
             if isinstance(event, Message):
                 worker, data, fds = event
                 if data[0] == _QUICK or len(data) == DESCRIPTOR_BYTES:
-                    self._deaths_in_a_row = 0
+                    self._crashes_in_a_row = 0
                     found += _answers(worker, data)
                     continue
                 long = _long_answer(worker, unpack_message(data, fds))
                 if long.done.status == Status.READY:
                     self._starting.discard(worker)
                 else:
-                    self._deaths_in_a_row = 0
+                    self._crashes_in_a_row = 0
                     found.append(long)
             elif isinstance(event, WorkerExit):
                 if held_back := self._held_back(event.worker):
-                    self._deaths_in_a_row = 0
+                    self._crashes_in_a_row = 0
                     found += _answers(event.worker, held_back)
                 found.append(
                     WorkerLost(event.worker, self._on_worker_exit(event), event.signal, event.end)
@@ -328,8 +328,8 @@ class WorkerBackend:
         how = died.manner
         if text := self._last_words.pop(died.worker, ""):
             how = f"{how}:\n\n{text}"
-        self._deaths_in_a_row += 1
-        if self._deaths_in_a_row > 2 * self.n_workers + 2:
+        self._crashes_in_a_row += 1
+        if self._crashes_in_a_row > 2 * self.n_workers + 2:
             raise UnsupportedEnvironment(f"workers crash before they answer anything: {how}")
         for block in self._blocks.values():
             block.known_to.discard(died.worker)

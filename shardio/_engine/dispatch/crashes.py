@@ -26,7 +26,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardChanged, WorkerDied
 from shardio.shard.writer import ShardSummary
 
-MAX_DEATHS: Final = 2
+MAX_CRASHES: Final = 2
 """A batch that has crashed this many workers is reported, not retried."""
 _NAMED_SAMPLES: Final = 3
 
@@ -92,7 +92,7 @@ def clear_claims(layout: BlockLayout, block: Block) -> None:
     layout.origins(block.bytes)["status"] = EMPTY
 
 
-def error_of_death(
+def crash_error(
     how: str, by_signal: int | None, claims: InFlightRows, where: str, dataset: Dataset
 ) -> WorkerDied | ShardChanged:
     """Return the error of a batch whose worker has crashed.
@@ -130,9 +130,9 @@ def error_of_death(
     )
 
 
-def is_final(error: WorkerDied | ShardChanged, n_deaths: int) -> bool:
+def is_final(error: WorkerDied | ShardChanged, n_crashes: int) -> bool:
     """Return True if a batch with this many crashes is reported rather than retried."""
-    return isinstance(error, ShardChanged) or n_deaths >= MAX_DEATHS
+    return isinstance(error, ShardChanged) or n_crashes >= MAX_CRASHES
 
 
 def _suspects(
@@ -156,7 +156,7 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
     return min(rows, default=None)
 
 
-_MAX_IN_VAIN: Final = 2 * MAX_DEATHS + 2
+_MAX_IN_VAIN: Final = 2 * MAX_CRASHES + 2
 """After this many crashes of one batch that named no sample to skip, no sample is at fault: 1 crash
 names all samples, 1 each for two samples that were tried while an outsider killed workers, and some
 to spare.
@@ -169,7 +169,7 @@ class SuspectSamples:
     def __init__(self) -> None:
         self.left_out: dict[int, dict[int, str]] = {}
         """By row of the batch and number of the sample in the view: what not to try, and why."""
-        self._n_deaths: dict[tuple[int, int], int] = {}
+        self._n_crashes: dict[tuple[int, int], int] = {}
         self._n_in_vain = 0
 
     @property
@@ -177,17 +177,17 @@ class SuspectSamples:
         """True if workers keep crashing at the step and no sample can be blamed."""
         return self._n_in_vain >= _MAX_IN_VAIN
 
-    def record_death(self, claims: InFlightRows, end: str) -> bool:
+    def record_crash(self, claims: InFlightRows, end: str) -> bool:
         """Note a death, how it ended; returns whether one more sample is left out now."""
         self._n_in_vain += 1
         if len(claims.places) != 1:
             return False
         (place,) = claims.places
-        self._n_deaths[place] = self._n_deaths.get(place, 0) + 1
-        if self._n_deaths[place] < MAX_DEATHS:
+        self._n_crashes[place] = self._n_crashes.get(place, 0) + 1
+        if self._n_crashes[place] < MAX_CRASHES:
             return False
         row, number = place
-        why = f"{MAX_DEATHS} workers crashed on it alone; the last {end}"
+        why = f"{MAX_CRASHES} workers crashed on it alone; the last {end}"
         self.left_out.setdefault(row, {})[number] = why
         self._n_in_vain = 0
         return True

@@ -18,7 +18,7 @@ from shardio._engine.dispatch.crashes import (
     SuspectSamples,
     claims_in,
     clear_claims,
-    error_of_death,
+    crash_error,
     is_final,
 )
 from shardio._engine.dispatch.iterations import N_SLOTS, Delivered, EpochIteration, IterationTable
@@ -290,17 +290,17 @@ class Dispatcher:
             return
         for step, number, claims in self._at_work(iteration, tasks):
             clear_claims(iteration.layout, self.pool[number])
-            n_deaths = iteration.deaths[step] = iteration.deaths.get(step, 0) + 1
+            n_crashes = iteration.crashes[step] = iteration.crashes.get(step, 0) + 1
             where = f" {_named(iteration, step)} of {self._batch_spec.path}"
-            where += f", which {n_deaths} workers have crashed over" if n_deaths > 1 else ""
-            error = error_of_death(loss.how, loss.signal, claims, where, self._dataset)
+            where += f", which {n_crashes} workers have crashed over" if n_crashes > 1 else ""
+            error = crash_error(loss.how, loss.signal, claims, where, self._dataset)
             if self._batch_spec.skips and isinstance(error, WorkerDied):
                 caution = iteration.cautions.setdefault(step, SuspectSamples())
-                if caution.record_death(claims, loss.end):
-                    self._backend.reset_deaths()
+                if caution.record_crash(claims, loss.end):
+                    self._backend.reset_crashes()
                 is_reported = caution.is_hopeless
             else:
-                is_reported = is_final(error, n_deaths)
+                is_reported = is_final(error, n_crashes)
             if is_reported:
                 schedule.failed(loss.worker, step, error)
         schedule.lost(loss.worker)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from shardio._base.statistics import LoadingStats
 from shardio._engine.dispatch.backends import Backend, InlineWorker, StartMethod, WorkerBackend
 from shardio._engine.dispatch.counters import FillRecord
-from shardio._engine.dispatch.crashes import claim_of_first, error_of_death, is_final
+from shardio._engine.dispatch.crashes import claim_of_first, crash_error, is_final
 from shardio._engine.dispatch.dispatcher import Dispatcher
 from shardio._engine.dispatch.iterations import Delivered, EpochIteration, IterationTable
 from shardio._engine.dispatch.worker import RequestKind, Task, TaskResult, WorkerLost, kept_file
@@ -68,7 +68,7 @@ class SchemaProbe:
     ) -> None:
         self._batch_spec, self._dataset, self._backend = batch_spec, dataset, backend
         self._is_asked = False
-        self._n_deaths = 0
+        self._n_crashes = 0
         self._candidates = _candidates(batch_spec.n_samples) if batch_spec.skips else [0]
         self._number = 0
         """The index of the candidate that is tried."""
@@ -142,16 +142,16 @@ class SchemaProbe:
 
     def _ask_again(self, loss: WorkerLost) -> Schemas | None:
         """Ask another worker, unless the first sample has crashed enough of them."""
-        self._n_deaths += 1
+        self._n_crashes += 1
         claim = claim_of_first(self._batch_spec, self._dataset, self._sample)
-        n = self._n_deaths
+        n = self._n_crashes
         many = f", which {n} workers have crashed over" if n > 1 else ""
-        error = error_of_death(loss.how, loss.signal, claim, many, self._dataset)
-        if not is_final(error, self._n_deaths):
+        error = crash_error(loss.how, loss.signal, claim, many, self._dataset)
+        if not is_final(error, self._n_crashes):
             return self.ask()
-        self._n_deaths = 0
+        self._n_crashes = 0
         if isinstance(error, WorkerDied) and self._has_another():
-            self._backend.reset_deaths()
+            self._backend.reset_crashes()
             return self.ask()
         try:
             raise error

@@ -41,7 +41,7 @@ class EpochIteration:
     layout: BlockLayout
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Rows, and bytes of varying values, of the steps that are ready."""
-    deaths: dict[int, int] = field(default_factory=dict)
+    crashes: dict[int, int] = field(default_factory=dict)
     """The number of workers that crashed at each step that is still to be done."""
     cautions: dict[int, SuspectSamples] = field(default_factory=dict)
     """The crash records of steps whose samples may be skipped."""

@@ -55,7 +55,7 @@ class PendingCall:
         "item",
         "memory",
         "n_bytes",
-        "n_deaths",
+        "n_crashes",
         "n_given",
         "request",
         "step",
@@ -65,7 +65,7 @@ class PendingCall:
     def __init__(self, step: int, item: Any, request: bytes) -> None:
         self.step, self.item, self.request = step, item, request
         self.block: Block | None = None
-        self.n_bytes, self.n_deaths = 0, 0
+        self.n_bytes, self.n_crashes = 0, 0
         self.memory: bytearray | None = None
         """The value, where it came with the answer."""
         self.error: BaseException | None = None
@@ -126,7 +126,7 @@ class PendingCall:
             ) from error
 
 
-_MAX_DEATHS: Final = 2
+_MAX_CRASHES: Final = 2
 """An item that has crashed this many workers is reported, not retried."""
 _PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.calls")
 
@@ -185,7 +185,7 @@ class TaskPool(Closing):
         self._parts: deque[PendingCall] = deque()
         self._resumed: deque[tuple[int, int]] = deque()  # worker and step of generators to resume
         self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
-        self._n_restarts = self._idle_deaths = 0
+        self._n_restarts = self._idle_crashes = 0
         self._last_words: dict[int, str] = {}
         self._has_ended = False
         self._blocks = ValueBlocks(n_workers + 1, budget)
@@ -314,7 +314,7 @@ class TaskPool(Closing):
         self._send_waiting()
         for event in self._pool.wait(timeout_s):
             if isinstance(event, Message):
-                self._idle_deaths = 0
+                self._idle_crashes = 0
                 self._take_answer(event.worker, unpack_message(event.data, event.fds))
             elif isinstance(event, Failed):
                 self._last_words[event.worker] = event.text
@@ -414,20 +414,20 @@ class TaskPool(Closing):
             raise TransformError(
                 f"{self._is_called} cannot be loaded in a worker; {how}:\n\n{text}"
             )
-        self._idle_deaths += step is None  # a crash over an item is limited per item
-        if self._idle_deaths > 2 * self._n_workers + _MAX_DEATHS:
+        self._idle_crashes += step is None  # a crash over an item is limited per item
+        if self._idle_crashes > 2 * self._n_workers + _MAX_CRASHES:
             raise UnsupportedEnvironment(f"workers crash before they begin anything: {how}")
         tasks = self._schedule.tasks_of(worker)
         if step is not None and step in tasks and not self._calls[step].is_suspended:
             call = self._calls[step]
-            call.n_deaths += 1
+            call.n_crashes += 1
             value = None if self._on_crash is None else self._on_crash(call.item, died)
             if value is not None:
                 call.give_back(self._blocks)
                 call.memory = _packed(value)
                 self._schedule.done(worker, step)
                 del tasks[step]
-            elif call.n_deaths == _MAX_DEATHS:
+            elif call.n_crashes == _MAX_CRASHES:
                 self._fail(worker, step, self._died(step, how))
                 del tasks[step]
         for each in tasks:
@@ -444,7 +444,7 @@ class TaskPool(Closing):
 
     def _died(self, step: int, how: str) -> WorkerDied:
         return WorkerDied(
-            f"{_MAX_DEATHS} workers crashed over {self._calls[step].named} in {self._is_called}; "
+            f"{_MAX_CRASHES} workers crashed over {self._calls[step].named} in {self._is_called}; "
             f"the last: {how}"
         )
 
