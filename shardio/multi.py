@@ -13,10 +13,10 @@ from shardio._base.statistics import SkippedItem
 from shardio._loading.options import OnError, count, most_skips, one_of, refuse_path, seconds
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.processes.worker_main import Start
+from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.messages import check_prefix, zeromq
 from shardio._workers.tasks.sample_sender import WorkerInfo, worker_info
 from shardio._workers.tasks.sample_stream import SampleStream
-from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio.errors import InvalidArgument
 from shardio.serving.client.protocol import parse_all
 from shardio.serving.client.remote_samples import RemoteSamples

@@ -17,6 +17,7 @@ from shardio._workers.processes import channel as channel_module
 from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.tasks import values
+from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.messages import (
     MessageBatch,
     MessageKind,
@@ -27,7 +28,6 @@ from shardio._workers.tasks.messages import (
 )
 from shardio._workers.tasks.sample_sender import WORD, Command, _MainExited, _Sender
 from shardio._workers.tasks.sample_stream import SampleStream
-from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment, WorkerDied
 
 

@@ -43,7 +43,7 @@ from shardio._workers.processes.serialization import (
     unpack_failure,
 )
 from shardio._workers.processes.stack_dumps import answer_with_stacks, map_steps
-from shardio._workers.tasks.skip_policy import ErrorBudget
+from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.values import PackedValue, pack_value, write_value
 from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from shardio._base.statistics import now_ns
 from shardio._workers.processes.linux import files_explained
 from shardio._workers.tasks.calls import FailedCall, ResultChunks
+from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.pipeline_runner import (
     SOURCE,
     PipelineRunner,
@@ -19,7 +20,6 @@ from shardio._workers.tasks.pipeline_runner import (
     describe_job,
 )
 from shardio._workers.tasks.pipeline_spec import PipeStep, UserCall, checked
-from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio._workers.tasks.stage import Stage, StageJob
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment

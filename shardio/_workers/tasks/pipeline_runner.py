@@ -24,6 +24,7 @@ from shardio._base.statistics import PipelineStats, now_ns
 from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.serialization import add_note, as_failure, shortened
 from shardio._workers.processes.stack_dumps import shortened as without_ours
+from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.pipeline_spec import (
     BatchStep,
     PipelineStart,
@@ -31,7 +32,6 @@ from shardio._workers.tasks.pipeline_spec import (
     SourcePosition,
     UserCall,
 )
-from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio._workers.tasks.stage import (
     Entry,
     ListBatcher,

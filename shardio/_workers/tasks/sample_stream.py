@@ -33,6 +33,7 @@ from shardio._workers.processes.serialization import text_of, unpack_error
 from shardio._workers.processes.stack_dumps import stack_files, timeout_error
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Failed, WorkerExit, WorkerPool
+from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.messages import (
     MessageKind,
     Receiver,
@@ -44,7 +45,6 @@ from shardio._workers.tasks.messages import (
     unpack_samples,
 )
 from shardio._workers.tasks.sample_sender import WANT, WORD, Command, WorkerInfo, send_all
-from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio._workers.tasks.values import BlockLender
 from shardio.errors import ClosedError, TransformError, WorkerDied
 

@@ -30,8 +30,8 @@ from shardio._workers.processes.stack_dumps import StepFiles, describe_workers
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Failed, Message, WorkerExit, WorkerPool
 from shardio._workers.tasks.calls import ANSWER, CallOutcome, CallRequest, call_for_main, pack_call
+from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
-from shardio._workers.tasks.skip_policy import ErrorBudget
 from shardio._workers.tasks.values import ValueBlocks, pack_value, read_value, write_value
 from shardio.errors import BatchTimeout, TransformError, UnsupportedEnvironment, WorkerDied
 
