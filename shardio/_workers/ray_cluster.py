@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, Self, TypeVar, get_args
 from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._base.version import __version__
+from shardio._workers.tasks.failure_policy import MAX_CRASHES
 from shardio.errors import (
     InvalidArgument,
     ShardioError,
@@ -163,8 +164,6 @@ def _end_with(parent: int) -> None:
 
 
 EngineName = Literal["local", "ray"]
-MAX_CRASHES: Final = 2
-"""A job that has crashed this many processes is given up."""
 MAX_LOST: Final = 8
 """A job that has lost this many machines is given up: it may be the cause.
 

@@ -33,6 +33,7 @@ from shardio._workers.processes.channel import (
 from shardio._workers.processes.worker_pool import Event, Failed, WorkerExit, WorkerPool
 from shardio._workers.processes.zygote import Zygote, acquire
 from shardio._workers.ray_cluster import Cluster, Engine
+from shardio._workers.tasks.failure_policy import MAX_CRASHES
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
     InputDone,
@@ -212,10 +213,6 @@ class UnitRecorder:
         """Return all events, with the unit's number replaced."""
         done = (event._replace(unit=number) for event in self._done.values())
         return (*done, *([] if self._end is None else [self._end._replace(unit=number)]))
-
-
-MAX_CRASHES: Final = 2
-"""Crashes after which an input is skipped, or the conversion ends if no input is to blame."""
 
 
 def run_units(

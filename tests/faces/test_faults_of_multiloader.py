@@ -102,7 +102,8 @@ def test_an_exit_in_the_dataset_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "how"), [(die, "was killed by signal 9"), (leave, "ended with exit code 0")]
+    ("end", "how"),
+    [(die, r"was killed by signal 9 \(SIGKILL\)"), (leave, "ended with exit code 0")],
 )
 def test_a_worker_that_ends_too_early_is_an_error_after_what_it_had_sent(
     end: Callable[[], None], how: str
@@ -134,7 +135,7 @@ def test_what_a_worker_had_sent_before_it_died_is_handed_over(
         assert select.select([loader._pool], [], [], PATIENCE_S)[0]
         loader._handle_events()
     assert [next(loader), next(loader)] == [1, 2]
-    with pytest.raises(WorkerDied, match="signal 9, after 3 samples of it"):
+    with pytest.raises(WorkerDied, match=r"signal 9 \(SIGKILL\), after 3 samples of it"):
         next(loader)
 
 
@@ -158,7 +159,7 @@ def test_a_death_while_the_others_get_ready_is_told_as_such(
     death = WorkerExit(1, 7, 9, None)
     events = [Message(1, READY), death, Message(0, READY)]
     monkeypatch.setattr(loader._pool, "wait", lambda timeout_s: events)
-    with pytest.raises(WorkerDied, match="signal 9, after 0 samples of it"):
+    with pytest.raises(WorkerDied, match=r"signal 9 \(SIGKILL\), after 0 samples of it"):
         next(loader)
 
 
@@ -182,7 +183,7 @@ def test_a_worker_that_is_killed_while_main_waits_is_noticed() -> None:
     assert [next(loader), next(loader)] == [0, 1]
     (pid,) = loader._pool.pids()  # type: ignore[attr-defined]
     threading.Thread(target=os.kill, args=(pid, signal.SIGKILL)).start()
-    with pytest.raises(WorkerDied, match="worker 0 .* signal 9, after 2 samples of it"):
+    with pytest.raises(WorkerDied, match=r"worker 0 .* signal 9 \(SIGKILL\), after 2 samples of it"):
         next(loader)
 
 

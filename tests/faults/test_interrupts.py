@@ -131,7 +131,7 @@ def test_a_loader_works_again_after_its_workers_could_not_be_replaced(folder: st
             with pytest.MonkeyPatch.context() as patch:
 
                 def refuse(pool: WorkerPool, timeout_s: float | None = None) -> Any:
-                    raise UnsupportedEnvironment("workers crash before they answer anything")
+                    raise UnsupportedEnvironment("workers crash before they do anything")
 
                 patch.setattr(WorkerPool, "wait", refuse)
                 with pytest.raises(UnsupportedEnvironment):

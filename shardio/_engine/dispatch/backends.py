@@ -45,11 +45,12 @@ from shardio._workers.processes.serialization import unpack_error
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Message, WorkerExit, WorkerPool
+from shardio._workers.tasks.failure_policy import CrashLoop
 from shardio._workers.tasks.schedule import DEPTH
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
-from shardio.errors import ClosedError, UnsupportedEnvironment
+from shardio.errors import ClosedError
 
 if TYPE_CHECKING:
     from shardio._engine.dispatch.thread_workers import ThreadWorkers
@@ -208,7 +209,7 @@ class WorkerBackend:
         self._blocks: dict[int, Block] = {}
         self._outbox = [b""] * n_workers
         self._kept: list[ReplyBuffer] = []
-        self._crashes_in_a_row = 0
+        self._crash_loop = CrashLoop(n_workers)
         self._last_words: dict[int, str] = {}
         self._starting = set(range(n_workers))
         self._start_end_s = time.monotonic() + STARTING_S
@@ -263,7 +264,7 @@ class WorkerBackend:
 
     def reset_crashes(self) -> None:
         """Reset the consecutive-crash counter: the cause is known and will be skipped."""
-        self._crashes_in_a_row = 0
+        self._crash_loop.n_crashes = 0
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
         """Queue a task for a worker, sent by the next `post`; a later `wait` returns the result."""
@@ -292,18 +293,18 @@ class WorkerBackend:
             if isinstance(event, Message):
                 worker, data, fds = event
                 if data[0] == _QUICK or len(data) == DESCRIPTOR_BYTES:
-                    self._crashes_in_a_row = 0
+                    self._crash_loop.n_crashes = 0
                     found += _answers(worker, data)
                     continue
                 long = _long_answer(worker, unpack_message(data, fds))
                 if long.done.status == Status.READY:
                     self._starting.discard(worker)
                 else:
-                    self._crashes_in_a_row = 0
+                    self._crash_loop.n_crashes = 0
                     found.append(long)
             elif isinstance(event, WorkerExit):
                 if held_back := self._held_back(event.worker):
-                    self._crashes_in_a_row = 0
+                    self._crash_loop.n_crashes = 0
                     found += _answers(event.worker, held_back)
                 found.append(
                     WorkerLost(event.worker, self._on_worker_exit(event), event.signal, event.end)
@@ -328,9 +329,7 @@ class WorkerBackend:
         how = died.manner
         if text := self._last_words.pop(died.worker, ""):
             how = f"{how}:\n\n{text}"
-        self._crashes_in_a_row += 1
-        if self._crashes_in_a_row > 2 * self.n_workers + 2:
-            raise UnsupportedEnvironment(f"workers crash before they answer anything: {how}")
+        self._crash_loop.count(how)
         for block in self._blocks.values():
             block.known_to.discard(died.worker)
         self._starting.add(died.worker)

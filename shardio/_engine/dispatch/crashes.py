@@ -21,13 +21,12 @@ import numpy as np
 
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.processes.blocks import Block
+from shardio._workers.tasks.failure_policy import MAX_CRASHES
 from shardio.batch.layout import CLAIMED, EMPTY, NO_FIELD, BlockLayout
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardChanged, WorkerDied
 from shardio.shard.writer import ShardSummary
 
-MAX_CRASHES: Final = 2
-"""A batch that has crashed this many workers is reported, not retried."""
 _NAMED_SAMPLES: Final = 3
 
 

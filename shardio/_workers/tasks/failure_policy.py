@@ -1,4 +1,9 @@
-"""Items that fail and are skipped: how many may be, and which were."""
+"""The policy for items that fail and workers that crash, alike for all that runs in workers.
+
+A worker that crashes is replaced, and what it was at is done again. What has crashed MAX_CRASHES
+workers is not tried any more: it is reported, or left out if it may be. Workers that crash one
+after the other without having done anything end the work.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,33 @@ from shardio._workers.processes.serialization import shortened, text_of
 from shardio.errors import ClosedError, InsufficientMemory, TooManySkipped, UnsupportedEnvironment
 
 _NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemory)
+
+
+MAX_CRASHES: Final = 2
+"""An item that has crashed this many workers is reported or left out, not tried again."""
+
+
+class CrashLoop:
+    """The crashes of workers since one of them last did something.
+
+    Args:
+        n_workers: how many there are.
+    """
+
+    def __init__(self, n_workers: int) -> None:
+        self._most = 2 * n_workers + MAX_CRASHES
+        self.n_crashes = 0
+        """Set to 0 by the owner whenever a worker has done something."""
+
+    def count(self, how: str) -> None:
+        """Count one more crash; `how` describes it.
+
+        Raises:
+            UnsupportedEnvironment: each place was filled twice, and to no avail.
+        """
+        self.n_crashes += 1
+        if self.n_crashes > self._most:
+            raise UnsupportedEnvironment(f"workers crash before they do anything: {how}")
 
 
 class ErrorBudget:

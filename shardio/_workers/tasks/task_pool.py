@@ -30,10 +30,10 @@ from shardio._workers.processes.stack_dumps import StepFiles, describe_workers
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Failed, Message, WorkerExit, WorkerPool
 from shardio._workers.tasks.calls import ANSWER, CallOutcome, CallRequest, call_for_main, pack_call
-from shardio._workers.tasks.failure_policy import ErrorBudget
+from shardio._workers.tasks.failure_policy import MAX_CRASHES, CrashLoop, ErrorBudget
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
 from shardio._workers.tasks.values import ValueBlocks, pack_value, read_value, write_value
-from shardio.errors import BatchTimeout, TransformError, UnsupportedEnvironment, WorkerDied
+from shardio.errors import BatchTimeout, TransformError, WorkerDied
 
 _NOTHING: Final[Bytes] = np.zeros(0, np.uint8)
 
@@ -126,8 +126,6 @@ class PendingCall:
             ) from error
 
 
-_MAX_CRASHES: Final = 2
-"""An item that has crashed this many workers is reported, not retried."""
 _PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.calls")
 
 
@@ -185,7 +183,7 @@ class TaskPool(Closing):
         self._parts: deque[PendingCall] = deque()
         self._resumed: deque[tuple[int, int]] = deque()  # worker and step of generators to resume
         self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
-        self._n_restarts = self._idle_crashes = 0
+        self._n_restarts, self._crash_loop = 0, CrashLoop(n_workers)
         self._last_words: dict[int, str] = {}
         self._has_ended = False
         self._blocks = ValueBlocks(n_workers + 1, budget)
@@ -314,7 +312,7 @@ class TaskPool(Closing):
         self._send_waiting()
         for event in self._pool.wait(timeout_s):
             if isinstance(event, Message):
-                self._idle_crashes = 0
+                self._crash_loop.n_crashes = 0
                 self._take_answer(event.worker, unpack_message(event.data, event.fds))
             elif isinstance(event, Failed):
                 self._last_words[event.worker] = event.text
@@ -414,9 +412,8 @@ class TaskPool(Closing):
             raise TransformError(
                 f"{self._is_called} cannot be loaded in a worker; {how}:\n\n{text}"
             )
-        self._idle_crashes += step is None  # a crash over an item is limited per item
-        if self._idle_crashes > 2 * self._n_workers + _MAX_CRASHES:
-            raise UnsupportedEnvironment(f"workers crash before they begin anything: {how}")
+        if step is None:  # a crash over an item is limited per item
+            self._crash_loop.count(how)
         tasks = self._schedule.tasks_of(worker)
         if step is not None and step in tasks and not self._calls[step].is_suspended:
             call = self._calls[step]
@@ -427,7 +424,7 @@ class TaskPool(Closing):
                 call.memory = _packed(value)
                 self._schedule.done(worker, step)
                 del tasks[step]
-            elif call.n_crashes == _MAX_CRASHES:
+            elif call.n_crashes == MAX_CRASHES:
                 self._fail(worker, step, self._died(step, how))
                 del tasks[step]
         for each in tasks:
@@ -444,7 +441,7 @@ class TaskPool(Closing):
 
     def _died(self, step: int, how: str) -> WorkerDied:
         return WorkerDied(
-            f"{_MAX_CRASHES} workers crashed over {self._calls[step].named} in {self._is_called}; "
+            f"{MAX_CRASHES} workers crashed over {self._calls[step].named} in {self._is_called}; "
             f"the last: {how}"
         )
 
