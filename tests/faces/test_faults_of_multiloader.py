@@ -183,7 +183,9 @@ def test_a_worker_that_is_killed_while_main_waits_is_noticed() -> None:
     assert [next(loader), next(loader)] == [0, 1]
     (pid,) = loader._pool.pids()  # type: ignore[attr-defined]
     threading.Thread(target=os.kill, args=(pid, signal.SIGKILL)).start()
-    with pytest.raises(WorkerDied, match=r"worker 0 .* signal 9 \(SIGKILL\), after 2 samples of it"):
+    with pytest.raises(
+        WorkerDied, match=r"worker 0 .* signal 9 \(SIGKILL\), after 2 samples of it"
+    ):
         next(loader)
 
 
