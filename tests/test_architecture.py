@@ -56,9 +56,9 @@ OUTERMOST = 16
 # own, and nothing of its own level but itself. "" is what lies in no folder.
 LEVELS = {
     "shardio._workers": (
-        ("",),  # `ray_cluster`: Ray stops here
         ("processes",),  # worker processes, and the memory they share
         ("tasks",),  # functions over items, in workers, threads, coroutines
+        ("",),  # `ray_cluster`: Ray stops here
     ),
     "shardio._engine": (
         ("filling",),  # a batch into a block

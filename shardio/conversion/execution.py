@@ -276,7 +276,8 @@ def _run(
         run_units(units, limited, min(n_workers, len(units)), state, [staging.lock_fd])
         return
     while (number := state.next_unit()) is not None:
-        convert_unit(units[number], job, state.handle)
+        for event in convert_unit(units[number], job):
+            state.handle(event)
 
 
 def _check_any_input(

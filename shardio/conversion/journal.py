@@ -113,13 +113,6 @@ def _power_of_two(n: int) -> int:
     return 1 << n.bit_length() - 1 if n else 0
 
 
-class InputStarted(NamedTuple):
-    """An input is about to be read; if the process crashes now, that input is to blame."""
-
-    unit: int
-    position: int
-
-
 class InputDone(NamedTuple):
     """One input is finished; `position` counts all inputs.
 
@@ -146,7 +139,7 @@ class UnitDone(NamedTuple):
     shards: tuple[ShardSummary, ...]
 
 
-UnitEvent = InputStarted | InputDone | UnitDone
+UnitEvent = InputDone | UnitDone
 
 
 WORK_FOLDER: Final = ".conversion"

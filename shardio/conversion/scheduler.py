@@ -14,30 +14,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pickle
 import platform
 import secrets
+import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from shardio._workers.processes.channel import (
-    DESCRIPTOR_BYTES,
-    Channel,
-    pack_message,
-    unpack_message,
-)
-from shardio._workers.processes.worker_pool import Event, Failed, WorkerExit, WorkerPool
+from shardio._workers.processes.worker_pool import WorkerExit
 from shardio._workers.processes.zygote import Zygote, acquire
 from shardio._workers.ray_cluster import Cluster, Engine
+from shardio._workers.tasks.calls import FailedCall, ResultChunks
 from shardio._workers.tasks.failure_policy import MAX_CRASHES
+from shardio._workers.tasks.task_pool import TaskPool
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
     InputDone,
-    InputStarted,
     Unit,
     UnitDone,
     UnitEvent,
@@ -51,7 +46,7 @@ from shardio.conversion.source import Input, Outcome
 from shardio.conversion.worker import CPU_LIMIT_SIGNAL, ConversionJob, convert_unit, cpu_limit_s
 from shardio.errors import ShardioError, UnsupportedEnvironment, WorkerDied
 from shardio.shard.writer import ShardSummary
-from shardio.storage.fs import create, make_folder, remove_tree, rename, sync_folder, unlink
+from shardio.storage.fs import make_folder, remove_tree, rename, sync_folder
 
 
 class ConversionState:
@@ -230,15 +225,30 @@ def run_units(
         WorkerDied: a worker crashed MAX_CRASHES times without an input to blame, or raised.
         OSError, ShardioError: raised by a unit.
     """
-    with WorkerPool(
-        n_workers, partial(_worker_main, job), fds=lock_fds, preload=(__name__,)
+    with TaskPool(
+        partial(_events_of, job),
+        n_workers,
+        most_items=n_workers,
+        depth=1,
+        in_order=False,
+        preload=[__name__],
+        is_called="the conversion",
+        on_crash=lambda _, place, died: UnitCrash(place, died),
+        held_fds=lock_fds,
     ) as pool:
         run = _UnitScheduler(units, job, state, pool)
-        for worker in range(n_workers):
-            run.start(worker)
         while not state.is_finished():
-            for event in pool.wait():
-                run.handle(event)
+            run.fill()
+            pool.wait()
+            while (found := pool.take()) is not None:
+                run.handle(*found)
+
+
+class UnitCrash(NamedTuple):
+    """The crash of a worker over a unit, at the input with this position in it; None for none."""
+
+    place: int | None
+    died: WorkerExit
 
 
 class _UnitScheduler:
@@ -249,100 +259,85 @@ class _UnitScheduler:
         units: Sequence[Unit],
         job: ConversionJob,
         state: ConversionState | UnitRecorder,
-        pool: WorkerPool,
+        pool: TaskPool,
     ) -> None:
         self._units, self._job, self._state, self._pool = list(units), job, state, pool
-        self._unit_of: dict[int, int] = {}  # worker -> unit
-        self._position_of: dict[int, int] = {}  # unit -> position of the input being read
+        self._unit_of: dict[int, int] = {}  # item of the pool -> unit
         self._n_crashes: Counter[tuple[int, int | None]] = Counter()
 
-    def start(self, worker: int) -> None:
-        """Assign the next unit to a worker, if there is one."""
-        number = self._state.next_unit()
-        if number is not None:
-            self._assign(worker, number)
+    def fill(self) -> None:
+        """Give every idle worker the next unit, if there is one."""
+        while self._pool.has_room and (number := self._state.next_unit()) is not None:
+            self._put(number)
 
-    def _assign(self, worker: int, number: int) -> None:
-        """Send a unit to a worker as a file: its list of inputs may exceed a message."""
-        path = os.path.join(self._job.folder, f"{number:06d}-{sum(self._n_crashes.values())}.unit")
-        with create(path) as file:
-            pickle.dump(self._units[number], file)
-        self._unit_of[worker] = number
-        self._pool.send(worker, os.fsencode(path))
+    def _put(self, number: int) -> None:
+        unit = self._units[number]
+        self._unit_of[self._pool.put(unit, _unit_name(unit))] = number
 
-    def handle(self, event: Event) -> None:
-        """Handle an event of a worker."""
-        if isinstance(event, WorkerExit):
-            self._on_worker_exit(event)
-        elif isinstance(event, Failed):
-            raise WorkerDied(f"a worker raised an exception{self._context(event)}\n{event.text}")
+    def handle(self, item: int, found: UnitCrash | FailedCall | list[Any]) -> None:
+        """Handle events of a unit, or its end by a failure or a crash."""
+        if isinstance(found, UnitCrash):
+            self._on_crash(self._unit_of.pop(item), *found)
+            return
+        if isinstance(found, FailedCall):  # such as by sys.exit
+            raise WorkerDied(f"a worker ended its unit: {found.error!r}") from found.error
+        for event in found:
+            if isinstance(event, Exception):
+                raise event
+            self._state.handle(event)
+        if self._pool.has_more(item):
+            self._pool.go_on(item)
         else:
-            message = pickle.loads(unpack_message(event.data, event.fds)[DESCRIPTOR_BYTES:])
-            if isinstance(message, Exception):
-                raise message
-            if isinstance(message, InputStarted):
-                self._position_of[message.unit] = message.position
-            elif isinstance(message, InputDone | UnitDone):
-                self._position_of.pop(message.unit, None)
-                self._state.handle(message)
-            if isinstance(message, UnitDone):
-                del self._unit_of[event.worker]
-                self.start(event.worker)
+            del self._unit_of[item]
 
-    def _on_worker_exit(self, event: WorkerExit) -> None:
+    def _on_crash(self, number: int, place: int | None, died: WorkerExit) -> None:
         """Retry the unit of a crashed worker, without an input that has crashed two."""
-        number = self._unit_of.get(event.worker)
-        if number is None:
-            return  # it was idle, and no units are left
-        position = self._position_of.pop(number, None)
-        self._n_crashes[number, position] += 1
-        if position is None:  # perhaps while verifying recorded shards: an unreadable page
-            delete_record(Path(self._job.folder, self._units[number].key))
-        if self._n_crashes[number, position] == MAX_CRASHES:
-            if position is None:
+        unit = self._units[number]
+        self._n_crashes[number, place] += 1
+        if place is None:  # perhaps while verifying recorded shards: an unreadable page
+            delete_record(Path(self._job.folder, unit.key))
+        if self._n_crashes[number, place] == MAX_CRASHES:
+            if place is None:
                 raise WorkerDied(
-                    f"{MAX_CRASHES} workers crashed{self._context(event)}; the last {event.end}"
+                    f"{MAX_CRASHES} workers crashed while finishing {_unit_name(unit)}; "
+                    f"the last {died.end}"
                 )
-            unit = self._units[number]
-            reason = self._reason(event, unit.inputs[position - unit.first])
-            self._units[number] = replace(unit, skipped=(*unit.skipped, (position, reason)))
-        self._pool.restart(event.worker)
-        self._assign(event.worker, number)
+            skipped = unit.first + place, self._reason(died, unit.inputs[place])
+            self._units[number] = replace(unit, skipped=(*unit.skipped, skipped))
+        self._put(number)
 
-    def _reason(self, event: WorkerExit, source: Input) -> str:
+    def _reason(self, died: WorkerExit, source: Input) -> str:
         """Return why an input is skipped."""
-        if event.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
+        if died.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
             seconds = cpu_limit_s(self._job.step_s, source)
             return f"timed out after {seconds:.0f} s of CPU time; the file is probably corrupt"
-        return f"{MAX_CRASHES} processes crashed while reading it; the last {event.end}"
-
-    def _context(self, event: Failed | WorkerExit) -> str:
-        """Return what a worker was doing, for an error message; "" if nothing."""
-        number = self._unit_of.get(event.worker)
-        if number is None:
-            return ""
-        unit = self._units[number]
-        if (position := self._position_of.get(number)) is not None:
-            return f" while converting {unit.inputs[position - unit.first].name}"
-        return f" while finishing {unit.inputs[0].name} to {unit.inputs[-1].name}"
+        return f"{MAX_CRASHES} processes crashed while reading it; the last {died.end}"
 
 
-def _worker_main(job: ConversionJob, channel: Channel) -> None:
-    """Convert the units that arrive until main closes the pool. Runs in a worker."""
-    while (path := channel.recv()) is not None:
-        with open(path, "rb") as file:
-            unit = pickle.load(file)
-        try:
-            unlink(os.fsdecode(path))
-            convert_unit(unit, job, partial(_send, channel))
-        except (OSError, ShardioError) as error:  # raised unchanged in the main process
-            _send(channel, error)
+def _events_of(job: ConversionJob, unit: Unit) -> ResultChunks:
+    """Return the events of a unit as it is converted. Runs in a worker."""
+    return ResultChunks(_explained(job, unit), "the conversion")
 
 
-def _send(channel: Channel, event: object) -> None:
-    """Send main an event of any size; it has no descriptor."""
-    with pack_message(bytes(DESCRIPTOR_BYTES) + pickle.dumps(event)) as parcel:
-        channel.send(*parcel)
+def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception]:
+    """Convert a unit and yield its events; the last one may be the error for main to raise.
+
+    That is an OSError or ShardioError as it was raised, and a WorkerDied for anything else.
+    """
+    done = unit.first
+    try:
+        for event in convert_unit(unit, job):
+            done += isinstance(event, InputDone)
+            yield event
+    except (OSError, ShardioError) as error:
+        yield error
+    except Exception:  # noqa: BLE001  # of the converter, whatever it is: main raises it as text
+        position = done - unit.first
+        at = f"converting {unit.inputs[position].name}" if position < len(unit.inputs) else ""
+        yield WorkerDied(
+            f"a worker raised an exception while {at or f'finishing {_unit_name(unit)}'}\n"
+            f"{traceback.format_exc()}"
+        )
 
 
 _ATTEMPTS: Final = "attempts-"

@@ -13,7 +13,7 @@ import os
 import pickle
 import signal
 import stat
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from sys import getsizeof
@@ -21,10 +21,10 @@ from typing import IO, Any, Final
 
 import numpy as np
 
+from shardio._workers.tasks.calls import note_place
 from shardio.conversion.inputs import InputState, input_hash, input_states
 from shardio.conversion.journal import (
     InputDone,
-    InputStarted,
     Unit,
     UnitDone,
     UnitEvent,
@@ -60,8 +60,10 @@ class ConversionJob:
     step_s: float | None = None
 
 
-def convert_unit(unit: Unit, job: ConversionJob, emit: Callable[[UnitEvent], None]) -> None:
-    """Convert the inputs of one unit in order and emit their events; a complete unit is reused.
+def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
+    """Convert the inputs of one unit in order and yield their events; a complete unit is reused.
+
+    In a worker, a crash while an input is read is attributed to its position in the unit.
 
     Raises:
         OSError: the disk fails or is full.
@@ -69,24 +71,21 @@ def convert_unit(unit: Unit, job: ConversionJob, emit: Callable[[UnitEvent], Non
     folder = Path(job.folder, unit.key)
     if kept := read_record(folder, unit):
         done, end = kept
-        for one in done:
-            emit(one)
+        yield from done
     else:
         remove_tree(folder)  # left by an earlier attempt
         make_folder(folder)
         sync_folder(job.folder)
-        end = _convert(unit, job, folder, emit)
-    emit(end)
+        end = yield from _convert(unit, job, folder)
+    yield end
 
 
-def _convert(
-    unit: Unit, job: ConversionJob, folder: Path, emit: Callable[[UnitEvent], None]
-) -> UnitDone:
+def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDone, None, UnitDone]:
     """Convert all inputs into shards in `folder`, and write the unit's record."""
     skipped, done, stopped = dict(unit.skipped), [], False
     with _RollingShardWriter(str(folder), job) as shards:
         for position, source in enumerate(unit.inputs, unit.first):
-            emit(InputStarted(unit.number, position))
+            note_place(position - unit.first)
             with SampleBuffer(str(folder)) as buffer:
                 states, content = input_states(source), ""
                 if position in skipped:
@@ -100,7 +99,8 @@ def _convert(
                 done.append(
                     InputDone(unit.number, position, outcome, buffer.n_samples, n_bytes, content)
                 )
-                emit(done[-1])
+            note_place(None)
+            yield done[-1]
             if outcome.kind == "broken" and job.stop_at_broken:
                 stopped = True
                 break

@@ -23,10 +23,9 @@ from shardio import (
     List,
     Schema,
     Text,
-    WorkerDied,
 )
 from shardio.conversion import python_items
-from shardio.errors import SchemaError
+from shardio.errors import SchemaError, UnsupportedEnvironment
 from shardio.media import decode_image
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -479,7 +478,7 @@ def test_torch_tensors_become_arrays(tmp_path: Path) -> None:
             assert bits.tolist() == [2.5, 2.5] and dataset[2]["x"].tolist() == [2.0, 2.0]
 
 
-def test_a_worker_that_crashes_between_items_is_an_error(tmp_path: Path) -> None:
+def test_workers_that_crash_before_the_first_item_are_an_error(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:
             return os._exit, (3,)
@@ -487,5 +486,5 @@ def test_a_worker_that_crashes_between_items_is_an_error(tmp_path: Path) -> None
     def make(_: object, bomb: object = Bomb()) -> dict[str, Any]:
         return {"n": 1}
 
-    with pytest.raises(WorkerDied):
+    with pytest.raises(UnsupportedEnvironment, match="crash before they do anything: .* code 3"):
         shardio.convert([1], tmp_path / "out", samples=make, workers=1)

@@ -80,9 +80,9 @@ def test_a_file_whose_names_no_sample_can_have_beside_those_of_earlier_files_is_
 KILLED = """
 import json, os, signal, sys
 import shardio
-from shardio.conversion import plan, worker
+from shardio.conversion import journal, worker
 
-plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 1, 0
+journal.MIN_UNIT_BYTES, journal.MIN_INPUT_BYTES = 1, 0
 os.fsync, write_record = lambda fd: None, worker.write_record
 finished = []
 

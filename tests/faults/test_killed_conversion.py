@@ -22,9 +22,9 @@ PHASES = ("plan", "decode", "seal", "fsync", "rename", "generation", "any moment
 PROGRAM = """
 import sys
 sys.path[:0] = sys.argv[1:3]
-import shardio.conversion.journal as plan
+from shardio.conversion import journal
 from shardio_tools import cli
-plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 8, 0
+journal.MIN_UNIT_BYTES, journal.MIN_INPUT_BYTES = 8, 0
 sys.exit(cli.main(sys.argv[3:]))
 """
 

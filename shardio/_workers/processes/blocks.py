@@ -106,7 +106,7 @@ class Block(BlockMap):
 
     def __init__(self, number: int, n_bytes: int, most: int | None = None) -> None:
         self.number = number
-        self.fd = reserve_memory_file(n_bytes, "a block for batches")
+        self.fd = reserve_memory_file(n_bytes, "a block")
         try:
             super().__init__(self.fd, most)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Reports of workers: the step each is at, and Python stacks when a batch times out.
+"""Reports of workers: the step and place each is at, and Python stacks when a batch times out.
 
 A worker answers a signal from C code, whatever its Python code hangs in, by writing the stacks of
 its threads into a file that it shares with main alone.
@@ -32,25 +32,25 @@ class StepFiles(Closing):
         self.stacks: list[int] = []
         """The file of each worker for its stacks."""
         self._fds = list[int]()
-        self._steps: Steps = np.zeros(0, np.uint64)
+        self._steps: Steps = np.zeros((0, 2), np.uint64)
 
     def open(self, n_workers: int) -> int:
         """Make the files; gives the one of all steps, for `map_steps`, which stays this one's."""
         self.stacks.extend(stack_files(n_workers))
-        self._fds.append(memory_file(bytes(8 * n_workers)))
+        self._fds.append(memory_file(bytes(16 * n_workers)))
         self._steps = map_steps(self._fds[0])
         return self._fds[0]
 
     def of(self, worker: int) -> int | None:
         """Return the step that a worker is at, or exited at; None if it is at none."""
-        step = int(self._steps[worker]) - 1
+        step = int(self._steps[worker, 0]) - 1
         return None if step < 0 else step
 
-    def take_step(self, worker: int) -> int | None:
-        """Return and clear the step that a worker exited at, or None: its successor is at none."""
-        step = self.of(worker)
+    def take(self, worker: int) -> tuple[int | None, int | None]:
+        """Return and clear the step that a worker exited at, and the place in it; None for none."""
+        step, place = self.of(worker), int(self._steps[worker, 1]) - 1
         self._steps[worker] = 0
-        return step
+        return step, None if place < 0 else place
 
     def close(self) -> None:
         """Close the files. Idempotent."""
@@ -61,8 +61,8 @@ class StepFiles(Closing):
 
 
 def map_steps(fd: int) -> Steps:
-    """Map a word for each worker: the step that it is at plus 1, or 0."""
-    return np.frombuffer(mmap.mmap(fd, 0), np.uint64)
+    """Map two words for each worker: the step that it is at plus 1, or 0; its place alike."""
+    return np.frombuffer(mmap.mmap(fd, 0), np.uint64).reshape(-1, 2)
 
 
 _PATIENCE_S: Final = 1.0

@@ -22,6 +22,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats, now_ns
@@ -182,7 +183,7 @@ def call_for_main(
     yield_to_main()
     keep_freed_memory()
     caller = _Caller(function, most_bytes, is_called, channel)
-    at_work = map_steps(channel.fds[0])
+    at_work = _here.line = map_steps(channel.fds[0])[channel.index]
     while (received := channel.recv_fds()) is not None:
         message, fds = received
         request_kind, _, number, step, *_ = CALL.unpack_from(message)
@@ -191,11 +192,25 @@ def call_for_main(
         elif request_kind == CallRequest.BLOCK:
             caller.blocks[number] = BlockMap(fds[0])
         else:
-            at_work[channel.index] = step + 1
+            at_work[0] = step + 1
             with pack_message(caller.answer(unpack_message(message, fds))) as parcel:
                 channel.send(*parcel)
             # Reset after sending: an answered item is never attributed to a crash
-            at_work[channel.index] = 0
+            at_work[0] = at_work[1] = 0
+
+
+class _Here:
+    line: npt.NDArray[np.uint64] | None = None
+    """The two words of this process, if it is a worker."""
+
+
+_here: Final = _Here()
+
+
+def note_place(place: int | None) -> None:
+    """Note where in its item the function is, from 0 up: a crash here is attributed to it."""
+    if _here.line is not None:
+        _here.line[1] = 0 if place is None else place + 1
 
 
 class _Caller:

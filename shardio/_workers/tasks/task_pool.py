@@ -149,8 +149,10 @@ class TaskPool(Closing):
         start_method: how workers start.
         preload: names of modules to import before workers start.
         is_called: the function's name in messages.
-        on_crash: called with an item's name and the exit of the worker that crashed over it;
-            returns its value, or None to have another worker try once more.
+        on_crash: called with an item's name, the place in it (see `note_place`) and the exit of the
+            worker that crashed over it; returns its value, or None to have another worker try once
+            more.
+        held_fds: descriptors that workers keep open, such as that of a lock.
 
     Raises:
         InvalidArgument: the function cannot be pickled.
@@ -170,7 +172,8 @@ class TaskPool(Closing):
         start_method: Start = "zygote",
         preload: Sequence[str] = (),
         is_called: str = "the function",
-        on_crash: Callable[[Any, WorkerExit], Any] | None = None,
+        on_crash: Callable[[Any, int | None, WorkerExit], Any] | None = None,
+        held_fds: Sequence[int] = (),
     ) -> None:
         self._is_called, self._in_order, self._n_workers = is_called, in_order, n_workers
         self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
@@ -194,7 +197,7 @@ class TaskPool(Closing):
                 self._pool = WorkerPool(
                     n_workers,
                     target,
-                    fds=[self._step_files.open(n_workers)],
+                    fds=[self._step_files.open(n_workers), *held_fds],
                     preload=[*_PRELOAD, *preload],
                     start=start_method,
                 )
@@ -406,8 +409,8 @@ class TaskPool(Closing):
 
     def _on_worker_exit(self, died: WorkerExit) -> None:
         """Replace an exited worker; others do its unanswered items, or these are given up."""
-        worker, step = died.worker, self._step_files.take_step(died.worker)
-        how = died.manner
+        worker, how = died.worker, died.manner
+        step, place = self._step_files.take(worker)
         if text := self._last_words.pop(worker, ""):
             raise TransformError(
                 f"{self._is_called} cannot be loaded in a worker; {how}:\n\n{text}"
@@ -418,7 +421,7 @@ class TaskPool(Closing):
         if step is not None and step in tasks and not self._calls[step].is_suspended:
             call = self._calls[step]
             call.n_crashes += 1
-            value = None if self._on_crash is None else self._on_crash(call.item, died)
+            value = None if self._on_crash is None else self._on_crash(call.item, place, died)
             if value is not None:
                 call.give_back(self._blocks)
                 call.memory = _packed(value)

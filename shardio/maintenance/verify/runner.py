@@ -202,7 +202,7 @@ def _n_ahead(n_waiting: int, n_workers: int) -> int:
     return min(MAX_AHEAD, (n_waiting - 1) // (2 * n_workers))
 
 
-def _unreadable(root: Path, name: str, died: WorkerExit) -> Examined | None:
+def _unreadable(root: Path, name: str, _: int | None, died: WorkerExit) -> Examined | None:
     """Return the finding that a worker died of: a mapped page that the disk cannot read."""
     if died.signal != signal.SIGBUS:
         return None

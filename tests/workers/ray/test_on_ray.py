@@ -160,9 +160,9 @@ def test_machines_that_would_make_other_bytes_are_refused(
 PROGRAM = """
 import sys
 sys.path[:0] = sys.argv[1:3]
-import shardio.conversion.journal as plan
+from shardio.conversion import journal
 from shardio_tools import cli
-plan.MIN_UNIT_BYTES, plan.MIN_INPUT_BYTES = 8, 0
+journal.MIN_UNIT_BYTES, journal.MIN_INPUT_BYTES = 8, 0
 sys.exit(cli.main(sys.argv[3:]))
 """
 
