@@ -188,7 +188,7 @@ def test_there_is_an_end_to_passes_at_the_same_time(
         monkeypatch.setattr(each, "N_SLOTS", 3)
     engine = _engine(folder, 0)
     passes = [engine.iterate(_plan(epoch)) for epoch in range(3)]
-    with pytest.raises(InvalidArgument, match="3 passes over one loader are under way"):
+    with pytest.raises(InvalidArgument, match="3 iterations over one loader are under way"):
         engine.iterate(_plan(3))
     engine.cancel(passes[0])
     assert _steps(engine, engine.iterate(_plan(3))) == list(range(10))
@@ -206,7 +206,7 @@ def test_a_pass_that_cannot_begin_leaves_nothing(
             with pytest.raises(InsufficientMemory):
                 engine.iterate(_plan(epoch))
     assert _steps(engine, engine.iterate(_plan(3))) == list(range(10))
-    assert len(engine._passes) <= 1
+    assert len(engine._iterations) <= 1
     engine.close()
 
 
@@ -311,5 +311,5 @@ def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(fol
     engine.dispatcher.apply_finalizers()
     engine.dispatcher._route(WorkerLost(0, "worker 0 was killed by signal 9", 9))
     assert not (origins["status"] == CLAIMED).any()
-    assert len(engine._passes) == 0 and engine.pool.has_idle
+    assert len(engine._iterations) == 0 and engine.pool.has_idle
     engine.close()

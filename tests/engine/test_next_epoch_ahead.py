@@ -34,7 +34,7 @@ def _loader(folder: str, n_workers: int = 2, **options: Any) -> ShardLoader:
 
 def _ahead(loader: ShardLoader) -> EpochIteration | None:
     """Return the pass that was begun ahead."""
-    return loader._engine._passes.ahead
+    return loader._engine._iterations.ahead
 
 
 def _filled_ahead(loader: ShardLoader) -> EpochIteration:
@@ -53,7 +53,7 @@ def _n_given(iteration: EpochIteration) -> int:
 
 
 def _n_filled(loader: ShardLoader, iteration: EpochIteration) -> int:
-    return int(loader._engine._passes._counter_table.of(iteration.slot)[0])
+    return int(loader._engine._iterations._counter_table.of(iteration.slot)[0])
 
 
 def _steps(loader: ShardLoader) -> list[int]:

@@ -234,7 +234,7 @@ class WorkerBackend:
         memory = mmap.mmap(fds[KEPT], 0)
         self._kept = [ReplyBuffer(memory, worker) for worker in range(self.n_workers)]
         for kept in self._kept:
-            kept.take()  # messages of earlier workers, whose passes have been restarted
+            kept.take()  # messages of earlier workers, whose iterations have been restarted
         for worker in range(self.n_workers):
             self._send_hello(worker)
 

@@ -1,4 +1,4 @@
-"""Counters of loading: a line of shared memory per pass and worker, and main's own timer.
+"""Counters of loading: a line of shared memory per iteration and worker, and main's own timer.
 
 Each filler adds to its line after every batch; main reads the lines on request. While main traces,
 workers also record when they filled their latest batches, in a ring each.
@@ -30,7 +30,7 @@ _S_PER_NS: Final = 1e-9
 
 
 class FillRecord(NamedTuple):
-    """When a worker filled a batch, in nanoseconds; `pass_ns` tells passes apart."""
+    """When a worker filled a batch, in nanoseconds; `pass_ns` tells iterations apart."""
 
     pass_ns: int
     step: int
@@ -61,7 +61,7 @@ class IterationCounters:
         return now_ns()
 
     def add(self, slot: int, step: int, start_ns: int) -> int:
-        """Count a batch of the pass in a slot, filled since `start`; returns how long it took."""
+        """Count a batch of the iteration in a slot, filled since `start`; return its time in ns."""
         end_ns = now_ns()
         words, line = self._words, self._first + slot * self._stride
         words[line + _FILLED] += 1
@@ -92,12 +92,12 @@ def _ring_lines(n_records: int) -> int:
 
 
 class CounterTable:
-    """The lines of all passes and workers; main's. Owns the memory, not the descriptor.
+    """The lines of all iterations and workers; main's. Owns the memory, not the descriptor.
 
     The file has room for every slot and record, and memory for those that have been in use.
 
     Args:
-        n_slots: how many passes there may be.
+        n_slots: how many iterations there may be.
         n_workers: how many fill.
         n_records: how many batches of each worker are kept one by one.
     """
@@ -109,7 +109,7 @@ class CounterTable:
         self.fd = memory_file()
         """For the workers; the caller closes it."""
         try:
-            resize_memory_file(self.fd, n_lines * _LINE * 8, "the counters of passes")
+            resize_memory_file(self.fd, n_lines * _LINE * 8, "the counters of iterations")
             whole = np.frombuffer(mmap.mmap(self.fd, 0), np.uint64).reshape(n_lines, _LINE)
         except BaseException:
             os.close(self.fd)
@@ -123,7 +123,7 @@ class CounterTable:
         self._n_begun = 0
 
     def begin(self, slot: int, began_ns: int) -> None:
-        """Reset the lines of a pass, which no process writes to any more."""
+        """Reset the lines of an iteration, which no process writes to any more."""
         self._n_begun = max(self._n_begun, slot + 1)
         self._lines[slot] = 0
         self._lines[slot, :, _BEGAN] = began_ns
@@ -141,7 +141,7 @@ class CounterTable:
         self._head = self._head.copy()
 
     def of(self, slot: int) -> npt.NDArray[np.uint64]:
-        """Return the words of a pass, summed over all workers."""
+        """Return the words of an iteration, summed over all workers."""
         sums: npt.NDArray[np.uint64] = self._lines[slot].sum(axis=0)
         return sums
 
@@ -156,11 +156,11 @@ class CounterTable:
 
 @dataclass(slots=True, eq=False)
 class IterationTimer:
-    """Main's timings of one pass. Times are in ns since `began_ns`."""
+    """Main's timings of one iteration. Times are in ns since `began_ns`."""
 
     began_ns: int = field(default_factory=now_ns)
     head_start_ns: int = 0
-    """The time before `began_ns` at which the first tasks were assigned, if the pass was begun
+    """The time before `began_ns` at which the first tasks were assigned, if the iteration was begun
     ahead.
     """
     n_filled_ahead: int = 0
@@ -180,7 +180,7 @@ class IterationTimer:
     n_blocks_made: int = 0
 
     def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
-        """Return the timer of a pass that was begun ahead, from now on.
+        """Return the timer of an iteration that was begun ahead, from now on.
 
         Args:
             words: its counters so far, summed up.
@@ -196,7 +196,7 @@ class IterationTimer:
         self.entered_ns -= now_ns() - self.began_ns
 
     def end(self) -> None:
-        """Record the end of the pass; may be called again."""
+        """Record the end of the iteration; may be called again."""
         if self.ended_ns is None:
             self.ended_ns = now_ns()
 
@@ -207,7 +207,7 @@ class IterationTimer:
         row_bytes: int,
         words: npt.NDArray[np.uint64],
     ) -> LoadingStats:
-        """Return the figures of the pass so far.
+        """Return the figures of the iteration so far.
 
         Args:
             partition: of its positions.

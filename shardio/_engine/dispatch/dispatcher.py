@@ -41,9 +41,9 @@ class Dispatcher:
         batch_spec: determines the content of batches.
         dataset: main's own, for error messages.
         backend: the workers that fill blocks.
-        passes: the passes under way.
+        iterations: the iterations under way.
         pool: the blocks.
-        n_blocks: how many blocks one pass should have.
+        n_blocks: how many blocks one iteration should have.
         memory_bytes: budget of all blocks, for messages.
     """
 
@@ -52,17 +52,17 @@ class Dispatcher:
         batch_spec: BatchSpec,
         dataset: Dataset,
         backend: Backend,
-        passes: IterationTable,
+        iterations: IterationTable,
         pool: BlockPool,
         *,
         n_blocks: int,
         memory_bytes: int,
     ) -> None:
-        self._batch_spec, self._dataset, self._backend, self._passes = (
+        self._batch_spec, self._dataset, self._backend, self._iterations = (
             batch_spec,
             dataset,
             backend,
-            passes,
+            iterations,
         )
         self.pool = pool
         self._n_blocks, self._memory_bytes = n_blocks, memory_bytes
@@ -70,7 +70,7 @@ class Dispatcher:
         """Called before the memory of released batches is used again."""
 
     def next(self, iteration: EpochIteration, timeout_s: float | None) -> Delivered | None:
-        """Return the next filled block of a pass, or None at its end; waits up to `timeout_s`.
+        """Return the next filled block of an iteration, None at its end; wait up to `timeout_s`.
 
         Raises:
             Exception: the failure of filling the block.
@@ -92,11 +92,11 @@ class Dispatcher:
                 block = schedule.deliver()
             except BaseException:
                 # The failure of a batch leaves the state intact
-                self._passes.is_torn = not schedule.is_over
+                self._iterations.is_torn = not schedule.is_over
                 raise
             if block is not None:
                 break
-            if not schedule.n_in_flight and not self._passes.n_coming_back:
+            if not schedule.n_in_flight and not self._iterations.n_coming_back:
                 self._force_block(iteration)
             start_ns = now_ns()
             is_answered = self.take_answers(end_s)
@@ -111,20 +111,21 @@ class Dispatcher:
         return block, step, *iteration.sizes.pop(step)
 
     def wait_for_slot(self, timeout_s: float | None) -> None:
-        """Wait until another pass can begin.
+        """Wait until another iteration can begin.
 
         Raises:
             InvalidArgument: there are as many as there may be; BatchTimeout.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        passes, what = self._passes, f"the end of one of {N_SLOTS} passes, all there may be,"
-        while passes.is_full and passes.n_coming_back:
+        iterations = self._iterations
+        what = f"the end of one of {N_SLOTS} iterations, all there may be,"
+        while iterations.is_full and iterations.n_coming_back:
             if not self.take_answers(end_s) and timeout_s is not None:
                 end_s = self.extended(end_s, timeout_s, what)
-        if passes.is_full:
+        if iterations.is_full:
             raise InvalidArgument(
-                f"{N_SLOTS} passes over one loader are under way, the most there may be; let go "
-                "of iterators that are no longer needed"
+                f"{N_SLOTS} iterations over one loader are under way, the most there may be; let "
+                "go of iterators that are no longer needed"
             )
 
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
@@ -160,7 +161,7 @@ class Dispatcher:
 
     def _assign_ahead(self, iteration: EpochIteration) -> None:
         """Let idle workers go on with the next epoch, in idle blocks."""
-        ahead = self._passes.ahead or self._passes.begin_ahead(iteration)
+        ahead = self._iterations.ahead or self._iterations.begin_ahead(iteration)
         if ahead is None:
             return
         schedule, pool = ahead.schedule, self.pool
@@ -173,14 +174,14 @@ class Dispatcher:
             self._give(ahead, *schedule.assign())
 
     def _end(self, iteration: EpochIteration) -> None:
-        """End a pass; the block delivered last stays as it is until another pass begins."""
+        """End an iteration; the block delivered last stays as it is until another one begins."""
         if iteration.successor is not None and not iteration.is_cancelled:
             self.apply_finalizers()
             self.assign_tasks(iteration)
         self._take_back(iteration)
 
     def _find_block(self, iteration: EpochIteration) -> bool:
-        """Give a pass a block, perhaps a new one; return False if there is none for it."""
+        """Give an iteration a block, perhaps a new one; return False if there is none for it."""
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
@@ -204,15 +205,15 @@ class Dispatcher:
         self._backend.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
-        """Return True if a pass keeps every worker busy and has as many blocks as it should."""
+        """Return True if an iteration keeps every worker busy and has all the blocks it should."""
         n_enough, n_to_come = self._n_blocks, schedule.n_circulating
-        if len(self._passes) > 1:  # rare
-            n_enough *= self._passes.n_live
-            n_to_come += self._passes.n_coming_back
+        if len(self._iterations) > 1:  # rare
+            n_enough *= self._iterations.n_live
+            n_to_come += self._iterations.n_coming_back
         return len(self.pool) >= n_enough and n_to_come >= self._backend.n_workers
 
     def _force_block(self, iteration: EpochIteration) -> None:
-        """Find a block for a pass that has none: one beyond the budget if need be.
+        """Find a block for an iteration that has none: one beyond the budget if need be.
 
         Raises:
             InsufficientMemory: all blocks are held, and there is no memory for another.
@@ -227,7 +228,7 @@ class Dispatcher:
             iteration.schedule.free(self.pool.make_extra())
             iteration.timer.n_blocks_made += 1
         except InsufficientMemory as error:
-            self._passes.is_torn = False
+            self._iterations.is_torn = False
             raise InsufficientMemory(
                 f"all {n} blocks ({n_bytes} bytes of a budget of {self._memory_bytes}) are held by "
                 "batches that the program still refers to, or by other loops over this loader; "
@@ -236,7 +237,7 @@ class Dispatcher:
         self.assign_tasks(iteration)
 
     def take_answers(self, end_s: float | None = None) -> bool:
-        """Wait for answers, until `end_s` at most, and tell the passes that they belong to.
+        """Wait for answers, until `end_s` at most, and tell the iterations that they belong to.
 
         Returns whether there was any.
         """
@@ -249,16 +250,16 @@ class Dispatcher:
         return is_answered
 
     def _route(self, answer: TaskResult | WorkerLost) -> None:
-        """Apply a result to its pass."""
+        """Apply a result to its iteration."""
         if isinstance(answer, WorkerLost):
-            self._passes.n_restarts += 1
-            for iteration in self._passes:
+            self._iterations.n_restarts += 1
+            for iteration in self._iterations:
                 iteration.timer.n_restarts += 1
                 iteration.known_to.discard(answer.worker)
                 self._lose(iteration, answer)
             return
         status, slot, number, step, heap_bytes, use, n_rows = answer.done
-        iteration = self._passes[slot]
+        iteration = self._iterations[slot]
         if status == _QUICK or status == _FILLED:
             block = self.pool[number]
             if use != block.use:
@@ -306,9 +307,9 @@ class Dispatcher:
         schedule.lost(loss.worker)
 
     def _tasks_of(self, worker: int) -> list[str]:
-        """Describe a worker's current task, or else the first it was given of each pass."""
+        """Describe a worker's current task, or else the first it was given of each iteration."""
         found, given = [], []
-        for iteration in self._passes:
+        for iteration in self._iterations:
             tasks = iteration.schedule.tasks_of(worker)
             for step, _, claims in self._at_work(iteration, tasks):
                 found.append(f"{claims.text} {_named(iteration, step)}")
@@ -331,19 +332,19 @@ class Dispatcher:
                 return
 
     def apply_finalizers(self) -> None:
-        """Apply the requests of finalizers: end passes, take back released blocks."""
-        if self._passes.ended:
-            for iteration in self._passes.take_ended():
+        """Apply the requests of finalizers: end iterations, take back released blocks."""
+        if self._iterations.ended:
+            for iteration in self._iterations.take_ended():
                 self._finish(iteration)
         self.pool.take_back_returned(self.settle)
 
     def _finish(self, iteration: EpochIteration) -> None:
-        """Take back the blocks of a cancelled pass; drop it when its last task is answered."""
+        """Take back the blocks of a cancelled iteration; drop it when its last task is answered."""
         for block in iteration.schedule.release_idle_blocks():
             self.pool.give_back(block)
         self._take_back(iteration)
         if not iteration.schedule.n_in_flight:
-            self._passes.forget(iteration)
+            self._iterations.forget(iteration)
 
     def _take_back(self, iteration: EpochIteration) -> None:
         """Free the block delivered last, unless it was leased."""

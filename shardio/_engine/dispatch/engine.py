@@ -1,8 +1,8 @@
-"""The engine of a loader: workers, blocks and passes, restarted if their state may be wrong.
+"""The engine of a loader: workers, blocks and iterations, restarted if their state may be wrong.
 
-One Engine belongs to one loader and lives as long. Every pass over an epoch is an `EpochIteration`
-with its own Schedule; several may run at the same time over the same workers and blocks.
-`dispatcher` does the work of every batch.
+One Engine belongs to one loader and lives as long. Every iteration over an epoch is an
+`EpochIteration` with its own Schedule; several may run at the same time over the same workers and
+blocks. `dispatcher` does the work of every batch.
 
 The schema of batches is that of the fields read or, with a transform, of the first transformed
 sample or batch, which a SchemaProbe gets. User functions run in a worker, as always, while main
@@ -166,7 +166,7 @@ def _candidates(n_samples: int) -> list[int]:
     return list(dict.fromkeys([*first, *spread])) if n_samples else [0]
 
 
-# Raised while the bookkeeping is consistent, by a pass that could not begin.
+# Raised while the bookkeeping is consistent, by an iteration that could not begin.
 _TEAR_NOTHING: Final = (
     InsufficientMemory,
     TransformError,
@@ -207,7 +207,7 @@ class Engine:
         self._backend = self._new_backend()
         self._prefetch = prefetch
         self._lock = threading.RLock()
-        self._passes = IterationTable()
+        self._iterations = IterationTable()
         self._dispatcher: Dispatcher | None = None
         self._layout: BlockLayout | None = None
         self._schemas: Schemas
@@ -230,8 +230,8 @@ class Engine:
         self.dataset = dataset
         marks_fd = create_bitmap_file(dataset.files.n_marks)
         self._fds = [marks_fd]
-        self._fds.append(self._passes.share())
-        self._fds.append(self._passes.share_counters(self._backend.n_workers))
+        self._fds.append(self._iterations.share())
+        self._fds.append(self._iterations.share_counters(self._backend.n_workers))
         self._fds.append(kept_file(self._n_workers))
         self._fds.extend(stack_files(self._n_workers))
         dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
@@ -280,7 +280,7 @@ class Engine:
             self._batch_spec,
             self.dataset,
             self._backend,
-            self._passes,
+            self._iterations,
             BlockPool(block_bytes, self._memory_bytes),
             n_blocks=self._n_blocks,
             memory_bytes=self._memory_bytes,
@@ -295,20 +295,20 @@ class Engine:
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
-        """Start a pass, or take over the one begun ahead if it has the same plan.
+        """Start an iteration, or take over the one begun ahead if it has the same plan.
 
-        `successor` is the plan of the next pass, if it may be begun ahead.
+        `successor` is the plan of the next iteration, if it may be begun ahead.
         """
         with self._inside():
             layout, dispatcher = self.layout(), self.dispatcher
-            iteration = self._passes.take_over(plan)
+            iteration = self._iterations.take_over(plan)
             dispatcher.apply_finalizers()
             if iteration is None:
                 dispatcher.wait_for_slot(self._timeout_s)
                 first, last = plan.partition.first_step, plan.partition.last_step
                 schedule = Schedule(first, last, self._backend.n_workers, self._backend.depth)
-                iteration = self._passes.begin(plan, schedule, layout)
-            self._passes.follow(iteration, successor if self._backend.goes_ahead else None)
+                iteration = self._iterations.begin(plan, schedule, layout)
+            self._iterations.follow(iteration, successor if self._backend.goes_ahead else None)
             try:
                 dispatcher.assign_tasks(iteration)
             except BaseException:  # the caller has nothing to close
@@ -317,20 +317,20 @@ class Engine:
             return iteration
 
     def next(self, iteration: EpochIteration) -> Delivered | None:
-        """Return the next filled block of a pass, or None at its end; waits for it.
+        """Return the next filled block of an iteration, or None at its end; waits for it.
 
         Raises:
             Exception: the failure of filling the block.
             ClosedError, WorkerDied, ShardChanged, BatchTimeout: there is no block.
         """
         with self._lock:
-            if self._is_closed or this_process.pid != self._owner_pid or self._passes.is_torn:
+            if self._is_closed or this_process.pid != self._owner_pid or self._iterations.is_torn:
                 self._check_usable()
                 self._restart_if_torn()
-            self._is_inside = self._passes.is_torn = True
+            self._is_inside = self._iterations.is_torn = True
             try:
                 found = self.dispatcher.next(iteration, self._timeout_s)
-                self._passes.is_torn = False
+                self._iterations.is_torn = False
                 return found
             except OSError as error:
                 explain_files(error)
@@ -346,12 +346,12 @@ class Engine:
         with self._lock:
             self._check_usable()
             self._restart_if_torn()
-            self._is_inside = self._passes.is_torn = True
+            self._is_inside = self._iterations.is_torn = True
             try:
                 yield
-                self._passes.is_torn = False
+                self._iterations.is_torn = False
             except _TEAR_NOTHING:
-                self._passes.is_torn = False
+                self._iterations.is_torn = False
                 raise
             finally:
                 self._is_inside = False
@@ -360,38 +360,38 @@ class Engine:
 
     def mark_torn(self) -> None:
         """Restart before the next call: Ctrl-C has interrupted a delivery."""
-        self._passes.is_torn = True
+        self._iterations.is_torn = True
 
     def _restart_if_torn(self) -> None:
         """Restart with new workers and blocks if the state may be wrong.
 
-        Delivered batches stay valid, and passes resume at their step: a batch is the same whichever
-        worker fills it, and however often.
+        Delivered batches stay valid, and iterations resume at their step: a batch is the same
+        whichever worker fills it, and however often.
         """
-        if not self._passes.is_torn:
+        if not self._iterations.is_torn:
             return
         self._backend.close()
-        self._passes.restart_passes()
+        self._iterations.restart_iterations()
         self._backend = self._new_backend()
         self._backend.send_hello(self.dataset, self._fds, self._tables)
         self._schema_probe = SchemaProbe(self._batch_spec, self.dataset, self._backend)
         if self._dispatcher is not None and self._layout is not None:
             self.pool.close()
             self._create_dispatcher(self._layout, self._schemas, self.pool.block_bytes)
-        self._passes.is_torn = False
+        self._iterations.is_torn = False
 
     def cancel(self, iteration: EpochIteration) -> None:
-        """End a pass early; its blocks come back as its tasks are answered.
+        """End an iteration early; its blocks come back as its tasks are answered.
 
         May be called by a finalizer: in any thread, in the middle of anything.
         """
         is_ours = this_process.pid == self._owner_pid
-        self._passes.cancel(iteration, is_known=is_ours and not self._is_closed)
+        self._iterations.cancel(iteration, is_known=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
         """Lease the block delivered last, for as long as any object refers to it.
 
-        Returns None if this pass, or the next one, could not go on without it: copy its content.
+        Returns None if this iteration, or the next one, could not go on without it: then copy it.
         """
         block = iteration.held
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
@@ -405,25 +405,25 @@ class Engine:
             dispatcher = self.dispatcher
             dispatcher.apply_finalizers()
             if iteration.schedule.is_over:
-                return dispatcher.pool.has_room or self._passes.has_blocks_ahead
+                return dispatcher.pool.has_room or self._iterations.has_blocks_ahead
             dispatcher.assign_tasks(iteration)
-            return iteration.schedule.n_circulating + self._passes.n_coming_back > 0
+            return iteration.schedule.n_circulating + self._iterations.n_coming_back > 0
 
     def stats(self, iteration: EpochIteration | None) -> tuple[LoadingStats, LoadingStats]:
-        """Return the figures of a pass, the latest, and of all passes; also after `close`.
+        """Return the figures of an iteration, the latest, and of all of them; also after `close`.
 
         Does not wait, so another thread than the iterating one may call it.
         """
-        latest = LoadingStats() if iteration is None else self._passes.stats_of(iteration)
-        return latest, self._passes.total()
+        latest = LoadingStats() if iteration is None else self._iterations.stats_of(iteration)
+        return latest, self._iterations.total()
 
     def record(self, *, is_recording: bool) -> None:
         """Start or stop the recording of each batch that workers fill, for `fillings`."""
-        self._passes.record(is_recording=is_recording)
+        self._iterations.record(is_recording=is_recording)
 
     def fillings(self) -> list[list[FillRecord]]:
         """Return the recorded fillings of each worker, in the order of time."""
-        return self._passes.fillings()
+        return self._iterations.fillings()
 
     @property
     def pool(self) -> BlockPool:
@@ -471,6 +471,6 @@ class Engine:
             self._dispatcher = None
         while self._fds:
             os.close(self._fds.pop())
-        self._passes.release()
+        self._iterations.release()
         if hasattr(self, "dataset"):
             self.dataset.close()

@@ -1,6 +1,7 @@
-"""One pass over an epoch, as main keeps it; what to do with it is the engine's business.
+"""The iterations under way over one loader, as the main process keeps them.
 
-The passes under way over one loader, and the shared words that say which are cancelled.
+Shared words tell the workers which of them are cancelled. What to do with an iteration is the
+engine's business.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Delivered = tuple[int, int, int, int]
 
 @dataclass(slots=True, eq=False)
 class EpochIteration:
-    """A pass under way: `slot` tells it apart from others, also in the workers."""
+    """An iteration under way: `slot` tells it apart from others, also in the workers."""
 
     slot: int
     plan: EpochPlan
@@ -64,7 +65,7 @@ class EpochIteration:
     is_ahead: bool = False
     """True if it was begun ahead and no loop has asked for it yet."""
     successor: EpochPlan | None = None
-    """The plan of the next pass, if that may begin once all steps of this one are assigned."""
+    """The plan of the next iteration, if that may begin once all steps of this one are assigned."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
         """Return the skipped samples of a step that is delivered now, in order.
@@ -84,11 +85,11 @@ class EpochIteration:
 
 
 N_SLOTS: Final = 4096
-"""The maximum number of passes of one loader at the same time."""
+"""The maximum number of iterations of one loader at the same time."""
 
 
 class IterationTable:
-    """The passes under way, by slot, until the last of their tasks is answered.
+    """The iterations under way, by slot, until the last of their tasks is answered.
 
     The caller holds the engine's lock, except for `cancel`.
     """
@@ -100,11 +101,11 @@ class IterationTable:
         self.ended: deque[EpochIteration] = deque()
         """Passes that `cancel` was called for, until `take_ended` gives them out."""
         self.ahead: EpochIteration | None = None
-        """The pass that was begun ahead, until somebody iterates it, or it is not wanted."""
+        """The iteration that was begun ahead, until somebody iterates it, or it is not wanted."""
         self._latest: EpochIteration | None = None
-        """The pass that was begun, or taken over, last; while it is under way."""
+        """The iteration that was begun, or taken over, last; while it is under way."""
         self._foreseen: EpochPlan | None = None
-        """The plan that the next pass should have."""
+        """The plan that the next iteration should have."""
         self._counter_table: CounterTable
         self._is_recording = False
         self._forgotten = LoadingStats()
@@ -115,7 +116,7 @@ class IterationTable:
 
     def share(self) -> int:
         """Put the words into memory that workers can map; the caller owns its descriptor."""
-        fd = reserve_memory_file(N_SLOTS, "the table of passes")
+        fd = reserve_memory_file(N_SLOTS, "the table of iterations")
         try:
             self._words = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
         except BaseException:
@@ -146,22 +147,22 @@ class IterationTable:
 
     @property
     def is_full(self) -> bool:
-        """True if no other pass can begin."""
+        """True if no other iteration can begin."""
         return not self._free_slots
 
     @property
     def n_live(self) -> int:
-        """The number of passes that are not cancelled."""
+        """The number of iterations that are not cancelled."""
         return sum(not each.is_cancelled for each in self._by_slot.values())
 
     @property
     def n_coming_back(self) -> int:
-        """The number of blocks that workers still have for cancelled passes."""
+        """The number of blocks that workers still have for cancelled iterations."""
         each_cancelled = (each for each in self._by_slot.values() if each.is_cancelled)
         return sum(each.schedule.n_in_flight for each in each_cancelled)
 
     def begin(self, plan: EpochPlan, schedule: Schedule, layout: BlockLayout) -> EpochIteration:
-        """Begin a pass; there must be room for it."""
+        """Begin an iteration; there must be room for it."""
         slot = self._free_slots.pop()
         self._words[slot] = 0
         iteration = self._by_slot[slot] = EpochIteration(slot, plan, schedule, layout)
@@ -171,13 +172,13 @@ class IterationTable:
 
     @property
     def has_blocks_ahead(self) -> bool:
-        """True if the next pass has blocks already."""
+        """True if the next iteration has blocks already."""
         return self.ahead is not None and self.ahead.schedule.n_circulating > 0
 
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
-        """Begin the pass that follows another before any loop iterates it.
+        """Begin the iteration that follows another before any loop iterates it.
 
-        Returns None if it must not begin now: it only gets blocks and time that no other pass
+        Returns None if it must not begin now: it only gets blocks and time that no other iteration
         needs.
         """
         plan = before.successor
@@ -190,7 +191,7 @@ class IterationTable:
         return iteration
 
     def take_over(self, plan: EpochPlan) -> EpochIteration | None:
-        """Return the pass begun ahead, with its clock reset, if it has this plan.
+        """Return the iteration begun ahead, with its clock reset, if it has this plan.
 
         Else cancel it.
         """
@@ -206,9 +207,9 @@ class IterationTable:
         return iteration
 
     def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
-        """Record the plan that should follow a pass, the latest; no other pass has a successor.
+        """Record the plan that should follow an iteration, the latest; no other has a successor.
 
-        If this pass is not the foreseen one, its successor is not foreseen either: none begins
+        If this iteration is not the foreseen one, its successor is not foreseen either: none begins
         ahead.
         """
         if self._latest is not None:
@@ -218,7 +219,7 @@ class IterationTable:
         iteration.successor = successor if is_foreseen else None
 
     def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
-        """Note that a pass has ended early, also where workers that have its tasks see it.
+        """Note that an iteration has ended early, also where workers that have its tasks see it.
 
         May be called by a finalizer: in any thread, in the middle of anything. `is_known` is False
         in a fork of the process that has the workers, which this must not reach.
@@ -229,7 +230,7 @@ class IterationTable:
         self.ended.append(iteration)
 
     def take_ended(self) -> Iterator[EpochIteration]:
-        """Yield, once each, the passes cancelled since the last call."""
+        """Yield, once each, the iterations cancelled since the last call."""
         while self.ended:
             iteration = self.ended.popleft()
             if not iteration.is_cancelled:
@@ -238,7 +239,7 @@ class IterationTable:
                 yield iteration
 
     def forget(self, iteration: EpochIteration) -> None:
-        """All tasks of a pass are answered: its slot is free for another."""
+        """All tasks of an iteration are answered: its slot is free for another."""
         self._drop(iteration)
         self._free_slots.append(iteration.slot)
 
@@ -249,8 +250,8 @@ class IterationTable:
         if self._latest is iteration:
             self._latest = None
 
-    def restart_passes(self) -> None:
-        """Keep the passes that somebody iterates, each where it is, with nothing given out."""
+    def restart_iterations(self) -> None:
+        """Keep the iterations that somebody iterates, each where it is, with nothing given out."""
         while self.ended:
             self.ended.popleft().is_cancelled = True
         for iteration in self._by_slot.values():
@@ -265,7 +266,7 @@ class IterationTable:
         self._words[:] = 0
 
     def stats_of(self, iteration: EpochIteration) -> LoadingStats:
-        """Return the figures of a pass so far; valid until another begins in its slot."""
+        """Return the figures of an iteration so far; valid until another begins in its slot."""
         plan, timer = iteration.plan, iteration.timer
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
         words = self._counter_table.of(iteration.slot)
@@ -273,7 +274,7 @@ class IterationTable:
         return replace(found, n_skipped=iteration.n_skipped)
 
     def total(self) -> LoadingStats:
-        """Return the figures of all passes together."""
+        """Return the figures of all iterations together."""
         counted = (self.stats_of(each) for each in self if not each.is_ahead)
         found = sum(counted, self._forgotten)
         return replace(found, n_restarts=self.n_restarts)
