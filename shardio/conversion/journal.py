@@ -30,7 +30,7 @@ from shardio.conversion.source import Input, Item, Outcome
 from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import MAJOR, MINOR
-from shardio.maintenance import audit_shard
+from shardio.maintenance import verify_shard
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json, unlink, write_atomic
@@ -345,4 +345,4 @@ def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
         return name == unit.published_shard(shard).name
     with ShardReader(path, verify="off") as reader:
         found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
-    return found == shard and not audit_shard(path)
+    return found == shard and not verify_shard(path)

@@ -22,19 +22,17 @@ if TYPE_CHECKING:
     from shardio.maintenance.splitting import SplitReport, split
     from shardio.maintenance.statistics import StatsReport, compute_stats
     from shardio.maintenance.verify.dataset import (
-        AuditReport,
         MaintenanceProgress,
         Survey,
-        audit_dataset,
-        audit_shard,
+        VerificationReport,
         survey_shard,
+        verify_dataset,
+        verify_shard,
     )
     from shardio.maintenance.verify.findings import Finding
-    from shardio.maintenance.verify.runner import AuditProgress
+    from shardio.maintenance.verify.runner import VerificationProgress
 
 __all__ = [
-    "AuditProgress",
-    "AuditReport",
     "DiffReport",
     "Finding",
     "Loss",
@@ -46,9 +44,9 @@ __all__ = [
     "SplitReport",
     "StatsReport",
     "Survey",
+    "VerificationProgress",
+    "VerificationReport",
     "add_column",
-    "audit_dataset",
-    "audit_shard",
     "compact",
     "compute_stats",
     "diff",
@@ -57,12 +55,12 @@ __all__ = [
     "reshard",
     "split",
     "survey_shard",
+    "verify_dataset",
+    "verify_shard",
 ]
 
 # The module of each public name.
 _HOMES = {
-    "AuditProgress": "shardio.maintenance.verify.runner",
-    "AuditReport": "shardio.maintenance.verify.dataset",
     "DiffReport": "shardio.maintenance.comparison",
     "Finding": "shardio.maintenance.verify.findings",
     "Loss": "shardio.maintenance.repairing",
@@ -74,9 +72,9 @@ _HOMES = {
     "SplitReport": "shardio.maintenance.splitting",
     "StatsReport": "shardio.maintenance.statistics",
     "Survey": "shardio.maintenance.verify.dataset",
+    "VerificationProgress": "shardio.maintenance.verify.runner",
+    "VerificationReport": "shardio.maintenance.verify.dataset",
     "add_column": "shardio.maintenance.added_columns",
-    "audit_dataset": "shardio.maintenance.verify.dataset",
-    "audit_shard": "shardio.maintenance.verify.dataset",
     "compact": "shardio.maintenance.resharding",
     "compute_stats": "shardio.maintenance.statistics",
     "diff": "shardio.maintenance.comparison",
@@ -85,6 +83,8 @@ _HOMES = {
     "reshard": "shardio.maintenance.resharding",
     "split": "shardio.maintenance.splitting",
     "survey_shard": "shardio.maintenance.verify.dataset",
+    "verify_dataset": "shardio.maintenance.verify.dataset",
+    "verify_shard": "shardio.maintenance.verify.dataset",
 }
 
 

@@ -217,7 +217,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
 
     Raises:
         DatasetNotFound, ShardCorrupt, …: a dataset or shard cannot be read. Data that need not be
-            read is not verified: see `audit_dataset`.
+            read is not verified: see `verify_dataset`.
         DatasetConflict: another writer removed shards during the comparison.
     """
     report = DiffReport(os.fspath(a), os.fspath(b))

@@ -29,7 +29,7 @@ from shardio.format.schema import Schema
 from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting, published_in, raise_conflict
 from shardio.maintenance.salvage import mend, schema_of, unreadable_pages
 from shardio.maintenance.verify.dataset import ends_of
-from shardio.maintenance.verify.shard import examine
+from shardio.maintenance.verify.shard import verify_file
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import read_checksummed_json
@@ -355,7 +355,7 @@ def _adopt(part: Part, rewriting: Rewriting, found: ShardRepair) -> bool:
     """Copy a shard that is sound and the one that it should be; returns whether it is."""
     if unreadable_pages(part.path):
         return False
-    examined = examine(part.path)
+    examined = verify_file(part.path)
     if examined.findings or examined.schema != part.schema.to_json().decode():
         return False
     n_samples = examined.n_samples or 0

@@ -24,7 +24,7 @@ from shardio.errors import (
     DatasetNotFound,
     SchemaError,
 )
-from shardio.maintenance import add_column, audit_dataset, compute_stats, merge, split
+from shardio.maintenance import add_column, compute_stats, merge, split, verify_dataset
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
@@ -98,7 +98,7 @@ def test_new_samples_follow_the_existing_ones(lines: Path, out: Path) -> None:
     assert (report.n_samples, report.n_samples_before, report.generation) == (4, 7, 2)
     new = [name for name in now if name.endswith(".shard") and name not in before]
     assert report.n_bytes == sum(len(now[name]) for name in new)
-    assert audit_dataset(out, workers=0).findings == ()
+    assert verify_dataset(out, workers=0).findings == ()
 
 
 def test_only_inputs_without_samples_are_converted(lines: Path, out: Path, read: list[str]) -> None:
@@ -611,7 +611,7 @@ def test_samples_are_appended_with_the_schema_of_the_dataset(numbers: Path) -> N
         assert dataset.operation == {"name": "append", "options": {"shard_bytes": 8}}
         assert len(dataset.shards) == 5 and dataset.stats == {}
         assert report.n_bytes == sum(shard.n_bytes for shard in dataset.shards[1:])
-    assert audit_dataset(numbers, workers=0).findings == ()
+    assert verify_dataset(numbers, workers=0).findings == ()
 
 
 def test_without_samples_there_is_no_generation(numbers: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import shardio
 from shardio.conversion import execution
 from shardio.conversion.execution import group_small
-from shardio.maintenance import audit_dataset
+from shardio.maintenance import verify_dataset
 from shardio.shard.writer import ShardWriter
 from tests.lines import contents
 from tests.shards import EVERY_FIELD, every_field_sample, samples
@@ -63,7 +63,7 @@ def test_small_samples_make_one_shard_for_any_number_of_workers(tmp_path: Path) 
         assert sorted(os.listdir(out)) == ["000000-000.shard", "dataset.json", "generations"]
     assert found[0] == found[1] == found[2]
     assert numbers_of(tmp_path / "0") == list(range(200))
-    assert audit_dataset(tmp_path / "0", workers=0).findings == ()
+    assert verify_dataset(tmp_path / "0", workers=0).findings == ()
 
 
 def test_shards_of_a_map_style_data_set_are_merged(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import shardio
 from shardio import Input, Outcome
 from shardio.conversion.inputs import join_parts, list_inputs
 from shardio.conversion.journal import cut_units
-from shardio.maintenance import audit_dataset
+from shardio.maintenance import verify_dataset
 from shardio_tools.cli import main
 from tests.lines import Lines, contents, convert, install, outcomes, texts, write
 
@@ -62,7 +62,7 @@ def test_parts_are_listed_and_give_no_samples(
     assert found["cats/1.many/x/1.txt"].reason == "of cats/1.many/0.txt"
     assert found["shared"].reason == "of cats/1.many/0.txt"
     assert found["cats/1.many/0.txt"].n_bytes == len("miauandsowith both")
-    assert audit_dataset(tmp_path / "out", workers=0).findings == ()
+    assert verify_dataset(tmp_path / "out", workers=0).findings == ()
     assert (
         main(["convert", str(lines), str(tmp_path / "2"), "--kind", "lines", "--workers", "0"]) == 0
     )

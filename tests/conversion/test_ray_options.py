@@ -11,7 +11,7 @@ import pytest
 
 import shardio
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
-from shardio.maintenance import add_column, audit_dataset, compute_stats
+from shardio.maintenance import add_column, compute_stats, verify_dataset
 from tests.loading import write_dataset
 
 
@@ -25,7 +25,7 @@ def calls(folder: str, out: Path, **options: Any) -> list[Any]:
     return [
         lambda: shardio.convert(Path(folder).parent, out, kind="arrays", **options),
         lambda: shardio.convert([1], out, samples=lambda n: {"n": n}, **options),
-        lambda: audit_dataset(folder, **options),
+        lambda: verify_dataset(folder, **options),
         lambda: compute_stats(folder, **options),
         lambda: add_column(folder, "n", shardio.Array("int64"), len, **options),
     ]
@@ -63,7 +63,7 @@ def test_options_that_a_cluster_does_not_support_are_refused(
     with pytest.raises(InvalidArgument, match="workers is 0; with engine='ray' it must be 1"):
         shardio.convert(folder, tmp_path / "out", kind="arrays", engine="ray", workers=0)
     with pytest.raises(InvalidArgument, match="access is 'mmap'; with engine='ray' it must be"):
-        audit_dataset(folder, engine="ray", access="mmap")
+        verify_dataset(folder, engine="ray", access="mmap")
     with pytest.raises(InvalidArgument, match="engine: only for a function"):
         add_column(folder, "n", shardio.Array("int64"), range(3), engine="ray")
     with pytest.raises(InvalidArgument, match="gpus is 1; only engine='ray' gives any"):

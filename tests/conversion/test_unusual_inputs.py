@@ -238,7 +238,7 @@ def test_a_thousand_tiny_inputs_are_all_accounted_for(
     assert sorted(map(int, texts(tmp_path / "out"))) == list(range(1000))
 
 
-AUDITED = """
+VERIFIED = """
 import os, sys
 seen = []
 def note(path, folder_fd=-1):
@@ -264,7 +264,7 @@ print(len(seen), [path for path in seen if not path.startswith(out)])
 
 def test_nothing_outside_out_is_opened_for_writing(tmp_path: Path) -> None:
     create_unusual_inputs(tmp_path / "odd")
-    command = [sys.executable, "-c", AUDITED, str(tmp_path / "odd"), str(tmp_path / "out")]
+    command = [sys.executable, "-c", VERIFIED, str(tmp_path / "odd"), str(tmp_path / "out")]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/converters"}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     done = subprocess.run(

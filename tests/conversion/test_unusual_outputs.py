@@ -13,7 +13,7 @@ from shardio.conversion import execution
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound
 from shardio.export import export
-from shardio.maintenance import add_column, audit_dataset, merge, reshard
+from shardio.maintenance import add_column, merge, reshard, verify_dataset
 from shardio.storage.fs import to_checksummed_json
 from shardio_tools import cli
 from tests.lines import contents, convert, install, texts, write
@@ -154,7 +154,7 @@ def test_a_damaged_rename_log_of_a_replacement_is_an_error_with_a_hint(
     shutil.rmtree(killed_replacement / ".conversion")
     assert (
         texts(killed_replacement) == OLD
-        and not audit_dataset(killed_replacement, workers=0).findings
+        and not verify_dataset(killed_replacement, workers=0).findings
     )
 
 

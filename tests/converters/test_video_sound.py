@@ -14,7 +14,7 @@ import pytest
 import shardio
 from shardio import Audio, InvalidArgument, ShardLoader
 from shardio.conversion import Progress
-from shardio.maintenance import audit_dataset
+from shardio.maintenance import verify_dataset
 from shardio.media import AudioDecoder, begin_of, demux
 from shardio.media.audio import Sound
 from shardio_converters.media.videos import Videos
@@ -68,7 +68,7 @@ def test_the_packets_of_the_source_stay_as_they_are(
             assert bytes(sample["audio"].data) == source.data
             np.testing.assert_array_equal(sample["audio"].packets, source.packets)
             assert sample["audio"].parameters == source.parameters
-    assert not audit_dataset(out(store), workers=0).findings
+    assert not verify_dataset(out(store), workers=0).findings
 
 
 @pytest.mark.parametrize("store", STORES)

@@ -15,7 +15,7 @@ import numpy as np
 from shardio.errors import ShardCorrupt, ShardioError
 from shardio.maintenance.verify import shard
 from shardio.maintenance.verify.findings import Findings
-from shardio.maintenance.verify.shard import examine_bytes
+from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
 from tests.corruption.forge import read_everything
@@ -23,7 +23,7 @@ from tests.shards import same_value
 
 
 class _FoundError(Exception):
-    """Ends an audit at its first finding."""
+    """Ends a verification at its first finding."""
 
 
 class _FirstOnly(Findings):
@@ -47,7 +47,7 @@ def code_found(content: bytes | bytearray | memoryview) -> str | None:
         return "incomplete"
     try:
         vars(shard)["Findings"] = _FirstOnly
-        examine_bytes(memoryview(content), "s.shard")
+        verify_bytes(memoryview(content), "s.shard")
     except _FoundError as found:
         return str(found)
     finally:
@@ -102,11 +102,11 @@ class Victim:
             os.truncate(self.path, len(self.content))
 
     def _audit_complaint(self) -> str | None:
-        return None if code_found(self.content) else "the audit found nothing"
+        return None if code_found(self.content) else "verification found nothing"
 
     def _refusal_complaint(self, content: bytes | memoryview) -> str | None:
         if not code_found(content):
-            return "the audit found nothing"
+            return "verification found nothing"
         refused = isinstance(read_everything(self.path), ShardioError)
         self.n_refused += refused
         return None if refused else "a reader did not refuse the file"

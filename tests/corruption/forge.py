@@ -51,7 +51,7 @@ from shardio.format.layout import (
 from shardio.format.schema import Schema
 from shardio.format.streams import STREAM_DTYPE, EncodedStream
 from shardio.format.values import EncodedImage
-from shardio.maintenance.verify.shard import examine_bytes
+from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from tests.shards import made_stream
@@ -364,7 +364,7 @@ def read_bytes(tmp_path: Path, content: bytes, verify: str = "first") -> Any:
 
 def codes_of(content: bytes) -> list[str]:
     """Return the codes of the findings in a shard in memory."""
-    return [finding.code for finding in examine_bytes(memoryview(content), "r.shard").findings]
+    return [finding.code for finding in verify_bytes(memoryview(content), "r.shard").findings]
 
 
 Change = Callable[[Forgery], None]

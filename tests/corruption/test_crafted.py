@@ -28,8 +28,8 @@ from shardio.format.codecs import Codec
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind, Required
 from shardio.format.schema import Schema
-from shardio.maintenance.verify.dataset import audit_dataset
-from shardio.maintenance.verify.shard import examine_bytes
+from shardio.maintenance.verify.dataset import verify_dataset
+from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
@@ -68,7 +68,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def codes_of(content: bytes) -> list[str]:
-    return [finding.code for finding in examine_bytes(memoryview(content), "c.shard").findings]
+    return [finding.code for finding in verify_bytes(memoryview(content), "c.shard").findings]
 
 
 def read(tmp_path: Path, content: bytes) -> Any:
@@ -91,7 +91,7 @@ def test_padding_of_a_section_or_of_the_table_that_is_not_zero_is_found(sound: b
     for end in [*(section.end for section in Parts.of(sound).sections), table_offset + PAGE]:
         content = bytearray(sound)
         content[end - 1] = 1
-        (finding,) = examine_bytes(memoryview(content), "c.shard").findings
+        (finding,) = verify_bytes(memoryview(content), "c.shard").findings
         assert (finding.code, finding.offset, finding.found) == ("padding", end - 1, 1)
 
 
@@ -160,7 +160,7 @@ def test_what_was_swapped_after_writing_does_not_match_its_hash(
     parts.hashes = parts.blocks = False
     error = read(tmp_path, parts.seal())
     assert isinstance(error, ChecksumMismatch)
-    found = examine_bytes(memoryview(parts.seal()), "c.shard").findings
+    found = verify_bytes(memoryview(parts.seal()), "c.shard").findings
     assert {(f.code, f.section) for f in found} >= {("checksum", section)}
 
 
@@ -186,7 +186,7 @@ def test_a_shape_that_is_right_in_product_only_cannot_be_told_in_the_file_but_in
     assert isinstance(found, list) and found[0]["grid"].shape == (3, 2)
     with ShardDataset(root) as dataset, pytest.raises(DatasetCorrupt, match="not the shard that"):
         dataset[0]
-    assert [f.code for f in audit_dataset(root, workers=0).findings] == ["generation"]
+    assert [f.code for f in verify_dataset(root, workers=0).findings] == ["generation"]
 
 
 def test_records_swapped_with_all_hashes_right_are_another_shard_with_another_id(
@@ -209,7 +209,7 @@ _READ = """
 import os, sys
 from shardio.errors import ShardCorrupt
 from shardio.shard.reader import ShardReader
-from shardio.maintenance.verify.shard import examine
+from shardio.maintenance.verify.shard import verify_file
 
 def peak_bytes():
     with open("/proc/self/status") as file:
@@ -225,7 +225,7 @@ for path in (sound, bomb):
             list(reader)
     except ShardCorrupt as error:
         code = error.code
-    found = [finding.code for finding in examine(path).findings]
+    found = [finding.code for finding in verify_file(path).findings]
 print(code, ",".join(found), peak_bytes() - before)
 """
 
@@ -280,8 +280,8 @@ def test_a_zstd_bomb_is_refused_in_less_than_16_mib(
         text=True,
         check=True,
     )
-    found, audited, grown = done.stdout.split()
-    assert (found, audited) == (code, code)
+    found, verified, grown = done.stdout.split()
+    assert (found, verified) == (code, code)
     assert int(grown) < 16 * MIB
 
 
@@ -384,7 +384,7 @@ OPTIONAL: dict[str, tuple[Callable[[Parts], None], str, str]] = {
 
 
 def optional_cases(folder: Path) -> dict[str, tuple[bytes, str, str]]:
-    """Shards that break a rule each; the codes that a reader and an audit give."""
+    """Shards that break a rule each; the codes that a reader and a verification give."""
     sound, cases = shard_of(folder, SMALL, small_samples()), {}
     for what, (change, reader_code, code) in OPTIONAL.items():
         parts = Parts.of(sound)
@@ -466,7 +466,7 @@ def test_a_generation_that_names_a_file_outside_is_refused(
     rename_in_generation(dataset, name.format(tmp_path))
     with pytest.raises(DatasetCorrupt, match="not a shard name in the dataset's folder"):
         ShardDataset(dataset)
-    assert [f.code for f in audit_dataset(dataset, workers=0).findings] == ["dataset"]
+    assert [f.code for f in verify_dataset(dataset, workers=0).findings] == ["dataset"]
 
 
 @pytest.mark.parametrize("how", ["absolute", "relative", "by two links"])
@@ -482,7 +482,7 @@ def test_a_shard_that_is_a_link_to_outside_is_refused(
     with ShardDataset(dataset) as opened, pytest.raises(DatasetCorrupt) as caught:
         opened[0]
     assert str(caught.value) == f"{shard}: a link that leads out of the dataset, to {outside}"
-    assert [f.code for f in audit_dataset(dataset, workers=0).findings] == ["outside"]
+    assert [f.code for f in verify_dataset(dataset, workers=0).findings] == ["outside"]
 
 
 @pytest.mark.parametrize("name", [POINTER, GENERATIONS, f"{GENERATIONS}/000001.json"])
@@ -493,7 +493,7 @@ def test_a_manifest_that_is_a_link_to_outside_is_refused(
     (dataset / name).symlink_to(tmp_path / "moved")
     with pytest.raises(DatasetCorrupt, match="a link that leads out of the dataset"):
         ShardDataset(dataset)
-    assert [f.code for f in audit_dataset(dataset, workers=0).findings] == ["dataset"]
+    assert [f.code for f in verify_dataset(dataset, workers=0).findings] == ["dataset"]
 
 
 def test_links_within_a_dataset_and_to_a_dataset_are_followed(
@@ -505,7 +505,7 @@ def test_links_within_a_dataset_and_to_a_dataset_are_followed(
     (tmp_path / "link").symlink_to(dataset)
     with ShardDataset(tmp_path / "link") as opened:
         assert same_sample(opened[0], SAMPLES[0])
-    assert audit_dataset(tmp_path / "link", workers=0).findings == ()
+    assert verify_dataset(tmp_path / "link", workers=0).findings == ()
 
 
 def test_a_shard_linked_in_a_circle_is_an_error_of_the_system(dataset: Path) -> None:
@@ -514,5 +514,5 @@ def test_a_shard_linked_in_a_circle_is_an_error_of_the_system(dataset: Path) -> 
     shard.symlink_to(shard.name)
     with ShardDataset(dataset) as opened, pytest.raises(OSError, match="leads to itself"):
         opened[0]
-    assert [f.code for f in audit_dataset(dataset, workers=0).findings] == ["unreadable"]
+    assert [f.code for f in verify_dataset(dataset, workers=0).findings] == ["unreadable"]
     assert os.path.islink(shard)

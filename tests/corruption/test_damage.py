@@ -1,4 +1,4 @@
-"""Damage of every kind to a small shard: the audit finds it, a reader never returns wrong data.
+"""Damage of every kind to a small shard: verification finds it, a reader never returns wrong data.
 
 `tools/dev/flip_every_bit.py` does the same with every bit.
 """
@@ -14,7 +14,7 @@ import pytest
 from shardio.errors import ShardioError
 from shardio.format.fields import CODECS, FIELD_TYPES
 from shardio.format.layout import HEADER, HEADER_HASH, PAGE, Kind
-from shardio.maintenance.verify.shard import examine_bytes
+from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.verification import Verify
 from tests.corruption.damage import Victim, code_found
 from tests.corruption.forge import (
@@ -37,7 +37,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytearray:
 
 
 def findings_in(content: bytes | bytearray | memoryview) -> list[str]:
-    return [finding.code for finding in examine_bytes(memoryview(content), "s.shard").findings]
+    return [finding.code for finding in verify_bytes(memoryview(content), "s.shard").findings]
 
 
 def is_intact(found: list[dict[str, object]]) -> bool:
@@ -131,13 +131,13 @@ def test_a_flipped_bit_in_every_byte_of_the_header_pages_padding(
 def test_the_audit_finds_and_places_a_flipped_bit_in_every_byte_of_all_other_padding(
     small: bytearray,
 ) -> None:
-    # One byte of each part at a time: the audit finds the first one in each part.
+    # One byte of each part at a time: verification finds the first one in each part.
     parts, damaged = padding_bytes(small, of_headers=False), bytearray(small)
     for flipped in itertools.zip_longest(*parts):
         places = {at for at in flipped if at is not None}
         for at in places:
             damaged[at] ^= 1 << at % 8
-        found = examine_bytes(memoryview(damaged), "s.shard").findings
+        found = verify_bytes(memoryview(damaged), "s.shard").findings
         assert {(f.code, f.offset) for f in found} == {("padding", at) for at in places}
         for at in places:
             damaged[at] ^= 1 << at % 8
@@ -236,7 +236,7 @@ def test_the_audit_goes_on_after_a_finding(small: bytearray) -> None:
     payload, column = sections[Kind.PAYLOAD, 0xFFFF, 0], sections[Kind.COLUMN, 0, 0]
     for at in (column.offset + 5, column.offset + 4000, payload.offset + 10, len(small) - 9):
         damaged[at] ^= 0x10
-    found = examine_bytes(memoryview(damaged), "s.shard").findings
+    found = verify_bytes(memoryview(damaged), "s.shard").findings
     assert {(f.code, f.section) for f in found} == {
         ("padding", "trailer"),
         ("padding", "column"),

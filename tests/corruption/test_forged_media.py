@@ -12,7 +12,7 @@ from shardio.errors import ChecksumMismatch, ShardCorrupt
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import Kind, Required
 from shardio.format.streams import PACKET_DTYPE, STREAM_DTYPE
-from shardio.maintenance.verify.shard import examine_bytes
+from shardio.maintenance.verify.shard import verify_bytes
 from tests.corruption.damage import Victim
 from tests.corruption.forge import (
     MEDIA_RULES,
@@ -172,7 +172,7 @@ def test_media_that_break_a_rule_are_refused_when_they_are_read(
     assert isinstance(error, ShardCorrupt), error
     assert error.code == code
     assert error.field and error.sample is not None and error.offset
-    found = {(f.code, f.field, f.sample) for f in examine_bytes(memoryview(content), "m").findings}
+    found = {(f.code, f.field, f.sample) for f in verify_bytes(memoryview(content), "m").findings}
     assert (code, error.field, error.sample) in found
 
 
@@ -193,7 +193,7 @@ def test_tables_that_the_schema_does_not_ask_for_are_refused_at_open(
     assert code in codes_of(content)
 
 
-# --- what only the audit sees ---------------------------------------------------------------------
+# --- what only verification sees ------------------------------------------------------------------
 
 
 def grow(forgery: Forgery, key: Any, more: bytes) -> None:
@@ -216,7 +216,7 @@ def wrong_hash_of_hashes(forgery: Forgery) -> None:
 
 REORDERED = '{"ü":[1,null],"codec":"h264"}'.encode()
 
-AUDITED_MEDIA: list[tuple[str, Change, list[str]]] = [
+VERIFIED_MEDIA: list[tuple[str, Change, list[str]]] = [
     ("packets of no stream", lambda f: grow(f, PACKETS, bytes(32)), ["counting"]),
     ("chunks of no stream", lambda f: grow(f, CHUNKS, bytes(8)), ["counting"]),
     ("packets in another order than the streams", moved_packets, ["counting"]),
@@ -227,10 +227,10 @@ AUDITED_MEDIA: list[tuple[str, Change, list[str]]] = [
 
 @pytest.mark.parametrize(
     ("change", "codes"),
-    [case[1:] for case in AUDITED_MEDIA],
-    ids=[case[0] for case in AUDITED_MEDIA],
+    [case[1:] for case in VERIFIED_MEDIA],
+    ids=[case[0] for case in VERIFIED_MEDIA],
 )
-def test_what_a_reader_of_media_need_not_see_is_found_by_the_audit(
+def test_what_a_reader_of_media_need_not_see_is_found_by_the_verify(
     media: bytearray, tmp_path: Path, change: Change, codes: list[str]
 ) -> None:
     forgery = Forgery.of(media)

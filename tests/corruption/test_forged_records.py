@@ -1,7 +1,7 @@
 """Forged records: one rule of index, payload or values broken each, with every hash right.
 
-A forgery that readers must refuse is refused by the audit too; those that only the audit refuses
-cannot make a reader return anything but what the writer of the file put there.
+A forgery that readers must refuse is refused by verification too; those that only verification
+refuses cannot make a reader return anything but what the writer of the file put there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardio.format.codecs import Codec
 from shardio.format.fields import Array, List
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
-from shardio.maintenance.verify.shard import examine_bytes
+from shardio.maintenance.verify.shard import verify_bytes
 from tests.corruption.forge import (
     INDEX,
     PAYLOAD,
@@ -157,11 +157,11 @@ def test_a_refused_record_is_named_with_file_field_sample_and_offset(
         2,
         offset,
     )
-    found = examine_bytes(memoryview(content), "r.shard").findings
+    found = verify_bytes(memoryview(content), "r.shard").findings
     assert [(f.field, f.sample, f.offset) for f in found] == [("note", 2, offset)]
 
 
-# --- what only the audit sees ---------------------------------------------------------------
+# --- what only verification sees ---------------------------------------------------------------
 
 
 def stride_padding(forgery: Forgery) -> None:
@@ -201,7 +201,7 @@ def without_zstd(forgery: Forgery) -> None:
     forgery.header_changes["required"] = 0
 
 
-AUDITED: list[tuple[str, Change, list[str]]] = [
+VERIFIED: list[tuple[str, Change, list[str]]] = [
     ("bytes between rows", stride_padding, ["padding"]),
     ("a bool of 2 in a column", flag_of_two, ["value"]),
     ("a bool of 2 in a record", record("mask", b"\x01\x02"), ["value"]),
@@ -217,9 +217,9 @@ AUDITED: list[tuple[str, Change, list[str]]] = [
 
 
 @pytest.mark.parametrize(
-    ("change", "codes"), [case[1:] for case in AUDITED], ids=[case[0] for case in AUDITED]
+    ("change", "codes"), [case[1:] for case in VERIFIED], ids=[case[0] for case in VERIFIED]
 )
-def test_what_a_reader_need_not_see_is_found_by_the_audit(
+def test_what_a_reader_need_not_see_is_found_by_the_verify(
     sound: bytearray, tmp_path: Path, change: Change, codes: list[str]
 ) -> None:
     forgery = Forgery.of(sound)
@@ -230,7 +230,7 @@ def test_what_a_reader_need_not_see_is_found_by_the_audit(
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (None,)], ids=repr)
-def test_a_bool_of_2_in_a_list_is_found_by_the_audit(
+def test_a_bool_of_2_in_a_list_is_found_by_the_verify(
     tmp_path: Path, shape: tuple[int | None, ...]
 ) -> None:
     flags = np.ones([d or 3 for d in shape], np.bool_)
@@ -255,7 +255,7 @@ def test_a_bool_of_2_in_a_list_is_found_by_the_audit(
         b"1e2",
     ],
 )
-def test_json_in_another_than_its_one_form_is_found_by_the_audit(
+def test_json_in_another_than_its_one_form_is_found_by_the_verify(
     sound: bytearray, text: bytes
 ) -> None:
     forgery = Forgery.of(sound)

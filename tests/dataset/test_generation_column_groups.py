@@ -13,7 +13,7 @@ from shardio import Array, Schema
 from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load
 from shardio.errors import DatasetCorrupt, ShardUnsupported
-from shardio.maintenance import add_column, audit_dataset
+from shardio.maintenance import add_column, verify_dataset
 from shardio.storage import fs
 from tests.maintenance.datasets import LABELS, labelled, tree, write
 
@@ -68,7 +68,7 @@ def test_a_generation_that_needs_what_is_not_known_is_refused_by_name(
         open_dataset(folder)
     with open_dataset(folder, generation=2) as dataset:
         assert list(dataset.schema) == ["label", "source", "x"]
-    (finding,) = [f for f in audit_dataset(folder, workers=0).findings if f.path.endswith("json")]
+    (finding,) = [f for f in verify_dataset(folder, workers=0).findings if f.path.endswith("json")]
     assert finding.code == "unsupported"
 
 

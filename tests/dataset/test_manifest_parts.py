@@ -21,7 +21,7 @@ from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
 from shardio.format.fields import Array, Text
 from shardio.format.schema import Schema
-from shardio.maintenance import add_column, audit_dataset, compute_stats, repair
+from shardio.maintenance import add_column, compute_stats, repair, verify_dataset
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
 from tests.loading import write_dataset
@@ -513,7 +513,7 @@ def test_a_dataset_with_parts_is_read_and_its_audit_is_sound(folder: Path) -> No
     with open_dataset(folder) as dataset:
         assert [int(sample["label"]) for sample in dataset] == list(range(12))
         assert dataset.locate(np.arange(12)).tolist() == [i // 2 for i in range(12)]
-    report = audit_dataset(folder, workers=0)
+    report = verify_dataset(folder, workers=0)
     assert (report.findings, report.unknown, report.n_shards) == ((), (), 6)
 
 
@@ -522,20 +522,20 @@ def test_an_audit_names_the_part_that_is_damaged(folder: Path) -> None:
     place = part(folder, "inputs")
     whole = place.read_bytes()
     place.write_bytes(whole[:-1])
-    (finding,) = audit_dataset(folder, workers=0).findings
+    (finding,) = verify_dataset(folder, workers=0).findings
     assert (finding.path, finding.code) == (str(place), "dataset")
     assert finding.message.startswith("changed since it was written")
     place.write_bytes(whole)
     place = part(folder, "shards")
     place.write_bytes(place.read_bytes()[1:])
-    found = audit_dataset(folder, workers=0).findings
+    found = verify_dataset(folder, workers=0).findings
     assert f"{place.name}: changed since it was written" in found[0].message
 
 
 def test_an_audit_lists_a_part_that_no_generation_names(folder: Path) -> None:
     name = f"{'0' * 32}.shards"
     (folder / "generations" / name).touch()
-    assert audit_dataset(folder, workers=0).unknown == (f"generations/{name}",)
+    assert verify_dataset(folder, workers=0).unknown == (f"generations/{name}",)
     recover(folder)
     assert name not in parts_in(folder)
     (folder / "generations" / name).touch()

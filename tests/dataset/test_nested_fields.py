@@ -15,7 +15,7 @@ from shardio.format.codecs import Codec, cached_dictionary, train_dictionary
 from shardio.format.index import codecs
 from shardio.format.layout import Kind, Required
 from shardio.format.values import pack_list, unpack_list
-from shardio.maintenance import audit_shard
+from shardio.maintenance import verify_shard
 from shardio.shard.section_writers import WAITING_BYTES
 from shardio.shard.writer import ShardWriter
 
@@ -188,7 +188,7 @@ def test_short_records_that_are_alike_shrink_by_a_dictionary_and_come_back(tmp_p
         assert set(codecs(entries["text"]).tolist()) == {Codec.ZSTD_DICTIONARY}
         (dictionary,) = (s for s in reader.sections if s.kind == Kind.DICTIONARY)
         assert 0 < dictionary.size <= 64 << 10
-    assert audit_shard(tmp_path / "a.shard") == []
+    assert verify_shard(tmp_path / "a.shard") == []
 
 
 @pytest.mark.parametrize("texts", [[], ["a" * 500], [caption(0)] * 10])
@@ -203,7 +203,7 @@ def test_where_there_is_too_little_to_learn_from_there_is_no_dictionary(
         (dictionary,) = (s for s in reader.sections if s.kind == Kind.DICTIONARY)
         assert dictionary.size == 0
         assert Codec.ZSTD_DICTIONARY not in codecs(_all(reader, "text"))
-    assert audit_shard(tmp_path / "a.shard") == []
+    assert verify_shard(tmp_path / "a.shard") == []
 
 
 def test_the_same_records_give_the_same_dictionary() -> None:

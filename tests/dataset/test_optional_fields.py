@@ -12,7 +12,7 @@ from shardio import Array, Bytes, Json, List, Schema, ShardLoader, ShardReader, 
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, SchemaError
 from shardio.format.layout import Kind
-from shardio.maintenance import audit_shard
+from shardio.maintenance import verify_shard
 from shardio.shard.writer import ShardWriter
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -75,7 +75,7 @@ def test_none_and_what_is_left_out_are_read_as_none_and_an_empty_value_is_a_valu
         assert reader[2][name] is None
         np.testing.assert_equal(reader[1][name], EMPTY[name])
         np.testing.assert_equal(reader[6][name], sample(6)[name])
-    assert audit_shard(path) == []
+    assert verify_shard(path) == []
 
 
 def test_only_an_optional_field_may_be_none_or_left_out(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_transform_gets_none_and_may_return_it_for_what_is_optional(
                     assert nones == [not t and name not in ("pose", "packed") for t in there]
 
 
-def test_a_changed_bit_of_the_bitmap_is_found_by_a_reader_and_an_audit(tmp_path: Path) -> None:
+def test_a_changed_bit_of_the_bitmap_is_found_by_a_reader_and_an_verify(tmp_path: Path) -> None:
     path = write(tmp_path / "a.shard")
     with ShardReader(path) as reader:
         (place,) = (
@@ -145,4 +145,4 @@ def test_a_changed_bit_of_the_bitmap_is_found_by_a_reader_and_an_audit(tmp_path:
     path.write_bytes(content)
     with ShardReader(path) as reader, pytest.raises(ChecksumMismatch, match="validity.*note"):
         _ = reader[0]["note"]
-    assert {finding.code for finding in audit_shard(path)} >= {"checksum"}
+    assert {finding.code for finding in verify_shard(path)} >= {"checksum"}

@@ -18,7 +18,7 @@ import pytest
 
 from shardio.conversion.staging import Staging
 from shardio.dataset.manifest import load_generation
-from shardio.maintenance import audit_dataset, audit_shard
+from shardio.maintenance import verify_dataset, verify_shard
 from shardio.storage.fs import read_checksummed_json
 from shardio_tools import cli
 from tests.faults.failing import Call, FailingDisk
@@ -59,13 +59,13 @@ def check_whole(out: Path) -> None:
     """Check that every file with a final name is whole."""
     for place in out.rglob("*.shard"):
         if not place.name.startswith("."):
-            assert audit_shard(place) == []
+            assert verify_shard(place) == []
     for place in out.rglob("*.json"):
         if not place.name.startswith("."):
             read_checksummed_json(place)
     if (out / "dataset.json").exists():
         # Shards of an append are there before the generation that names them.
-        found = audit_dataset(out, workers=0).findings
+        found = verify_dataset(out, workers=0).findings
         assert [finding for finding in found if finding.code != "unknown_shard"] == []
     elif (out / "generations" / "000001.json").exists():
         load_generation(out, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.maintenance import audit_dataset
+from shardio.maintenance import verify_dataset
 from shardio_tools import cli
 from tests.lines import contents, convert, install, texts, write
 
@@ -80,7 +80,7 @@ def test_a_dataset_that_an_append_fills_the_disk_of_is_as_it_was(
     assert "(--append --resume) continues from them" in capsys.readouterr().err
     now = contents(out)
     assert {name: now[name] for name in before} == before
-    assert audit_dataset(out, workers=0).findings == ()
+    assert verify_dataset(out, workers=0).findings == ()
     mount("size=4m")
     assert cli.main([*append, "--resume"]) == cli.OK
     assert texts(out) == "one two three four five six seven".split() + 5 * ["eight", "nine", "ten"]

@@ -13,7 +13,7 @@ import pytest
 from shardio import Array, Bytes, List, Schema, ShardCorrupt, ShardReader, ShardWriter, Text
 from shardio.errors import SchemaError
 from shardio.format.codecs import BY_CODE, SPECS, CodecSpec, Dictionary
-from shardio.maintenance import audit_shard
+from shardio.maintenance import verify_shard
 
 CODE = 77
 
@@ -80,7 +80,7 @@ def test_a_shard_with_a_new_codec_is_read_as_it_was_written(tmp_path: Path) -> N
             np.testing.assert_array_equal(found["points"], sample["points"])
             for part, expected in zip(found["parts"], sample["parts"], strict=True):  # type: ignore[call-overload]
                 np.testing.assert_array_equal(part, expected)
-    assert audit_shard(path, workers=0) == []
+    assert verify_shard(path, workers=0) == []
 
 
 @pytest.mark.usefixtures("registered")
@@ -92,7 +92,7 @@ def test_every_flipped_byte_of_a_shard_with_a_new_codec_is_found(tmp_path: Path)
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
-        assert audit_shard(path, workers=0), place
+        assert verify_shard(path, workers=0), place
 
 
 def test_without_its_entry_a_codec_is_unknown(

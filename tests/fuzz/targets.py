@@ -50,9 +50,9 @@ from shardio.format.schema import Schema
 from shardio.format.streams import EncodedStream
 from shardio.format.values import decode_record
 from shardio.maintenance.repairing import repair
-from shardio.maintenance.verify.dataset import audit_dataset, survey_shard
+from shardio.maintenance.verify.dataset import survey_shard, verify_dataset
 from shardio.maintenance.verify.findings import Finding
-from shardio.maintenance.verify.shard import examine_bytes
+from shardio.maintenance.verify.shard import verify_bytes
 from shardio.maintenance.verify.values import check_value
 from shardio.shard.opening import expected_sections
 from shardio.shard.reader import ShardReader
@@ -105,7 +105,7 @@ def _is_for_audits(finding: Finding, verify: Verify) -> bool:
 
 
 class ShardFile:
-    """Audits and reads a shard in all ways there are; the bytes are a file in `folder`."""
+    """Verifies and reads a shard in all ways there are; the bytes are a file in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "input.shard"
@@ -117,13 +117,13 @@ class ShardFile:
         chosen = zlib.crc32(content)
         self._path.unlink(missing_ok=True)  # whoever maps the last one keeps it
         self._path.write_bytes(content)
-        findings = examine_bytes(memoryview(content), "input.shard").findings if content else None
+        findings = verify_bytes(memoryview(content), "input.shard").findings if content else None
         try:
             n_read = self._read(chosen)
         except ShardioError as error:
-            # An audit does not decode: what is no picture may be stored as one.
+            # A verification does not decode: what is no picture may be stored as one.
             if findings == () and not isinstance(error, MediaError):
-                raise PromiseBroken(f"refused, and the audit found nothing: {error}") from error
+                raise PromiseBroken(f"refused, and verification found nothing: {error}") from error
             if chosen % 4 == 0:
                 survey_shard(self._path)
             if chosen % 16 == 0:
@@ -166,7 +166,7 @@ class ShardFile:
         out = self._path.with_name("repaired")
         try:
             repair(self._path, out)
-            if findings := audit_dataset(out, workers=0).findings:
+            if findings := verify_dataset(out, workers=0).findings:
                 raise PromiseBroken(f"a repaired dataset is not sound: {findings[0]}")
         except DataError:
             pass  # nothing can be told of it
@@ -234,7 +234,7 @@ def pointer_to(generation: dict[str, Any]) -> dict[str, Any]:
 
 
 class DatasetFolder:
-    """Opens, reads and audits a dataset whose two JSON files are the input."""
+    """Opens, reads and verifies a dataset whose two JSON files are the input."""
 
     def __init__(self, folder: Path) -> None:
         self._root = folder / "folder"
@@ -264,9 +264,9 @@ class DatasetFolder:
         except ShardioError as error:
             refused = error
         if refused is not None and zlib.crc32(content) % 8 == 0:
-            report = audit_dataset(self._root, workers=0)
+            report = verify_dataset(self._root, workers=0)
             if isinstance(refused, DataError) and not report.findings:
-                raise PromiseBroken(f"refused, and the audit found nothing: {refused}")
+                raise PromiseBroken(f"refused, and verification found nothing: {refused}")
         return "sound" if refused is None else outcome_of(refused)
 
 
@@ -317,7 +317,9 @@ def feed_record(content: bytes) -> str:
     try:
         decode_record(field, record, ())
     except ValueError as error:
-        raise PromiseBroken(f"the audit accepts a record that cannot be decoded: {error}") from None
+        raise PromiseBroken(
+            f"verification accepts a record that cannot be decoded: {error}"
+        ) from None
     return "sound"
 
 

@@ -15,7 +15,7 @@ from shardio.format.fields import Array, List
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.format.schema import Schema
 from shardio.maintenance.repairing import repair
-from shardio.maintenance.verify.dataset import audit_dataset, audit_shard
+from shardio.maintenance.verify.dataset import verify_dataset, verify_shard
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from shardio.storage.fs import to_checksummed_json
@@ -97,7 +97,7 @@ def test_a_bool_that_is_neither_0_nor_1_is_not_written_and_not_laundered_by_repa
     (tmp_path / "s.shard").write_bytes(parts.seal())
     report = repair(tmp_path / "s.shard", tmp_path / "out")
     assert report.n_lost == 1
-    assert audit_dataset(tmp_path / "out", workers=0).findings == ()
+    assert verify_dataset(tmp_path / "out", workers=0).findings == ()
 
 
 @pytest.mark.parametrize("field", [0, 1, 26_219, 65_535])
@@ -113,10 +113,10 @@ def test_a_section_of_a_kind_to_come_is_skipped_whatever_field_it_names(
     with ShardReader(path) as reader:
         assert len(list(reader)) == len(reader)
         (place,) = [s.offset for s in reader.sections if s.kind == 40_000]
-    assert audit_shard(path) == []
+    assert verify_shard(path) == []
     content[place] ^= 1
     path.write_bytes(content)
-    assert [finding.code for finding in audit_shard(path)] == ["checksum"]
+    assert [finding.code for finding in verify_shard(path)] == ["checksum"]
 
 
 def test_an_optional_column_takes_no_memory_for_rows_that_only_the_schema_claims(

@@ -20,7 +20,7 @@ from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Kind
 from shardio.format.streams import packet_flags, packet_sizes
 from shardio.format.values import EncodedImage
-from shardio.maintenance import audit_dataset, audit_shard
+from shardio.maintenance import verify_dataset, verify_shard
 from shardio.shard.section_writers import PayloadWriter, SectionTable
 from tests.golden.second_reader import (
     Picture,
@@ -138,7 +138,7 @@ def test_a_golden_file_is_read_as_it_was_written_and_is_sound(path: Path) -> Non
         assert reader.id == provenance["id"]
         found = [{n: as_written_down(v) for n, v in sample.items()} for sample in reader]
     assert found == expected(path)
-    assert audit_shard(path.with_suffix(".shard")) == []
+    assert verify_shard(path.with_suffix(".shard")) == []
 
 
 @golden
@@ -202,7 +202,7 @@ def test_a_golden_dataset_with_columns_beside_its_shards_is_read_and_sound() -> 
     assert told_by_the_specification(folder) == samples
     with open_dataset(folder, generation=2) as dataset:
         assert list(dataset.schema) == ["label", "note", "vector"]
-    report = audit_dataset(folder, workers=0)
+    report = verify_dataset(folder, workers=0)
     assert (report.findings, report.unknown) == ((), ())
 
 
@@ -222,7 +222,7 @@ def test_a_golden_dataset_whose_lists_lie_in_parts_is_read_and_sound() -> None:
     assert found == samples
     assert told_by_the_specification(folder) == samples
     assert listed_inputs(folder, said["inputs"]) == inputs
-    report = audit_dataset(folder, workers=0)
+    report = verify_dataset(folder, workers=0)
     assert (report.findings, report.unknown) == ((), ())
 
 

@@ -29,7 +29,6 @@ from shardio.format.layout import Kind
 from shardio.maintenance import (
     MaintenanceProgress,
     add_column,
-    audit_dataset,
     compact,
     compute_stats,
     diff,
@@ -37,6 +36,7 @@ from shardio.maintenance import (
     repair,
     reshard,
     split,
+    verify_dataset,
 )
 from shardio.maintenance.rewriting import Rewriting, note_name, sweep
 from shardio.storage import fs
@@ -72,7 +72,7 @@ def side_of(folder: Path, name: str, k: int) -> Path:
 
 
 def is_sound(folder: Path) -> bool:
-    report = audit_dataset(folder, workers=0)
+    report = verify_dataset(folder, workers=0)
     return (report.findings, report.unknown) == ((), ())
 
 
@@ -570,7 +570,7 @@ def test_wherever_an_addition_is_killed_the_next_one_puts_it_right(
             break
         left = tree(copy)
         assert {name: left[name] for name in before} == before or load(copy).number == 2
-        codes = [finding.code for finding in audit_dataset(copy, workers=0).findings]
+        codes = [finding.code for finding in verify_dataset(copy, workers=0).findings]
         is_begun = "generations/000002.json" in left
         seen.add((is_begun, bool(codes)))
         assert set(codes) <= {"unknown_shard"}
@@ -616,7 +616,7 @@ def test_verify_names_the_file_field_and_sample_of_a_flipped_bit(folder: Path) -
     path = side_of(folder, "y", 1)
     offset = place(path, Kind.PAYLOAD)[0] + 8  # of the second sample
     flip(path, offset)
-    report = audit_dataset(folder, workers=0)
+    report = verify_dataset(folder, workers=0)
     assert (report.n_shards, report.n_samples) == (6, N)
     (finding,) = report.findings
     assert (finding.path, finding.code) == (str(path), "checksum")
@@ -629,7 +629,7 @@ def test_verify_finds_a_file_beside_that_is_missing_or_another(folder: Path) -> 
     side_of(folder, "x", 0).unlink()
     side_of(folder, "x", 1).write_bytes(side_of(folder, "x", 2).read_bytes())
     side_of(folder, "x", 2).write_bytes(side_of(folder, "y", 2).read_bytes())
-    found = {(f.path, f.code, f.message) for f in audit_dataset(folder, workers=0).findings}
+    found = {(f.path, f.code, f.message) for f in verify_dataset(folder, workers=0).findings}
     disagree = "the shard and its generation disagree about its"
     assert found == {
         (str(side_of(folder, "x", 0)), "missing", "the shard is missing"),

@@ -17,7 +17,6 @@ from shardio.format.layout import Kind
 from shardio.maintenance import (
     RepairProgress,
     add_column,
-    audit_dataset,
     compact,
     compute_stats,
     diff,
@@ -25,6 +24,7 @@ from shardio.maintenance import (
     repair,
     reshard,
     split,
+    verify_dataset,
 )
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
 
@@ -126,10 +126,10 @@ def test_an_audit_does_not_call_shards_missing_that_another_writer_removed(sourc
             clean_up(source)
 
     with pytest.raises(DatasetConflict, match="removed shards"):
-        audit_dataset(source, workers=0, progress=told)
-    assert not audit_dataset(source, workers=0).findings
+        verify_dataset(source, workers=0, progress=told)
+    assert not verify_dataset(source, workers=0).findings
 
 
 def test_an_audit_tells_damage_though_another_writer_has_published(source: Path) -> None:
     flip(shard_of(source, 1), place(shard_of(source, 1), Kind.COLUMN, "label")[0])
-    assert audit_dataset(source, workers=0, progress=lambda _: count(source)).findings
+    assert verify_dataset(source, workers=0, progress=lambda _: count(source)).findings

@@ -15,13 +15,13 @@ from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.streams import PACKET, PacketFlag, packet_flags
 from shardio.maintenance import (
     add_column,
-    audit_dataset,
     compact,
     compute_stats,
     diff,
     merge,
     repair,
     reshard,
+    verify_dataset,
 )
 from shardio.shard.reader import ShardReader
 from tests.maintenance.datasets import flip, place, shard_of, write
@@ -48,7 +48,7 @@ def wanted(i: int) -> dict[str, Any]:
 
 def assert_holds(folder: Path, rows: list[int]) -> None:
     """Check that the dataset is sound and has just these samples."""
-    assert audit_dataset(folder, workers=0).findings == ()
+    assert verify_dataset(folder, workers=0).findings == ()
     with open_dataset(folder) as dataset:
         assert len(dataset) == len(rows)
         assert all(same_sample(dataset[i], wanted(row)) for i, row in enumerate(rows))
@@ -76,7 +76,7 @@ def test_a_video_that_was_added_later_lies_beside_and_is_put_in_by_a_merge(
     add_column(tmp_path / "data", "view", Video(optional=True), views)
     merge(tmp_path / "whole", tmp_path / "data", workers=0)
     for folder in (tmp_path / "data", tmp_path / "whole"):
-        assert audit_dataset(folder, workers=0).findings == ()
+        assert verify_dataset(folder, workers=0).findings == ()
         with open_dataset(folder) as dataset:
             for i in range(N):
                 assert same_value(dataset[i].pop("view"), views[i])
@@ -89,7 +89,7 @@ def test_a_sample_with_a_damaged_packet_is_lost_and_no_other(sound: Path, tmp_pa
         entry = reader.records.entries("video", np.array([2]))
         end = reader.records.offset + int(entry["offset"][0]) + int(entry["n_bytes"][0])
     flip(shard_of(data, 1), end - 1)
-    (finding,) = audit_dataset(data, workers=0).findings
+    (finding,) = verify_dataset(data, workers=0).findings
     assert (finding.code, finding.field, finding.sample) == ("checksum", "video", 2)
     report = repair(data, tmp_path / "out")
     assert [loss.reason for shard in report.shards for loss in shard.losses] == [
@@ -105,7 +105,7 @@ def test_block_hashes_of_tables_that_are_damaged_are_worked_out_again(
     data = write_media(tmp_path / "data")
     offset, _ = place(shard_of(data, 0), Kind.BLOCK_HASHES, "sound", kind)
     flip(shard_of(data, 0), offset)
-    assert audit_dataset(data, workers=0).findings != ()
+    assert verify_dataset(data, workers=0).findings != ()
     assert repair(data, tmp_path / "out").is_whole
     assert_holds(tmp_path / "out", list(range(N)))
 
@@ -114,7 +114,7 @@ def test_hashes_of_chunks_that_are_damaged_are_worked_out_again(tmp_path: Path) 
     data = write_media(tmp_path / "data")
     offset, size = place(shard_of(data, 0), Kind.CHUNK_HASHES, "sound")
     flip(shard_of(data, 0), offset + size - 1)
-    (finding, *_) = audit_dataset(data, workers=0).findings
+    (finding, *_) = verify_dataset(data, workers=0).findings
     assert (finding.section, finding.field) == ("chunk_hashes", "sound")
     report = repair(data, tmp_path / "out")
     assert report.is_whole
@@ -138,7 +138,7 @@ def test_a_damaged_table_of_packets_is_found_in_its_place(tmp_path: Path) -> Non
     data = write_media(tmp_path / "data")
     offset, size = place(shard_of(data, 2), Kind.PACKETS, "sound")
     flip(shard_of(data, 2), offset + size - PACKET.size + 16)
-    (finding,) = audit_dataset(data, workers=0).findings
+    (finding,) = verify_dataset(data, workers=0).findings
     assert (finding.code, finding.section, finding.field) == ("checksum", "packets", "sound")
     assert finding.offset == offset // 4096 * 4096
 

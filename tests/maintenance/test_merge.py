@@ -28,12 +28,12 @@ from shardio.format.layout import Kind
 from shardio.format.schema import Schema
 from shardio.maintenance import (
     MaintenanceProgress,
-    audit_dataset,
     compact,
     diff,
     merge,
     reshard,
     rewriting,
+    verify_dataset,
 )
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, same_sample
@@ -50,7 +50,7 @@ def small(folder: Path, n: int, n_shards: int = 1, first: int = 0, **details: An
 
 
 def is_sound(folder: Path) -> bool:
-    report = audit_dataset(folder, workers=0)
+    report = verify_dataset(folder, workers=0)
     return (report.findings, report.unknown) == ((), ())
 
 
@@ -259,7 +259,7 @@ def test_old_shards_are_removed_only_if_that_is_asked_for(tmp_path: Path) -> Non
             old[11]
     assert sorted(p.name for p in folder.glob("*.shard")) == ["g000002-000.shard", "stray.shard"]
     assert len(samples_of(folder)) == 12
-    assert [f.code for f in audit_dataset(folder, workers=0).findings] == ["unknown_shard"]
+    assert [f.code for f in verify_dataset(folder, workers=0).findings] == ["unknown_shard"]
     assert compact(folder, remove_old=True, workers=0).n_removed == 0
 
 

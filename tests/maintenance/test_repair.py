@@ -22,8 +22,8 @@ from shardio.maintenance import (
     RepairProgress,
     RepairReport,
     add_column,
-    audit_dataset,
     repair,
+    verify_dataset,
 )
 from tests.maintenance.datasets import flip, place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
@@ -57,8 +57,8 @@ def repaired(source: Path, tmp_path: Path, expected: list[int]) -> RepairReport:
             assert same_sample(sample, as_read(every_field_sample(i)))
         assert [dict(entry) for entry in dataset.inputs] == [s.as_json() for s in report.shards]
         assert dataset.operation["name"] == "repair"
-    assert audit_dataset(out, workers=0).findings == ()
-    assert audit_dataset(out, workers=0).unknown == ()
+    assert verify_dataset(out, workers=0).findings == ()
+    assert verify_dataset(out, workers=0).unknown == ()
     assert report.n_samples == len(expected)
     return report
 
@@ -278,7 +278,7 @@ def test_what_is_no_file_is_lost_and_all_else_is_saved(
 ) -> None:
     shard_of(source, 1).unlink()
     make(shard_of(source, 1))
-    (finding,) = audit_dataset(source, workers=0).findings
+    (finding,) = verify_dataset(source, workers=0).findings
     assert (finding.code, finding.message) == ("unreadable", reason)
     report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
     assert outcomes(report) == ["sound", "lost", "sound"]

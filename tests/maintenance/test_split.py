@@ -17,7 +17,7 @@ from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import DatasetConflict, InvalidArgument, ShardCorrupt
 from shardio.format.layout import Kind
-from shardio.maintenance import audit_dataset, compact, rewriting, split, splitting
+from shardio.maintenance import compact, rewriting, split, splitting, verify_dataset
 from tests.maintenance.datasets import LABELS, flip, place, shard_of, tree, write
 
 PARTS = {"train": 0.75, "val": 0.25}
@@ -43,7 +43,7 @@ def test_every_sample_is_in_one_subset_and_no_group_in_two(tmp_path: Path) -> No
     assert report.n_samples == {"train": len(train), "val": len(val)} == {"train": 90, "val": 30}
     assert report.n_groups == {"train": 9, "val": 3}
     assert (report.generation, load(folder).number) == (2, 2)
-    assert audit_dataset(folder, workers=0).findings == ()
+    assert verify_dataset(folder, workers=0).findings == ()
 
 
 def test_without_a_group_every_sample_goes_its_own_way(tmp_path: Path) -> None:
@@ -213,5 +213,5 @@ def test_of_two_who_change_a_dataset_one_wins_and_the_other_is_told(
     assert "another writer published" in loser
     assert load(folder).number == 2
     assert load(folder).operation["name"] == winner
-    report = audit_dataset(folder, workers=0)
+    report = verify_dataset(folder, workers=0)
     assert (report.findings, report.unknown) == ((), ())

@@ -16,7 +16,7 @@ from shardio.errors import InvalidArgument, ShardCorrupt
 from shardio.format.fields import Array, List, Text, array_of
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
-from shardio.maintenance import MaintenanceProgress, audit_dataset, compute_stats, statistics
+from shardio.maintenance import MaintenanceProgress, compute_stats, statistics, verify_dataset
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
 from tests.shards import EVERY_FIELD, every_field_sample
 
@@ -65,7 +65,7 @@ def test_they_are_kept_in_the_next_generation_and_not_again(tmp_path: Path) -> N
         assert dataset.operation == {"name": "stats"}
         assert len(dataset) == N
     assert compute_stats(folder).generation == 2
-    assert audit_dataset(folder, workers=0).findings == ()
+    assert verify_dataset(folder, workers=0).findings == ()
 
 
 def test_a_subset_is_counted_beside_the_whole(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from shardio.format.fields import Array, Audio, Bytes, Text, Video
 from shardio.format.schema import Schema
 from shardio.format.streams import PIECE_BYTES, EncodedStream
 from shardio.format.values import EncodedImage, encode_stream
-from shardio.maintenance import audit_shard
+from shardio.maintenance import verify_shard
 from shardio.shard import writer
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
@@ -85,7 +85,7 @@ def test_any_samples_are_read_as_they_were_written_and_are_sound(
     with ShardReader(path) as reader:
         assert reader.schema == schema
         assert list(map(raw_bytes, reader)) == list(map(raw_bytes, rows))
-    assert audit_shard(path) == []
+    assert verify_shard(path) == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
@@ -106,7 +106,7 @@ def test_shards_of_any_number_of_samples_are_read_whole(tmp_path: Path, n: int) 
         assert len(reader) == n
         found = list(reader)
     assert all(map(same_sample, found, map(as_read, samples(n))))
-    assert audit_shard(path) == []
+    assert verify_shard(path) == []
 
 
 @pytest.mark.usefixtures("tiny_spools")
@@ -114,7 +114,7 @@ def test_tables_of_streams_that_wait_in_files_are_read_whole(tmp_path: Path) -> 
     written = write_media(tmp_path / "a.shard", 60, mean_bytes=9)
     with ShardReader(tmp_path / "a.shard") as reader:
         assert all(map(same_sample, reader, written))
-    assert audit_shard(tmp_path / "a.shard") == []
+    assert verify_shard(tmp_path / "a.shard") == []
 
 
 @pytest.mark.usefixtures("tiny_spools")
@@ -124,7 +124,7 @@ def test_sections_that_stream_or_wait_in_files_are_read_whole(tmp_path: Path, n:
     with ShardReader(path) as reader:
         assert all(map(same_sample, reader, map(as_read, samples(n))))
         assert len(reader) == n
-    assert audit_shard(path) == []
+    assert verify_shard(path) == []
 
 
 @pytest.mark.usefixtures("tiny_spools")
@@ -172,7 +172,7 @@ def test_a_long_stream_is_read_whole_and_takes_no_memory_of_its_own(tmp_path: Pa
     assert peak_bytes < 2 * PIECE_BYTES < len(stream.data)
     with ShardReader(tmp_path / "a.shard") as reader:
         assert bytes(reader[0]["video"].data[:]) == stream.data
-    assert audit_shard(tmp_path / "a.shard") == []
+    assert verify_shard(tmp_path / "a.shard") == []
 
 
 @pytest.mark.usefixtures("tiny_spools")
@@ -384,7 +384,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, limit: int) 
         assert done.stdout == "OSError 27 []\n"  # EFBIG: the limit stands in for a full disk
     else:
         assert done.stdout == ""
-        assert audit_shard(tmp_path / "a.shard") == []
+        assert verify_shard(tmp_path / "a.shard") == []
     assert done.stderr == ""
 
 

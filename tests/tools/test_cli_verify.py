@@ -56,17 +56,17 @@ def test_a_shard_that_went_away_while_it_was_checked_is_a_finding(
     damaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = min(damaged.glob("*.shard"))
-    original = shard.examine_bytes
+    original = shard.verify_bytes
 
-    def remove_meanwhile(whole: Content, name: str) -> shard.Examined:
+    def remove_meanwhile(whole: Content, name: str) -> shard.VerifiedShard:
         path.unlink()
         return original(whole, name)
 
-    monkeypatch.setattr(shard, "examine_bytes", remove_meanwhile)
+    monkeypatch.setattr(shard, "verify_bytes", remove_meanwhile)
     assert cli.main(["verify", str(path)]) == 1
     damage, change, summary = capsys.readouterr().out.splitlines()
     assert "field 'frames', sample 0, offset 4096" in damage
-    assert "the file was removed while it was audited" in change
+    assert "the file was removed while it was verified" in change
     assert "2 findings in 1 file" in summary
 
 
@@ -134,8 +134,8 @@ def test_shards_are_mapped_only_if_asked_for_and_then_elsewhere(
         told.append(options)
         return []
 
-    monkeypatch.setattr(verify, "audit_shard", note)
-    monkeypatch.setattr(verify, "audit_dataset", note)
+    monkeypatch.setattr(verify, "verify_shard", note)
+    monkeypatch.setattr(verify, "verify_dataset", note)
     given = ["--access", access, *(["--workers", workers] if workers else [])]
     assert cli.main(["verify", str(min(dataset.glob("*.shard"))), *given]) == 0
     default = 1 if access == "mmap" else 0

@@ -8,15 +8,15 @@ so that it is large and the start of processes has the part in it that it has in
 verifying. The files are in the page cache. Of each dataset, in turns:
 
 * **whole**: the files are read and xxh3-hashed in pieces of 1 MiB, dealt out to as many processes
-  as an audit may use, one per usable CPU: the best that can be done with them, rules aside;
-* **audit**: `audit_dataset` as `shardio verify` calls it;
+  as a verification may use, one per usable CPU: the best that can be done with them, rules aside;
+* **verification**: `verify_dataset` as `shardio verify` calls it;
 * **units**: as "whole", but with a hash call for every unit of a piece of 1 MiB, as the format asks
   for one per row from 2 KiB up: what such a call costs where rows are that small.
 
 Each includes the start and the end of its processes (forks for "whole" and "units", a process with
-NumPy loaded for the audit), and nothing that happens once per interpreter. A round's ratio is the
-audit's rate by the mean of that right before and right after it. Exit code 1 if the median of the
-ratios of a dataset to "whole" is under 0.8.
+NumPy loaded for verification), and nothing that happens once per interpreter. A round's ratio is
+verification's rate by the mean of that right before and right after it. Exit code 1 if the median
+of the ratios of a dataset to "whole" is under 0.8.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ import xxhash
 import shardio
 from shardio import Array, Bytes, Schema, Text
 from shardio.dataset.manifest import GENERATIONS, POINTER, load, publish
-from shardio.maintenance import audit_dataset
+from shardio.maintenance import verify_dataset
 
 WANTED = 0.8
 PIECE_BYTES = 1 << 20
@@ -131,10 +131,10 @@ def hash_rate(folder: Path, unit_bytes: int = PIECE_BYTES) -> float:
     return n_bytes / (time.perf_counter() - start_s)
 
 
-def audit_rate(folder: Path) -> float:
-    """Bytes per second of an audit."""
+def verify_rate(folder: Path) -> float:
+    """Bytes per second of a verification."""
     start_s = time.perf_counter()
-    report = audit_dataset(folder)
+    report = verify_dataset(folder)
     if report.findings:
         raise SystemExit(f"{folder}: {report.findings[0]}")
     return report.n_bytes / (time.perf_counter() - start_s)
@@ -157,12 +157,12 @@ def multiply(folder: Path, n_times: int) -> None:
 
 
 def ratios(folder: Path, unit_bytes: int, n_rounds: int) -> list[tuple[float, float, float]]:
-    """(rate of the audit, its ratio to "whole", its ratio to "units"), round by round."""
+    """(rate of verification, its ratio to "whole", its ratio to "units"), round by round."""
     unit_bytes = min(unit_bytes, PIECE_BYTES)
-    hash_rate(folder), audit_rate(folder)  # the page cache, and what is loaded late
+    hash_rate(folder), verify_rate(folder)  # the page cache, and what is loaded late
     found, whole, units = [], hash_rate(folder), hash_rate(folder, unit_bytes)
     for _ in range(n_rounds):
-        audited = audit_rate(folder)
+        verified = verify_rate(folder)
         before, whole, units_before, units = (
             whole,
             hash_rate(folder),
@@ -170,7 +170,7 @@ def ratios(folder: Path, unit_bytes: int, n_rounds: int) -> list[tuple[float, fl
             hash_rate(folder, unit_bytes),
         )
         means = statistics.mean([before, whole]), statistics.mean([units_before, units])
-        found.append((audited, audited / means[0], audited / means[1]))
+        found.append((verified, verified / means[0], verified / means[1]))
     return found
 
 
@@ -193,7 +193,7 @@ def main() -> int:
                     writer.append(sample)
             multiply(folder, options.times)
             found = ratios(folder, UNIT_BYTES[name], options.rounds)
-        rate = statistics.median(audited for audited, _, _ in found)
+        rate = statistics.median(verified for verified, _, _ in found)
         print(f"{name:<10}  {rate / (1 << 30):5.2f} GiB/s", end="")
         for what, ratio_of in (("whole", 1), ("units", 2)):
             values = [ratios_of_round[ratio_of] for ratios_of_round in found]

@@ -1,11 +1,11 @@
-"""Damages a shard in every way there is; exits with 1 if the audit or a reader misses one.
+"""Damages a shard in every way there is; exits with 1 if verification or a reader misses one.
 
 python tools/dev/flip_every_bit.py [--what KIND] [--shard NAME …] [--step N] [--offset N]
 python tools/dev/flip_every_bit.py --minutes N [--seed S]
 
 Without `--minutes`: shards that have every kind of section, field type and codec: three of under
 64 KiB together, and one, twice as large, alone. Every bit is flipped, the file is cut at every
-length, and bytes are appended. The audit must find each, and say where; a reader must refuse the
+length, and bytes are appended. Verification must find each, and say where; a reader must refuse the
 file, or return the same data where the bit lies in padding that it does not read. `--step` and
 `--offset` take every N-th case only, from an offset on.
 

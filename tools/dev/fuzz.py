@@ -6,7 +6,7 @@ tools/fuzz --replay FILE
 Two engines take turns, or share the processes: `mutator` knows the format, breaks a rule and gets
 the hashes right again; `guided` (atheris, if installed) keeps what reaches new code. A finding is
 an error that is not shardio's own, over 1 s, more than twice the memory that the size justifies,
-or a reader and an audit that disagree. It is kept in DIR with the command that shows it again.
+or a reader and verification that disagree. It is kept in DIR with the command that shows it again.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from typing import Any
 
 import shardio
 from shardio.conversion.journal import plan_path
-from shardio.maintenance import audit_dataset, audit_shard
+from shardio.maintenance import verify_dataset, verify_shard
 from shardio.storage.fs import read_checksummed_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
@@ -183,14 +183,14 @@ def check_whole(out: Path) -> list[str]:
     for place in out.rglob("*"):
         try:
             if place.suffix == ".shard" and not place.name.startswith("."):
-                wrong += [str(finding) for finding in audit_shard(place)]
+                wrong += [str(finding) for finding in verify_shard(place)]
             elif place.suffix == ".json" and not place.name.startswith("."):
                 read_checksummed_json(place)
         except shardio.ShardioError as error:
             wrong.append(str(error))
     if (out / "dataset.json").exists():
         # Shards of an append have their names for a moment before the generation that names them.
-        found = audit_dataset(out, workers=0).findings
+        found = verify_dataset(out, workers=0).findings
         wrong += [str(finding) for finding in found if finding.code != "unknown_shard"]
     return wrong
 

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, which no wheel holds
 
 from shardio.errors import ShardioError
-from shardio.maintenance.verify.shard import examine_bytes
+from shardio.maintenance.verify.shard import verify_bytes
 from tests.corruption import (
     test_crafted,
     test_forged_media,
@@ -34,7 +34,7 @@ from tests.corruption.forge import (
 )
 
 Case = tuple[str, bytes, str, str]
-"""A defect: the file, and the codes that a reader and an audit must report; "" for none."""
+"""A defect: the file, and the codes that a reader and a verification must report; "" for none."""
 
 
 def crafted(folder: Path) -> Iterator[Case]:
@@ -43,12 +43,12 @@ def crafted(folder: Path) -> Iterator[Case]:
     refused = [*test_forged_structure.STRUCTURE, *test_forged_records.BROKEN_VALUES]
     for what, change, code in refused:
         yield what, forged(sound, change), code, code
-    for what, change, codes in test_forged_records.AUDITED:
+    for what, change, codes in test_forged_records.VERIFIED:
         yield what, forged(sound, change), "", codes[0]
     media = content_of(folder / "media.shard", MEDIA_RULES, media_rules_samples())
     for what, change, code in [*test_forged_media.BROKEN_MEDIA, *test_forged_media.STRUCTURE_MEDIA]:
         yield what, forged(media, change), code, code
-    for what, change, codes in test_forged_media.AUDITED_MEDIA:
+    for what, change, codes in test_forged_media.VERIFIED_MEDIA:
         yield what, forged(media, change), "", codes[0]
     for what, content in test_crafted.bombs(folder):
         code = test_crafted.BOMBS[what][1]
@@ -74,7 +74,7 @@ def main() -> int:
             path.write_bytes(content)
             error = read_everything(path)
             found = getattr(error, "code", "") if isinstance(error, ShardioError) else ""
-            findings = examine_bytes(memoryview(content), "crafted.shard").findings
+            findings = verify_bytes(memoryview(content), "crafted.shard").findings
             codes = sorted({finding.code for finding in findings})
             is_met = found == reader_code and code in codes
             n_made, n_met = n_made + 1, n_met + is_met

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from shardio import InvalidArgument
-from shardio.maintenance import AuditProgress, Finding, audit_dataset, audit_shard
+from shardio.maintenance import Finding, VerificationProgress, verify_dataset, verify_shard
 from shardio_tools.arguments import add_engine_arguments, engine_options
 from shardio_tools.inspect.report import is_dataset
 from shardio_tools.output import (
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         # In a worker process, if reading may kill the process.
         workers = int(options.access == "mmap") if options.workers is None else options.workers
-        found = audit_shard(options.path, workers=workers, access=options.access)
+        found = verify_shard(options.path, workers=workers, access=options.access)
         findings = tuple(found)
         report = {
             "path": options.path,
@@ -85,11 +85,11 @@ def _size_of(path: str) -> int:
 def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[Finding, ...]]:
     with ProgressLine("verifying", is_silent=options.quiet or options.json) as line:
 
-        def show(state: AuditProgress) -> None:
+        def show(state: VerificationProgress) -> None:
             note = f"{state.n_shards_done:,} of {format_count(state.n_shards, 'shard')}"
             line.show(state.n_bytes_done, state.n_bytes, note)
 
-        report = audit_dataset(
+        report = verify_dataset(
             options.path,
             workers=options.workers,
             progress=show,

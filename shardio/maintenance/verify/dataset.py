@@ -34,8 +34,8 @@ from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, unpack_
 from shardio.format.schema import Schema
 from shardio.maintenance.rewriting import raise_conflict
 from shardio.maintenance.verify.findings import Finding, Findings
-from shardio.maintenance.verify.runner import AuditProgress, examine_all
-from shardio.maintenance.verify.shard import Examined, examine
+from shardio.maintenance.verify.runner import VerificationProgress, verify_all
+from shardio.maintenance.verify.shard import VerifiedShard, verify_file
 from shardio.maintenance.verify.window import access_once
 from shardio.shard.opening import open_sections, read_schema
 from shardio.storage.content import Content, open_content
@@ -72,7 +72,7 @@ def survey_shard(path: str | os.PathLike[str], *, access: Access = "auto") -> Su
 
     Args:
         path: the file.
-        access: as in `audit_shard`.
+        access: as in `verify_shard`.
 
     Raises:
         InvalidArgument: `access` is none of the three.
@@ -139,7 +139,7 @@ _GENERATION_NAME: Final = re.compile(r"[0-9]{6}\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class AuditReport:
+class VerificationReport:
     """The outcome of verifying a dataset.
 
     `unknown` lists files and folders that the dataset does not name, relative to its folder. They
@@ -162,7 +162,7 @@ class AuditReport:
         return {**asdict(self), "findings": [finding.as_json() for finding in self.findings]}
 
 
-def audit_shard(
+def verify_shard(
     path: str | os.PathLike[str], *, workers: int = 0, access: Access = "auto"
 ) -> list[Finding]:
     """Verify every byte of one shard; return the findings, none if it is sound.
@@ -182,11 +182,11 @@ def audit_shard(
     _check_workers(workers)
     access = access_once(access)
     if not workers:
-        return list(examine(path, access).findings)
+        return list(verify_file(path, access).findings)
     place = Path(path)
     with contextlib.suppress(ShardIncomplete):  # recorded as a finding
         open_content(os.fspath(place), "pread")  # a missing file is not reported here
-    found = examine_all(place.parent, [place.name], 1, None, access)
+    found = verify_all(place.parent, [place.name], 1, None, access)
     return list(found[place.name].findings)
 
 
@@ -195,15 +195,15 @@ def _check_workers(workers: int | None) -> None:
         raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
 
 
-def audit_dataset(
+def verify_dataset(
     folder: str | os.PathLike[str],
     *,
     workers: int | None = None,
-    progress: Callable[[AuditProgress], None] | None = None,
+    progress: Callable[[VerificationProgress], None] | None = None,
     access: Access = "auto",
     engine: EngineName = "local",
     address: str | None = None,
-) -> AuditReport:
+) -> VerificationReport:
     """Verify every byte of every shard of a dataset, its generations, and their agreement.
 
     Args:
@@ -212,7 +212,7 @@ def audit_dataset(
             including this one unless shards are mapped; less than half a GiB is verified in this
             process alone. With 0 all work is done in this process.
         progress: called in this process, at the start and after every shard.
-        access: the way shards are read, as in `audit_shard`.
+        access: the way shards are read, as in `verify_shard`.
         engine: "local", or "ray" to use the machines of a Ray cluster, all of which must see the
             dataset under this path; `workers` is then their total number of processes.
         address: the address of the Ray cluster, as for `shardio.convert`.
@@ -231,7 +231,7 @@ def audit_dataset(
     if where.is_ray and access == "mmap":
         raise InvalidArgument("access is 'mmap'; with engine='ray' it must be 'pread' or 'auto'")
     root = Path(folder)
-    generations, findings = _audit_generations(root)
+    generations, findings = _verify_generations(root)
     published = generations[-1] if generations else None
     unknown = _unknown(root, generations)
     if published is not None:
@@ -244,13 +244,13 @@ def audit_dataset(
         unknown = []
     # Otherwise all shards lie side by side
     n_whole = len(published.shards) if published else len(names)
-    examined = examine_all(root, names, workers, progress, access, where)
+    examined = verify_all(root, names, workers, progress, access, where)
     if published is not None:
         findings += _disagreements(root, published, examined)
         findings += _departure(root)
         if findings or any(found.findings for found in examined.values()):
             raise_conflict(root, published.number)
-    return AuditReport(
+    return VerificationReport(
         path=os.fspath(folder),
         generation=published.number if published else None,
         lineage=published.lineage if published else None,
@@ -262,7 +262,7 @@ def audit_dataset(
     )
 
 
-def _audit_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
+def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
     """Check `dataset.json` and all generations up to the published one.
 
     Returns them, the published one last; none at all if that one cannot be read.
@@ -304,7 +304,7 @@ def _departure(root: Path) -> list[Finding]:
     try:
         load(root)
     except DatasetNotFound:
-        message = "the file was removed while the dataset was audited: no one can open it now"
+        message = "the file was removed while the dataset was verified: no one can open it now"
         return [Finding(str(root / POINTER), "changed", message)]
     except (DatasetCorrupt, ShardUnsupported) as error:
         return [_manifest_finding(root / POINTER, error)]
@@ -357,7 +357,7 @@ def _stray(path: Path) -> Finding:
 
 
 def _disagreements(
-    root: Path, published: Generation, examined: dict[str, Examined]
+    root: Path, published: Generation, examined: dict[str, VerifiedShard]
 ) -> list[Finding]:
     """Compare the shards with the description in their generation."""
     found: list[Finding] = []
@@ -419,7 +419,7 @@ def require_sound(
         DatasetNotFound: there is none.
         DatasetCorrupt: it has a finding; the first is named.
     """
-    report = audit_dataset(folder, workers=workers, progress=_audit_progress(progress))
+    report = verify_dataset(folder, workers=workers, progress=_verification_progress(progress))
     _refuse(folder, [f for f in report.findings if f.code not in _NO_DAMAGE])
 
 
@@ -434,11 +434,13 @@ def require_sound_shards(
     Raises:
         DatasetCorrupt: something is wrong with one; the first finding is named.
     """
-    examined = examine_all(Path(folder), names, workers, _audit_progress(progress))
+    examined = verify_all(Path(folder), names, workers, _verification_progress(progress))
     _refuse(folder, [f for found in examined.values() for f in found.findings])
 
 
-def _audit_progress(progress: Progress | None) -> Callable[[AuditProgress], None] | None:
+def _verification_progress(
+    progress: Progress | None,
+) -> Callable[[VerificationProgress], None] | None:
     if progress is None:
         return None
     return lambda state: progress(MaintenanceProgress("verifying", *astuple(state)))

@@ -73,7 +73,7 @@ class _Walk:
     uses_zstd: bool = False
 
 
-def audit_payload(
+def verify_payload(
     content: Content,
     schema: Schema,
     sections: Sections,
@@ -103,12 +103,12 @@ def audit_payload(
         hasher.update(np.ascontiguousarray(entries["hash"]).data)
         bad = _broken(payload, first_row, entries)
         _check_tiling(payload, walk, first_row, entries, bad)
-        for k, audit in streams.items():
-            audit.check(first_row, entries[k :: len(fields)], bad[k :: len(fields)])
+        for k, verifier in streams.items():
+            verifier.check(first_row, entries[k :: len(fields)], bad[k :: len(fields)])
             bad[k :: len(fields)] = True  # these fields are done
         _check_records(payload, walk, first_row, entries, bad)
-    for audit in streams.values():
-        audit.close()
+    for verifier in streams.values():
+        verifier.close()
     _check_whole(walk, section, hasher.intdigest(), header, findings)
 
 

@@ -22,15 +22,15 @@ from shardio._workers.ray_cluster import LOCAL, Cluster, Engine
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import ShardNotFound
 from shardio.maintenance.verify.findings import Findings
-from shardio.maintenance.verify.shard import Examined, examine
+from shardio.maintenance.verify.shard import VerifiedShard, verify_file
 from shardio.storage.file_access import Access
 
 
-def examine_anyhow(path: Path, access: Access) -> Examined:
-    """Audit a shard; that it is missing or cannot be opened is a finding."""
+def verify_or_report(path: Path, access: Access) -> VerifiedShard:
+    """Verify a shard; that it is missing or cannot be opened is a finding."""
     findings = Findings(path)
     try:
-        return examine(path, access)
+        return verify_file(path, access)
     except ShardNotFound as error:
         if path.is_symlink() or path.exists():
             findings.add("unreadable", str(error).removeprefix(f"{path}: "))
@@ -38,7 +38,7 @@ def examine_anyhow(path: Path, access: Access) -> Examined:
             findings.add("missing", "the shard is missing")
     except OSError as error:
         findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
-    return Examined(findings.close(), 0)
+    return VerifiedShard(findings.close(), 0)
 
 
 LITTLE_BYTES: Final = 512 << 20
@@ -50,7 +50,7 @@ ones it waited until main was through with a large one."""
 
 
 @dataclass(frozen=True, slots=True)
-class AuditProgress:
+class VerificationProgress:
     """The progress of a verification."""
 
     n_shards_done: int
@@ -59,30 +59,30 @@ class AuditProgress:
     n_bytes: int
 
 
-def examine_all(
+def verify_all(
     root: Path,
     names: Sequence[str],
     workers: int | None,
-    progress: Callable[[AuditProgress], None] | None,
+    progress: Callable[[VerificationProgress], None] | None,
     access: Access = "pread",
     engine: Engine = LOCAL,
-) -> dict[str, Examined]:
-    """Audit shards of a folder; a shard that cannot be read is a finding.
+) -> dict[str, VerifiedShard]:
+    """Verify shards of a folder; a shard that cannot be read is a finding.
 
     Args:
         root: the folder.
         names: file names of the shards.
-        workers: processes, see `audit_dataset`.
+        workers: processes, see `verify_dataset`.
         progress: called at the start and after every shard.
-        access: see `audit_dataset`.
-        engine: see `audit_dataset`.
+        access: see `verify_dataset`.
+        engine: see `verify_dataset`.
 
     Raises:
         WorkerDied: two workers crashed over a shard, other than by bytes that cannot be read.
     """
     tally = _Tally(root, names, progress)
     if engine.is_ray:
-        _examine_on_nodes(tally, root, workers, access, engine)
+        _verify_on_nodes(tally, root, workers, access, engine)
         return {name: tally.examined[name] for name in names}
     takes_part = workers is None and access != "mmap"
     n_workers = min(len(names), usable_cpus() if workers is None else workers)
@@ -90,14 +90,14 @@ def examine_all(
         n_workers = max(0, n_workers - 1) if tally.n_bytes >= LITTLE_BYTES else 0
     if n_workers == 0:
         for name in names:
-            tally.enter(name, examine_anyhow(root / name, access))
+            tally.enter(name, verify_or_report(root / name, access))
     else:
-        examine = partial(_examine_there, root, access)
-        _examine_in_workers(tally, root, examine, n_workers, takes_part=takes_part)
+        verify_file = partial(_verify_there, root, access)
+        _verify_in_workers(tally, root, verify_file, n_workers, takes_part=takes_part)
     return {name: tally.examined[name] for name in names}
 
 
-def _examine_on_nodes(
+def _verify_on_nodes(
     tally: _Tally, root: Path, workers: int | None, access: Access, engine: Engine
 ) -> None:
     """Verify shards on the machines of a cluster, each shard as a whole."""
@@ -106,19 +106,19 @@ def _examine_on_nodes(
 
     there, pointer = Path(os.path.abspath(root)), root / POINTER
     jobs = iter(enumerate(tally.names))
-    examine = partial(_examine_there, there, access)
+    verify_file = partial(_verify_there, there, access)
     sees = pointer if pointer.exists() else root
     with Cluster(engine, sees=sees, n_at_once=workers) as cluster:
         for number, found in cluster.run(
-            examine, partial(next, jobs, None), lambda n: tally.names[n]
+            verify_file, partial(next, jobs, None), lambda n: tally.names[n]
         ):
             name = tally.names[number]
             findings = (replace(each, path=str(root / name)) for each in found.findings)
             tally.enter(name, replace(found, findings=tuple(findings)))
 
 
-def _examine_there(root: Path, access: Access, name: str) -> Examined:
-    return examine_anyhow(root / name, access)
+def _verify_there(root: Path, access: Access, name: str) -> VerifiedShard:
+    return verify_or_report(root / name, access)
 
 
 class _Tally:
@@ -128,16 +128,16 @@ class _Tally:
         self,
         root: Path,
         names: Sequence[str],
-        progress: Callable[[AuditProgress], None] | None,
+        progress: Callable[[VerificationProgress], None] | None,
     ) -> None:
-        self.examined: dict[str, Examined] = {}
+        self.examined: dict[str, VerifiedShard] = {}
         self.names = names
         self._sizes = {name: _size_of(root / name) for name in names}
         self.n_bytes = sum(self._sizes.values())
         self._n_bytes_done, self._progress = 0, progress
         self._tell()
 
-    def enter(self, name: str, examined: Examined) -> None:
+    def enter(self, name: str, examined: VerifiedShard) -> None:
         """Add the result for one shard."""
         self.examined[name] = examined
         self._n_bytes_done += self._sizes[name]
@@ -147,7 +147,7 @@ class _Tally:
         if self._progress is not None:
             n_done = len(self.examined)
             bytes_done = self._n_bytes_done
-            self._progress(AuditProgress(n_done, len(self.names), bytes_done, self.n_bytes))
+            self._progress(VerificationProgress(n_done, len(self.names), bytes_done, self.n_bytes))
 
 
 def _size_of(path: Path) -> int:
@@ -157,10 +157,10 @@ def _size_of(path: Path) -> int:
         return 0  # a missing or unreadable shard is reported when it is verified
 
 
-def _examine_in_workers(
+def _verify_in_workers(
     tally: _Tally,
     root: Path,
-    examine: Callable[[str], Examined],
+    verify_file: Callable[[str], VerifiedShard],
     n_workers: int,
     *,
     takes_part: bool = False,
@@ -172,7 +172,7 @@ def _examine_in_workers(
     """
     waiting, under_way = deque(tally.names), dict[int, str]()
     with TaskPool(
-        examine,
+        verify_file,
         n_workers,
         most_items=n_workers * (1 + MAX_AHEAD),
         depth=1 + MAX_AHEAD,
@@ -188,7 +188,7 @@ def _examine_in_workers(
             # Workers take a quarter of a second to start.
             if takes_part and waiting:
                 name = waiting.popleft()
-                tally.enter(name, examine_anyhow(root / name, "pread"))
+                tally.enter(name, verify_or_report(root / name, "pread"))
                 pool.wait(0)
             else:
                 pool.wait()
@@ -202,11 +202,11 @@ def _n_ahead(n_waiting: int, n_workers: int) -> int:
     return min(MAX_AHEAD, (n_waiting - 1) // (2 * n_workers))
 
 
-def _unreadable(root: Path, name: str, _: int | None, died: WorkerExit) -> Examined | None:
+def _unreadable(root: Path, name: str, _: int | None, died: WorkerExit) -> VerifiedShard | None:
     """Return the finding that a worker died of: a mapped page that the disk cannot read."""
     if died.signal != signal.SIGBUS:
         return None
     findings = Findings(root / name)
     message = "the disk cannot read some of its bytes, or the file was cut short meanwhile"
     findings.add("unreadable", message)
-    return Examined(findings.close(), 0)
+    return VerifiedShard(findings.close(), 0)

@@ -32,14 +32,14 @@ from shardio.format.layout import (
 )
 from shardio.format.schema import Schema
 from shardio.maintenance.verify.findings import Finding, Findings
-from shardio.maintenance.verify.payload import audit_payload
+from shardio.maintenance.verify.payload import verify_payload
 from shardio.maintenance.verify.window import (
     DIGEST_BYTES,
     WINDOW_BYTES,
     Content,
-    audit_validity,
     differing,
     digests_of,
+    verify_validity,
 )
 from shardio.shard.opening import Sections, check_sections, read_schema
 from shardio.storage.content import Content as Bytes
@@ -47,7 +47,7 @@ from shardio.storage.content import open_content
 from shardio.storage.file_access import Access, FileState
 
 
-def audit_column(
+def verify_column(
     content: Content,
     schema: Schema,
     name: str,
@@ -75,7 +75,7 @@ def audit_column(
             found=f"{found:016x}",
         )
     expected = digests_of(stored)
-    audit = _ColumnAudit(name, field, column, findings)
+    verifier = _ColumnVerifier(name, field, column, findings)
     stride = column.stride
     per_unit = rows_per_unit(field.row_bytes or 0, stride)
     for first, n_rows in _chunks(n_samples, stride, per_unit):
@@ -83,8 +83,8 @@ def audit_column(
         window = content.window(start, start + n_rows * stride)
         end = -(-(first + n_rows) // per_unit)
         units = expected[first // per_unit * DIGEST_BYTES : end * DIGEST_BYTES]
-        audit.check_units(window, first, units)
-        audit.check_bytes(window, first, n_rows, present)
+        verifier.check_units(window, first, units)
+        verifier.check_bytes(window, first, n_rows, present)
 
 
 def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
@@ -98,7 +98,7 @@ def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, i
         yield first, min(step, n_samples - first)
 
 
-class _ColumnAudit:
+class _ColumnVerifier:
     """A check of one column, window by window."""
 
     def __init__(self, name: str, field: Array, column: Section, findings: Findings) -> None:
@@ -161,7 +161,7 @@ class _ColumnAudit:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class VerifiedShard:
     """The findings of one shard, and its readable metadata."""
 
     findings: tuple[Finding, ...]
@@ -171,7 +171,7 @@ class Examined:
     schema: str | None = None
 
 
-def examine(path: str | os.PathLike[str], access: Access = "pread") -> Examined:
+def verify_file(path: str | os.PathLike[str], access: Access = "pread") -> VerifiedShard:
     """Check every byte of a shard.
 
     Args:
@@ -189,8 +189,8 @@ def examine(path: str | os.PathLike[str], access: Access = "pread") -> Examined:
     except ShardIncomplete as error:
         findings = Findings(name)
         findings.add("incomplete", str(error).removeprefix(f"{name}: "))
-        return Examined(findings.close(), 0)
-    examined = examine_bytes(content, name)
+        return VerifiedShard(findings.close(), 0)
+    examined = verify_bytes(content, name)
     change = _check_unchanged(name, opened)
     return replace(examined, findings=(*examined.findings, change)) if change else examined
 
@@ -200,18 +200,18 @@ def _check_unchanged(path: str, opened: FileState) -> Finding | None:
     try:
         now = FileState.of(os.stat(path))
     except OSError as error:
-        message = f"the file was removed while it was audited: {error.strerror}"
+        message = f"the file was removed while it was verified: {error.strerror}"
         return Finding(path, "changed", message)
     if now == opened:
         return None
-    message = "the file was replaced or written to while it was audited: audit it again"
+    message = "the file was replaced or written to while it was verified: verify it again"
     return Finding(path, "changed", message, expected=str(opened), found=str(now))
 
 
-def examine_bytes(whole: Bytes, path: str) -> Examined:
+def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
     """Check every byte of a shard that is in memory or in a file; `path` is for the findings."""
     content, findings = Content(whole), Findings(path)
-    known = Examined((), content.n_bytes)
+    known = VerifiedShard((), content.n_bytes)
     try:
         if header := _audit_headers(content, findings):
             known = replace(known, id=header.id.hex(), n_samples=header.n_samples)
@@ -308,11 +308,11 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
         field = names[section.field] if section.field < len(names) else None
         _verify_section_hashes(content, section, sections, field, findings)
     n_samples = header.n_samples
-    present = audit_validity(content, schema, sections, n_samples, findings)
+    present = verify_validity(content, schema, sections, n_samples, findings)
     for name in schema.columns:
-        audit_column(content, schema, name, sections, n_samples, present.get(name), findings)
+        verify_column(content, schema, name, sections, n_samples, present.get(name), findings)
     if schema.records:
-        audit_payload(content, schema, sections, header, present, findings)
+        verify_payload(content, schema, sections, header, present, findings)
     return schema
 
 

@@ -46,7 +46,7 @@ def access_once(access: Access) -> Access:
 
 
 class Content:
-    """Borrows a shard's bytes: its map, or a file to read; no view of them outlives an audit."""
+    """Borrows a shard's bytes: its map, or a file to read; no view of them outlives it."""
 
     def __init__(self, whole: Bytes) -> None:
         self.bytes = whole
@@ -176,7 +176,7 @@ Present = dict[str, npt.NDArray[Any]]
 """By optional field: which samples have a value."""
 
 
-def audit_validity(
+def verify_validity(
     content: Content, schema: Schema, sections: Sections, n_samples: int, findings: Findings
 ) -> Present:
     """Check that no bit after the last sample's is set; return the validity of the others."""

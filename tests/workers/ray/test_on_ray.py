@@ -21,7 +21,7 @@ from shardio import Array
 from shardio._workers import ray_cluster
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.errors import UnsupportedEnvironment, WorkerDied
-from shardio.maintenance import add_column, audit_dataset, compute_stats
+from shardio.maintenance import add_column, compute_stats, verify_dataset
 from shardio_tools import cli
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, write
 from tests.workers.ray.conftest import Nodes, written_to
@@ -208,14 +208,14 @@ def test_verify_finds_the_same(nodes: Nodes, lines: Path, tmp_path: Path) -> Non
     out = tmp_path / "out"
     convert(lines, out)
     there = {"engine": "ray", "address": nodes.address}
-    assert audit_dataset(out, **there) == audit_dataset(out, workers=0)  # type: ignore[arg-type]
+    assert verify_dataset(out, **there) == verify_dataset(out, workers=0)  # type: ignore[arg-type]
     shard, gone = sorted(out.glob("*.shard"))[:2]
     content = bytearray(shard.read_bytes())
     content[-2000] ^= 1
     shard.write_bytes(content)
     gone.unlink()
-    found = audit_dataset(os.path.relpath(out), **there)  # type: ignore[arg-type]
-    assert found == audit_dataset(os.path.relpath(out), workers=0)
+    found = verify_dataset(os.path.relpath(out), **there)  # type: ignore[arg-type]
+    assert found == verify_dataset(os.path.relpath(out), workers=0)
     assert len({finding.path for finding in found.findings}) == 2
 
 

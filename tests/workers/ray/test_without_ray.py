@@ -23,7 +23,7 @@ from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.conversion import scheduler
 from shardio.conversion.scheduler import run_units
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, WorkerDied
-from shardio.maintenance import add_column, audit_dataset, compute_stats
+from shardio.maintenance import add_column, compute_stats, verify_dataset
 from tests.lines import contents, convert, install, write
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -464,4 +464,4 @@ def test_what_is_done_to_datasets_comes_to_the_same(
     assert contents(there) == contents(here)
     (shard, *_) = sorted(there.glob("*.shard"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert audit_dataset(there, engine="ray") == audit_dataset(there, workers=0)
+    assert verify_dataset(there, engine="ray") == verify_dataset(there, workers=0)

@@ -11,9 +11,9 @@ from shardio.format.fields import Array, Bytes, Text
 from shardio.format.index import ENTRY
 from shardio.format.layout import PAGE
 from shardio.format.schema import Schema
-from shardio.maintenance import audit_shard
+from shardio.maintenance import verify_shard
 from shardio.maintenance.verify import payload
-from shardio.maintenance.verify.shard import examine_bytes
+from shardio.maintenance.verify.shard import verify_bytes
 from shardio.maintenance.verify.values import are_texts
 from shardio.maintenance.verify.window import WINDOW_BYTES, Content, parts_of
 from shardio.shard.reader import ShardReader
@@ -45,7 +45,7 @@ def test_each_text_that_is_none_is_placed_among_those_that_are(
     forgery.change_record("text", 60, b"\xfe" * 10)
     forgery.change_entry("text", 60, hash_=1)
     content = forgery.seal()
-    found = examine_bytes(memoryview(content), "texts").findings
+    found = verify_bytes(memoryview(content), "texts").findings
     expected = [(3, "value"), (40, "value"), (N_ROWS - 1, "value")]
     assert sorted((f.sample or 0, f.code) for f in found) == sorted([*expected, (60, "checksum")])
     for finding in found:
@@ -57,7 +57,7 @@ def test_a_character_in_two_records_is_in_neither(tmp_path: Path) -> None:
     forgery = forgery_of_texts(tmp_path)
     forgery.change_record("text", 10, b"text 0001\xc3")
     forgery.change_record("text", 11, b"\xa9text 0001")
-    findings = examine_bytes(memoryview(forgery.seal()), "texts").findings
+    findings = verify_bytes(memoryview(forgery.seal()), "texts").findings
     assert [(f.sample, f.code) for f in findings] == [(10, "value"), (11, "value")]
 
 
@@ -97,10 +97,10 @@ def test_findings_are_the_same_without_zstandards_parts(
     forgery.change_record("text", 10, b"\xff" * 10)
     forgery.change_entry("blob", 20, hash_=1)
     damaged = memoryview(forgery.seal())
-    findings = examine_bytes(damaged, "texts").findings
+    findings = verify_bytes(damaged, "texts").findings
     assert [(f.sample, f.code) for f in findings] == [(20, "checksum"), (10, "value")]
     monkeypatch.setattr("shardio.maintenance.verify.window._SEGMENTS", None)
-    assert examine_bytes(damaged, "texts").findings == findings
+    assert verify_bytes(damaged, "texts").findings == findings
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
@@ -123,7 +123,7 @@ def test_a_flipped_bit_is_placed_among_large_small_and_empty_records(
             content = bytearray(forgery.seal())
             content[at] ^= 1
             path.write_bytes(content)
-            (finding,) = audit_shard(path, access=access)
+            (finding,) = verify_shard(path, access=access)
             found = (finding.code, finding.field, finding.sample, finding.offset)
             assert found == ("checksum", "blob", row, place)
 
@@ -133,7 +133,7 @@ def test_a_damaged_index_entry_hides_no_other_record(tmp_path: Path) -> None:
     at, entry = forgery.entry("text", 20)
     forgery.change_entry("text", 20, offset=1 << 40)
     forgery.change_record("text", 50, b"\xff" * 10)
-    findings = examine_bytes(memoryview(forgery.seal()), "texts").findings
+    findings = verify_bytes(memoryview(forgery.seal()), "texts").findings
     assert [(f.sample, f.code) for f in findings] == [(20, "index_entry"), (50, "value")]
     assert at % ENTRY.size == 0 and int(entry["n_bytes"]) == 10
 
@@ -158,7 +158,7 @@ def test_rows_of_nearly_a_window_and_of_more_are_all_looked_at(
     with ShardWriter(path, Schema({"row": Array("float32", (n_floats,))})) as writer:
         for i in range(5):
             writer.append({"row": np.full(n_floats, i, "f4")})
-    assert audit_shard(path) == []
+    assert verify_shard(path) == []
     content = bytearray(path.read_bytes())
     with ShardReader(path) as reader:
         section = reader.column_section("row")
@@ -166,6 +166,6 @@ def test_rows_of_nearly_a_window_and_of_more_are_all_looked_at(
     for place in places.values():
         content[place + 4 * n_floats - 1] ^= 1
     path.write_bytes(content)
-    findings = audit_shard(path)
+    findings = verify_shard(path)
     assert {f.sample: f.offset for f in findings} == places
     assert {f.code for f in findings} == {"checksum"}

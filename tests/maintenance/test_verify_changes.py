@@ -1,4 +1,4 @@
-"""A file that changes while it is audited is a finding: what was checked is not what is there."""
+"""A file that changes while it is verified is a finding: what was checked is not what is there."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shardio.maintenance import AuditProgress, audit_dataset, audit_shard
+from shardio.maintenance import VerificationProgress, verify_dataset, verify_shard
 from shardio.maintenance.verify import shard
-from shardio.maintenance.verify.shard import Examined
+from shardio.maintenance.verify.shard import VerifiedShard
 from tests.maintenance.datasets import write
 from tests.shards import write_shard
 
@@ -35,16 +35,16 @@ def test_a_change_during_the_audit_is_a_finding(
     words: str,
 ) -> None:
     path = write_shard(tmp_path / "a.shard", 3)
-    real = shard.examine_bytes
+    real = shard.verify_bytes
 
-    def meanwhile(whole: memoryview, name: str) -> Examined:
+    def meanwhile(whole: memoryview, name: str) -> VerifiedShard:
         found = real(whole, name)
         change(name)
         return found
 
-    assert audit_shard(path) == []
-    monkeypatch.setattr(shard, "examine_bytes", meanwhile)
-    (finding,) = audit_shard(path)
+    assert verify_shard(path) == []
+    monkeypatch.setattr(shard, "verify_bytes", meanwhile)
+    (finding,) = verify_shard(path)
     assert (finding.code, finding.path) == ("changed", str(path))
     assert words in finding.message
 
@@ -62,9 +62,9 @@ def test_a_dataset_that_ends_during_its_audit_is_a_finding(
     folder = write(tmp_path / "out", 3)
     pointer = str(folder / "dataset.json")
 
-    def meanwhile(progress: AuditProgress) -> None:
+    def meanwhile(progress: VerificationProgress) -> None:
         if progress.n_shards_done == progress.n_shards:
             change(pointer)
 
-    (finding,) = audit_dataset(folder, progress=meanwhile).findings
+    (finding,) = verify_dataset(folder, progress=meanwhile).findings
     assert (finding.code, finding.path) == (code, pointer)

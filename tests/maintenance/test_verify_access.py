@@ -1,4 +1,4 @@
-"""An audit by reading finds what one of the map finds, maps nothing, and is not killed."""
+"""A verification by reading finds what one of the map finds, maps nothing, and is not killed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from shardio.errors import InvalidArgument
 from shardio.format.fields import Array, Bytes
 from shardio.format.schema import Schema
-from shardio.maintenance import audit_dataset, audit_shard, survey_shard
+from shardio.maintenance import survey_shard, verify_dataset, verify_shard
 from shardio.maintenance.verify import runner
-from shardio.maintenance.verify.shard import examine, examine_bytes
+from shardio.maintenance.verify.shard import verify_bytes, verify_file
 from shardio.maintenance.verify.window import Content
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from shardio.storage import content, mmap
 from shardio.storage.content import PreadFile
-from tests.maintenance.test_audit import dataset, flip, shard_names
+from tests.maintenance.test_verify import dataset, flip, shard_names
 from tests.shards import write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -47,8 +47,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_kind_of_field_is_sound_either_way(tmp_path: Path) -> None:
     for n in (0, 1, 50):
         path = write_shard(tmp_path / f"{n}.shard", n)
-        assert examine(path, "pread") == examine(path, "mmap")
-        assert examine(path, "pread").findings == ()
+        assert verify_file(path, "pread") == verify_file(path, "mmap")
+        assert verify_file(path, "pread").findings == ()
 
 
 def test_damage_to_any_part_is_found_alike_either_way(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_damage_to_any_part_is_found_alike_either_way(tmp_path: Path) -> None:
         for near in range(at, min(at + 600, len(content)), 97):
             damaged[near] ^= 1 << near % 8
         path.write_bytes(damaged)
-        found = examine_bytes(PreadFile(str(path)), "a.shard")
-        assert found == examine_bytes(memoryview(damaged), "a.shard")
+        found = verify_bytes(PreadFile(str(path)), "a.shard")
+        assert found == verify_bytes(memoryview(damaged), "a.shard")
         assert found.findings, at
 
 
@@ -78,7 +78,7 @@ def test_a_flipped_bit_is_placed_in_whichever_window_it_lies(large: Path, access
         content[place + 77] ^= 2
     damaged = large.with_name("damaged.shard")
     damaged.write_bytes(content)
-    found = examine(damaged, access).findings
+    found = verify_file(damaged, access).findings
     assert {(f.field, f.sample): f.offset for f in found} == places
     assert {f.code for f in found} == {"checksum"}
 
@@ -98,16 +98,16 @@ def test_nothing_is_mapped_unless_it_is_asked_for(
     for module in (content, mmap):
         monkeypatch.setattr(module, "map_with_state", spy)
     for chosen in (access, "mmap"):
-        assert audit_shard(first, access=chosen) == []
-        assert audit_dataset(dataset, workers=0, access=chosen).findings == ()
+        assert verify_shard(first, access=chosen) == []
+        assert verify_dataset(dataset, workers=0, access=chosen).findings == ()
         assert survey_shard(first, access=chosen).findings == ()
         assert bool(mapped) == (chosen == "mmap")
 
 
-@pytest.mark.parametrize("audit", [audit_shard, audit_dataset, survey_shard])
-def test_another_access_is_refused(dataset: Path, audit: Any) -> None:
+@pytest.mark.parametrize("verify", [verify_shard, verify_dataset, survey_shard])
+def test_another_access_is_refused(dataset: Path, verify: Any) -> None:
     with pytest.raises(InvalidArgument, match="access must be one of auto, mmap, pread"):
-        audit(dataset, access="telepathy")
+        verify(dataset, access="telepathy")
 
 
 class OneWorker:
@@ -154,7 +154,7 @@ def test_bytes_that_the_disk_cannot_read_are_a_finding(
     path = write_shard(dataset / "a.shard", 5)
     monkeypatch.setattr(os, "preadv", refuse)
     monkeypatch.setattr(runner, "TaskPool", OneWorker)
-    (finding,) = audit_shard(path, workers=workers)
+    (finding,) = verify_shard(path, workers=workers)
     assert (finding.code, finding.message.partition(":")[0]) == (
         "unreadable",
         "the file cannot be read",
@@ -173,7 +173,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_a_finding(
         return real(content, start, end)
 
     monkeypatch.setattr(Content, "window", cut_first)
-    cut, _ = findings = audit_shard(path)
+    cut, _ = findings = verify_shard(path)
     assert [finding.code for finding in findings] == ["file_size", "changed"]
     assert cut.offset is not None
     assert cut.offset <= path.stat().st_size < large.stat().st_size
@@ -194,7 +194,7 @@ def test_main_audits_too_while_shards_wait(
     monkeypatch.setattr(runner, "TaskPool", make)
     monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
     monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
-    report = audit_dataset(dataset)
+    report = verify_dataset(dataset)
     assert [f.code for f in report.findings] == ["checksum"]
     (pool,) = crews
     first, second, _, _, fifth = shard_names(dataset)  # one in hand and one ahead, to begin with
@@ -218,7 +218,7 @@ def test_a_worker_has_shards_ahead_so_that_it_need_not_wait_for_main(
     monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
     monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
     monkeypatch.setattr(runner, "MAX_AHEAD", most_ahead)
-    assert list(runner.examine_all(tmp_path, names, None, None)) == names
+    assert list(runner.verify_all(tmp_path, names, None, None)) == names
     assert crews[0].examined == names[: 1 + most_ahead]  # main does the others
 
 
@@ -245,12 +245,12 @@ def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
     monkeypatch.setattr(runner, "usable_cpus", lambda: 3)
     monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
     with pytest.raises(InterruptedError):
-        audit_dataset(dataset, **options)
+        verify_dataset(dataset, **options)
     assert asked == [n_workers]
 
 
 def test_little_data_starts_no_process(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "usable_cpus", lambda: 3)
     monkeypatch.setattr(runner, "TaskPool", None)
-    report = audit_dataset(dataset)
+    report = verify_dataset(dataset)
     assert (report.findings, report.n_shards) == ((), 5)

@@ -1,4 +1,4 @@
-"""The audit of a shard and of a dataset: every byte, every promise, and a report of what is not so.
+"""Verification of a shard and of a dataset: every byte, every promise, and a report of failures.
 
 `tests/corruption/` damages and forges shards in every way; these are about datasets and reports.
 """
@@ -19,11 +19,11 @@ from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.schema import Schema
-from shardio.maintenance import AuditProgress, Finding, audit_dataset, audit_shard
-from shardio.maintenance.verify import dataset as verify_dataset
+from shardio.maintenance import Finding, VerificationProgress, verify_dataset, verify_shard
+from shardio.maintenance.verify import dataset as verification
 from shardio.maintenance.verify import runner
 from shardio.maintenance.verify.findings import MAX_FINDINGS, Findings
-from shardio.maintenance.verify.runner import examine_anyhow
+from shardio.maintenance.verify.runner import verify_or_report
 from shardio.shard.writer import ShardWriter
 from tests.shards import write_shard
 
@@ -56,7 +56,7 @@ def flip(path: Path, at: int) -> None:
 
 def codes(folder: Path) -> list[tuple[str, str]]:
     """File name and code of every finding."""
-    found = audit_dataset(folder, workers=0).findings
+    found = verify_dataset(folder, workers=0).findings
     return [(os.path.basename(finding.path), finding.code) for finding in found]
 
 
@@ -64,7 +64,7 @@ def codes(folder: Path) -> list[tuple[str, str]]:
 def test_a_sound_dataset_has_no_findings_and_all_is_counted(
     dataset: Path, workers: int | None
 ) -> None:
-    report = audit_dataset(dataset, workers=workers)
+    report = verify_dataset(dataset, workers=workers)
     names = shard_names(dataset)
     assert len(names) == N_SHARDS
     assert (report.findings, report.unknown) == ((), ())
@@ -80,15 +80,15 @@ def test_findings_come_in_the_order_of_shards_whoever_found_them(
     names = shard_names(dataset)
     for name in (names[4], names[1], names[2]):
         flip(dataset / name, 4096)
-    report = audit_dataset(dataset, workers=workers)
+    report = verify_dataset(dataset, workers=workers)
     assert [os.path.basename(f.path) for f in report.findings] == [names[1], names[2], names[4]]
     assert {f.code for f in report.findings} == {"checksum"}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_progress_is_told_at_the_start_and_after_every_shard(dataset: Path, workers: int) -> None:
-    told: list[AuditProgress] = []
-    report = audit_dataset(dataset, workers=workers, progress=told.append)
+    told: list[VerificationProgress] = []
+    report = verify_dataset(dataset, workers=workers, progress=told.append)
     assert [p.n_shards_done for p in told] == list(range(N_SHARDS + 1))
     assert {(p.n_shards, p.n_bytes) for p in told} == {(N_SHARDS, report.n_bytes)}
     assert (told[0].n_bytes_done, told[-1].n_bytes_done) == (0, report.n_bytes)
@@ -105,7 +105,7 @@ def test_a_shard_that_was_replaced_by_another_sound_one_is_found(dataset: Path) 
     first = shard_names(dataset)[0]
     (dataset / first).unlink()
     write_shard(dataset / first, 3)
-    report = audit_dataset(dataset, workers=0)
+    report = verify_dataset(dataset, workers=0)
     assert {f.code for f in report.findings} == {"generation"}
     told = " ".join(f.message for f in report.findings)
     assert all(word in told for word in ("bytes", "samples", "id", "schema"))
@@ -116,7 +116,7 @@ def test_a_stray_shard_is_a_finding_and_other_files_are_listed(dataset: Path) ->
     (dataset / "notes.txt").touch()
     (dataset / ".000.shard.abc.tmp").touch()
     (dataset / GENERATIONS / "000001.json.orig").touch()
-    report = audit_dataset(dataset, workers=0)
+    report = verify_dataset(dataset, workers=0)
     assert [(f.code, os.path.basename(f.path)) for f in report.findings] == [
         ("unknown_shard", "stray.shard")
     ]
@@ -134,7 +134,7 @@ def test_without_a_readable_generation_all_shards_are_still_checked(
 ) -> None:
     flip(dataset / place, 30)
     flip(dataset / shard_names(dataset)[3], 4096)
-    report = audit_dataset(dataset, workers=0)
+    report = verify_dataset(dataset, workers=0)
     assert [f.code for f in report.findings] == ["dataset", "checksum"]
     assert (report.generation, report.n_shards, report.n_samples) == (None, N_SHARDS, 20)
 
@@ -145,29 +145,29 @@ def test_flipped_bits_in_the_manifest_are_found(dataset: Path) -> None:
         content = path.read_bytes()
         for at in range(0, len(content), 5):
             flip(path, at)
-            _, findings = verify_dataset._audit_generations(dataset)
+            _, findings = verification._verify_generations(dataset)
             assert findings, (place, at)
             path.write_bytes(content)
 
 
 def test_a_folder_that_holds_no_dataset_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFound):
-        audit_dataset(tmp_path)
+        verify_dataset(tmp_path)
     with pytest.raises(DatasetNotFound):
-        audit_dataset(tmp_path / "nowhere")
+        verify_dataset(tmp_path / "nowhere")
     with pytest.raises(ShardNotFound):
-        audit_shard(tmp_path / "a.shard")
+        verify_shard(tmp_path / "a.shard")
 
 
 def test_a_negative_number_of_workers_is_refused(dataset: Path) -> None:
     with pytest.raises(InvalidArgument, match="workers is -1"):
-        audit_dataset(dataset, workers=-1)
+        verify_dataset(dataset, workers=-1)
 
 
 def test_a_report_is_json(dataset: Path) -> None:
     flip(dataset / shard_names(dataset)[0], 4096)
     flip(dataset / shard_names(dataset)[1], 8)
-    content = json.loads(json.dumps(audit_dataset(dataset, workers=0).as_json()))
+    content = json.loads(json.dumps(verify_dataset(dataset, workers=0).as_json()))
     assert content["n_shards"] == N_SHARDS
     assert [f["code"] for f in content["findings"]] == ["checksum", "unsupported"]
     assert set(content["findings"][0]) == set(Finding.__dataclass_fields__)
@@ -183,7 +183,7 @@ def test_a_long_list_of_findings_ends_with_their_number(tmp_path: Path) -> None:
     for row in range(150):
         content[4096 + 2048 * row] ^= 1
     path.write_bytes(content)
-    found = audit_shard(path)
+    found = verify_shard(path)
     assert len(found) == MAX_FINDINGS + 1
     assert {f.code for f in found[:-1]} == {"checksum"}
     assert (found[-1].code, found[-1].found) == ("more", 50)
@@ -192,7 +192,7 @@ def test_a_long_list_of_findings_ends_with_their_number(tmp_path: Path) -> None:
 def test_a_finding_reads_like_the_error_and_says_all_it_knows(dataset: Path) -> None:
     name = shard_names(dataset)[2]
     flip(dataset / name, 4096)
-    (found,) = audit_dataset(dataset, workers=0).findings
+    (found,) = verify_dataset(dataset, workers=0).findings
     text = str(found)
     assert text.startswith(f"{dataset / name}: bytes do not match their hash, section ")
     assert f"offset {found.offset}" in text
@@ -224,13 +224,13 @@ def work(dataset: Path, at_first: Callable[[], object], **options: Any) -> dict[
     """Verify in a worker that does something at the first shard."""
     first = shard_names(dataset)[0]
 
-    def examine(name: str) -> Any:
+    def verify_file(name: str) -> Any:
         if name == first:
             at_first()
-        return examine_anyhow(dataset / name, "pread")
+        return verify_or_report(dataset / name, "pread")
 
     tally = runner._Tally(dataset, shard_names(dataset), None)
-    runner._examine_in_workers(tally, dataset, examine, 1, **options)
+    runner._verify_in_workers(tally, dataset, verify_file, 1, **options)
     return tally.examined
 
 
@@ -284,5 +284,5 @@ def test_a_file_that_cannot_be_opened_is_a_finding(
     def refuse(path: Path, access: str) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(runner, "examine", refuse)
+    monkeypatch.setattr(runner, "verify_file", refuse)
     assert {code for _, code in codes(dataset)} == {"unreadable"}
