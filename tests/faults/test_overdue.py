@@ -214,7 +214,7 @@ def test_a_loop_that_finds_no_room_because_others_hang_is_overdue_too(
         others = iter(loader)
         loader._engine._timeout_s = 0.05
         del steps, others  # both are full of tasks that hang
-        with pytest.raises(BatchTimeout, match="the end of one of 2 passes, all there may be, of"):
+        with pytest.raises(BatchTimeout, match="end of one of 2 iterations, all there may be, of"):
             iter(loader)
         loader._engine._timeout_s = None
         assert next(iter(loader))["label"].tolist() == list(range(BATCH)), "with new workers"
