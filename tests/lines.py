@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Input, MediaError, Outcome, Schema, Text
-from shardio.conversion import ConversionReport
+from shardio import Array, ConversionReport, Input, MediaError, Outcome, Schema, Text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio.views.packing import Pack
+from shardio.views import Pack
 
 Window = dict[str, npt.NDArray[Any]]
 

@@ -9,11 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from shardio.format.fields import Array, Audio, Bytes, Image, Json, List, Text, Video
-from shardio.format.schema import Schema
-from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
+from shardio import (
+    Array,
+    Audio,
+    Bytes,
+    EncodedStream,
+    Image,
+    Json,
+    List,
+    Schema,
+    ShardWriter,
+    Text,
+    Video,
+)
+from shardio.format.streams import PacketFlag, pack_packets
 from shardio.format.values import EncodedImage
-from shardio.shard.writer import ShardWriter
 
 EVERY_FIELD = Schema(
     {

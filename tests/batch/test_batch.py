@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio import Array, Bytes, Json, Schema, Text
 from shardio.batch.batch import Batch
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, layout_for_samples
 from shardio.errors import ShardCorrupt
-from shardio.format.fields import Array, Bytes, Json, Text
-from shardio.format.schema import Schema
 
 SCHEMA = Schema(
     {

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
+from shardio import Array, Bytes, List, Schema, Text
 from shardio.batch.collation import DEFAULT_COLLATION, CollateRule, Collation, parse_collate
 from shardio.batch.layout import layout_for_samples
 from shardio.errors import InvalidArgument
-from shardio.format.fields import Array, Bytes, List, Text
-from shardio.format.schema import Schema
 from tests.shards import EVERY_FIELD
 
 SCHEMA = Schema(

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio import Array, Bytes, Json, Schema, Text
 from shardio.batch.schema_inference import check_sample, infer_schema
 from shardio.errors import SchemaError
-from shardio.format.fields import DTYPES, Array, Bytes, Json, Text, numpy_dtype
-from shardio.format.schema import Schema
+from shardio.format.fields import DTYPES, numpy_dtype
 
 SOURCE = Schema(
     {

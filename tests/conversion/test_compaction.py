@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardio
+from shardio import ShardWriter
 from shardio.conversion import execution
 from shardio.conversion.execution import group_small
 from shardio.maintenance import verify_dataset
-from shardio.shard.writer import ShardWriter
 from tests.lines import contents
 from tests.shards import EVERY_FIELD, every_field_sample, samples
 

@@ -16,7 +16,7 @@ from shardio import Audio, InvalidArgument, ShardLoader
 from shardio.conversion import Progress
 from shardio.maintenance import verify_dataset
 from shardio.media import AudioDecoder, begin_of, demux
-from shardio.media.audio import Sound
+from shardio.views import Sound
 from shardio_converters.media.videos import Videos
 from shardio_tools.cli import main
 from tests.converters.stores import STORES, on_every_store

@@ -19,16 +19,15 @@ import numpy as np
 import pytest
 import zstandard
 
-from shardio.dataset.dataset import ShardDataset
+from shardio import DatasetWriter, ShardDataset
 from shardio.dataset.manifest import GENERATIONS, POINTER, publish
-from shardio.dataset.writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import content_id
 from shardio.format.codecs import Codec
 from shardio.format.fields import Array, Bytes, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind, Required
 from shardio.format.schema import Schema
-from shardio.maintenance.verify.dataset import verify_dataset
+from shardio.maintenance import verify_dataset
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio import Array, Schema, Text
 from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.dataset.manifest import load, publish
 from shardio.dataset.writer import DatasetWriter
@@ -25,8 +26,6 @@ from shardio.errors import (
     ShardCorrupt,
     ShardNotFound,
 )
-from shardio.format.fields import Array, Text
-from shardio.format.schema import Schema
 from tests.loading import write_dataset
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 

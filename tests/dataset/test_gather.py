@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardio import Array, Schema
 from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch
-from shardio.format.fields import Array
-from shardio.format.schema import Schema
 from shardio.shard.verification import Verify
 from tests.loading import write_dataset
 

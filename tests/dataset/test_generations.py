@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import ShardLoader
+from shardio import Array, Schema, ShardLoader, Text
 from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation, publish, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
-from shardio.format.fields import Array, Text
-from shardio.format.schema import Schema
 from shardio.storage import fs
 from tests.loading import write_dataset
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shardio import Array, Schema, Text, Video
 from shardio.dataset.generation import Generation, lineage_of
 from shardio.dataset.manifest import load, publish, publish_next, refuse_existing
 from shardio.dataset.writer import DatasetWriter
@@ -24,8 +25,6 @@ from shardio.errors import (
     SchemaError,
     ShardUnsupported,
 )
-from shardio.format.fields import Array, Text, Video
-from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
 

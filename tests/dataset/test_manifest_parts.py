@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio import Array, Schema, Text
 from shardio.dataset import external_lists, manifest
 from shardio.dataset.dataset import open_dataset
 from shardio.dataset.external_lists import InputList, ShardList
@@ -19,8 +20,6 @@ from shardio.dataset.generation import ColumnGroup, Generation
 from shardio.dataset.manifest import load, load_generation, publish, publish_next, recover, withdraw
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
-from shardio.format.fields import Array, Text
-from shardio.format.schema import Schema
 from shardio.maintenance import add_column, compute_stats, repair, verify_dataset
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs

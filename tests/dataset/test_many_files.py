@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Clip, ShardLoader, Video, mix
+from shardio import Array, Clip, Schema, ShardLoader, ShardReader, Video, mix
 from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio._workers.processes.shared_memory import create_bitmap_file
 from shardio.dataset import column_rows, files, open_files
@@ -31,13 +31,11 @@ from shardio.errors import (
     ShardNotFound,
     UnsupportedEnvironment,
 )
-from shardio.format.schema import Schema
 from shardio.maintenance import add_column
-from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage import mmap
-from shardio.views.packing import Pack
+from shardio.views import Pack
 from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video
 from tests.shards import (

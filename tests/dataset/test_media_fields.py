@@ -12,6 +12,17 @@ import numpy as np
 import pytest
 
 import shardio
+from shardio import (
+    Array,
+    Audio,
+    EncodedStream,
+    Image,
+    Schema,
+    ShardLoader,
+    ShardReader,
+    ShardWriter,
+    Video,
+)
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
@@ -23,16 +34,11 @@ from shardio.errors import (
     ShardChanged,
 )
 from shardio.format.checksum import CHUNK_BYTES
-from shardio.format.fields import Array, Audio, Image, Video
 from shardio.format.layout import Kind, Required
-from shardio.format.schema import Schema
-from shardio.format.streams import EncodedStream, packet_sizes
+from shardio.format.streams import packet_sizes
 from shardio.format.values import EncodedImage
-from shardio.loader import ShardLoader
 from shardio.shard import writer as shard_writer
-from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
-from shardio.shard.writer import ShardWriter
 from shardio.storage.file_access import Access
 from tests.media.images_made import saved, smooth
 from tests.shards import (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, List, Schema, ShardLoader, ShardReader, Text
+from shardio import Array, List, Schema, ShardLoader, ShardReader, ShardWriter, Text
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError, ShardCorrupt
 from shardio.format.codecs import Codec, cached_dictionary, train_dictionary
@@ -17,7 +17,6 @@ from shardio.format.layout import Kind, Required
 from shardio.format.values import pack_list, unpack_list
 from shardio.maintenance import verify_shard
 from shardio.shard.section_writers import WAITING_BYTES
-from shardio.shard.writer import ShardWriter
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Bytes, Json, List, Schema, ShardLoader, ShardReader, Text
+from shardio import Array, Bytes, Json, List, Schema, ShardLoader, ShardReader, ShardWriter, Text
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, SchemaError
 from shardio.format.layout import Kind
 from shardio.maintenance import verify_shard
-from shardio.shard.writer import ShardWriter
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shardio import ShardWriter
 from shardio.dataset import external_lists, generation, manifest
 from shardio.dataset.generation import ColumnGroup, Generation, describe_generation
 from shardio.dataset.manifest import publish
@@ -31,7 +32,6 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.shard import opening
-from shardio.shard.writer import ShardWriter
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json
 from tests.golden.second_reader import SecondReader
 

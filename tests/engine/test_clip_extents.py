@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio import Array, Clip, Schema, ShardLoader, Video
+from shardio import Array, Clip, Schema, ShardDataset, ShardLoader, Video
 from shardio._engine.filling import readahead
 from shardio._engine.filling.extents import ClipExtents, ShardFileNumbers
-from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
 from shardio.format.streams import PACKET, STREAM_DTYPE, packet_sizes
 from shardio.samples.clips import ClipSpec, select_clips

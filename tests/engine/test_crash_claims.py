@@ -7,12 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardio import Array, Schema, ShardDataset, Text
 from shardio._engine.dispatch.crashes import claims_in
 from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, layout_for_samples
-from shardio.dataset.dataset import ShardDataset
-from shardio.format.fields import Array, Text
-from shardio.format.schema import Schema
 from tests.loading import write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio import Array, Bytes, Schema, Text, mix
+from shardio import Array, Bytes, Schema, ShardDataset, Text, mix
 from shardio._engine.filling.extents import Extents, Ranges, joined, merged
-from shardio.dataset.dataset import ShardDataset
 from shardio.format.layout import Kind
 from tests.loading import write_dataset
 from tests.shards import EVERY_FIELD, same_value

@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio import Array, Batch, Json, Schema, ShardDataset, Text
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._engine.filling.filler import Filler
 from shardio._workers.processes import blocks
 from shardio._workers.processes.blocks import Block
-from shardio.batch.batch import Batch
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout
-from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch, InsufficientMemory, TransformError
-from shardio.format.fields import Array, Json, Text
-from shardio.format.schema import Schema
 from shardio.order.partition import RankPartition
 from shardio.order.permutation import Order, SampleGenerators
 from tests.loading import write_dataset

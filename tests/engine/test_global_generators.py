@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Schema, ShardLoader
+from shardio import Array, Loader, Schema, ShardLoader, load_with_workers
 from shardio._engine.dispatch.thread_workers import GeneratorLock
-from shardio.items import Loader, load_with_workers
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 

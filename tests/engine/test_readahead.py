@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Schema, ShardLoader
+from shardio import Array, Schema, ShardDataset, ShardLoader
 from shardio._engine.filling import readahead
 from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner
 from shardio._engine.filling.readahead import ProbePolicy, ReadAhead
-from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.gather import ColumnGather
 from shardio.order.partition import RankPartition
 from shardio.order.shuffle import Window

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from shardio import Array, Schema
 from shardio._engine.dispatch.crashes import InFlightRows, SuspectSamples
 from shardio._engine.dispatch.iterations import EpochIteration
 from shardio._engine.filling.batch_spec import EpochPlan
@@ -24,8 +25,6 @@ from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignm
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import layout_for_samples
 from shardio.errors import TooManySkipped
-from shardio.format.fields import Array
-from shardio.format.schema import Schema
 from shardio.order.partition import RankPartition
 
 

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from shardio import Array, Schema, ShardDataset
 from shardio._engine.dispatch.backends import InlineWorker
 from shardio._engine.dispatch.engine import SchemaProbe, _candidates
 from shardio._engine.dispatch.worker import Status, Task, TaskReply, TaskResult, WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec, Schemas
-from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InsufficientMemory, ShardChanged, TransformError, WorkerDied
-from shardio.format.fields import Array
-from shardio.format.schema import Schema
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 MADE = Schemas(Schema({"made": Array("int64")}))

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio import Array, Schema, ShardLoader, Text
+from shardio import Array, Schema, ShardDataset, ShardLoader, Text
 from shardio._engine.dispatch.crashes import InFlightRows, crash_error
-from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ShardChanged, ShardCorrupt, WorkerDied
 from tests.faults.scene import PATIENCE_S, Scene, line, scene
 from tests.loading import TWO_FIELDS, make_loader, two_fields, write_dataset

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from shardio import ShardWriter
 from shardio.errors import SchemaError, ShardUnsupported
 from shardio.format.fields import Array, Bytes, Json, Text
 from shardio.format.schema import Schema, canonical_json
-from shardio.shard.writer import ShardWriter
 from tests.format.strategies import SCHEMAS
 
 

@@ -20,11 +20,11 @@ from unittest import mock
 
 import numpy as np
 
+from shardio import Input, ShardWriter, Source
 from shardio.conversion.inputs import join_parts, list_inputs
 from shardio.conversion.registry import fit_source, make_source
-from shardio.conversion.source import OUTCOMES, Input, Source
+from shardio.conversion.source import OUTCOMES
 from shardio.errors import InvalidArgument, MediaError, ShardioError
-from shardio.shard.writer import ShardWriter
 from tests.fuzz.mutate import change_bytes, change_json, dumped, number
 
 SEPARATOR: Final = b"\n\0\n"

@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 import zstandard
 
+from shardio import Schema
 from shardio.format.checksum import chunk_hashes, hash_bytes, pack_hashes, rows_per_unit
 from shardio.format.codecs import Codec
 from shardio.format.fields import STREAMED
 from shardio.format.index import ENTRY, ENTRY_DTYPE, alignment, codecs, pack_entry, stored_bytes
 from shardio.format.layout import PAGE, Kind
-from shardio.format.schema import Schema
 from shardio.format.streams import STREAM_DTYPE
 from tests.fuzz.parts import Parts
 

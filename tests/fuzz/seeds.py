@@ -10,11 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio import Array, Bytes, Json, List, Schema, ShardWriter, Text
 from shardio.dataset.external_lists import pack_inputs, pack_shards
 from shardio.dataset.generation import ColumnGroup, describe_column_group
-from shardio.format.fields import Array, Bytes, Json, List, Text
-from shardio.format.schema import Schema
-from shardio.shard.writer import ShardSummary, ShardWriter
+from shardio.shard.writer import ShardSummary
 from tests.corruption.forge import (
     RULES,
     SMALL,

@@ -18,6 +18,18 @@ import numpy as np
 import zstandard
 
 import shardio
+from shardio import (
+    Array,
+    Bytes,
+    DatasetWriter,
+    EncodedStream,
+    Input,
+    Json,
+    Schema,
+    ShardDataset,
+    ShardReader,
+    Text,
+)
 from shardio.conversion.classes import apply_labels, read_labels
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
@@ -28,8 +40,6 @@ from shardio.conversion.journal import (
     read_plan,
     read_record,
 )
-from shardio.conversion.source import Input
-from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.external_lists import (
     INPUTS,
     SHARDS,
@@ -41,21 +51,15 @@ from shardio.dataset.external_lists import (
 )
 from shardio.dataset.generation import describe_shards, lineage_of, parse_shards
 from shardio.dataset.manifest import GENERATIONS, POINTER
-from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DataError, InsufficientMemory, MediaError, ShardCorrupt, ShardioError
 from shardio.format.checksum import content_id
 from shardio.format.codecs import Codec, decode
-from shardio.format.fields import STREAMED, Array, Bytes, Field, Json, Text
-from shardio.format.schema import Schema
-from shardio.format.streams import EncodedStream
+from shardio.format.fields import STREAMED, Field
 from shardio.format.values import decode_record
-from shardio.maintenance.repairing import repair
-from shardio.maintenance.verify.dataset import survey_shard, verify_dataset
-from shardio.maintenance.verify.findings import Finding
+from shardio.maintenance import Finding, repair, survey_shard, verify_dataset
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.maintenance.verify.values import check_value
 from shardio.shard.opening import expected_sections
-from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access

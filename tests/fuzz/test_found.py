@@ -8,16 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio import Array, List, Schema, ShardReader, ShardWriter
 from shardio.conversion.journal import PLAN_FILE, RECORD_FILE, Unit, read_plan, read_record
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import hash_bytes, pack_hashes
-from shardio.format.fields import Array, List
 from shardio.format.layout import PAGE, Kind, Section
-from shardio.format.schema import Schema
-from shardio.maintenance.repairing import repair
-from shardio.maintenance.verify.dataset import verify_dataset, verify_shard
-from shardio.shard.reader import ShardReader
-from shardio.shard.writer import ShardWriter
+from shardio.maintenance import repair, verify_dataset, verify_shard
 from shardio.storage.fs import to_checksummed_json
 from tests.fuzz import seeds
 from tests.fuzz.parts import Parts

@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardio import Schema
 from shardio.errors import InsufficientMemory
-from shardio.format.schema import Schema
 from tests.fuzz import seeds
 from tests.fuzz.feeding import (
     TARGETS,

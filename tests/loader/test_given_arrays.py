@@ -12,8 +12,7 @@ from shardio import Array, Audio, Clip, Image, Schema, ShardLoader, Video
 from shardio.errors import TransformError
 from shardio.map_view import MapView
 from shardio.media import demux, encode_jpeg
-from shardio.media.audio import Sound
-from shardio.views.packing import Pack
+from shardio.views import Pack, Sound
 from tests.loading import bits, make_loader, opened, write_dataset
 from tests.media_made import write_flash
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Batch, InvalidArgument, Schema, ShardLoader, WeightedSampler
+from shardio import Batch, InvalidArgument, Schema, ShardLoader, ShardReader, WeightedSampler
 from shardio._loading import options
 from shardio._workers.processes import limits
 from shardio.errors import (
@@ -26,7 +26,6 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.layout import Kind
-from shardio.shard.reader import ShardReader
 from tests.loading import (
     RAGGED,
     TWO_FIELDS,

@@ -13,16 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio import Array, Clip, InvalidArgument, List, Schema, ShardLoader, Text, Video
-from shardio.dataset.dataset import ShardDataset
-from shardio.format.fields import Field
-from shardio.format.streams import (
+from shardio import (
+    Array,
+    Clip,
     EncodedStream,
-    PacketFlag,
-    pack_packets,
-    packet_flags,
-    packet_sizes,
+    InvalidArgument,
+    List,
+    Schema,
+    ShardDataset,
+    ShardLoader,
+    Text,
+    Video,
 )
+from shardio.format.fields import Field
+from shardio.format.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
 from shardio.media import ClipDecoder, demux
 from tests.loading import bits, write_dataset
 from tests.media_made import scene, write_video

@@ -12,17 +12,26 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio import Array, Batch, Clip, InvalidArgument, Schema, ShardLoader, Video, WeightedSampler
+from shardio import (
+    Array,
+    Batch,
+    Clip,
+    InvalidArgument,
+    Schema,
+    ShardDataset,
+    ShardLoader,
+    ShardReader,
+    Video,
+    WeightedSampler,
+)
 from shardio._engine.filling import decoding
 from shardio._loading.prefetch import preload
-from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, TransformError
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
 from shardio.media import VideoFile
 from shardio.samples.clips import select_clips
-from shardio.shard.reader import ShardReader
 from shardio.views.clips import Clips
 from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video

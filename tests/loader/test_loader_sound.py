@@ -12,14 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Audio, Clip, EncodedStream, InvalidArgument, Schema, ShardLoader, Video
+from shardio import (
+    Array,
+    Audio,
+    Clip,
+    EncodedStream,
+    InvalidArgument,
+    Schema,
+    ShardDataset,
+    ShardLoader,
+    ShardReader,
+    Video,
+    mix,
+)
 from shardio._engine.filling import decoding
-from shardio.dataset.dataset import ShardDataset
-from shardio.dataset.mixture import mix
 from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
-from shardio.media.audio import Sound
-from shardio.shard.reader import ShardReader
+from shardio.views import Sound
 from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import write_flash
 

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 import shardio._loading.prefetch
-from shardio import Array, Bytes, InvalidArgument, Schema, ShardLoader
+from shardio import Array, Bytes, InvalidArgument, Schema, ShardDataset, ShardLoader
 from shardio._loading.prefetch import _PreloadRange, preload
 from shardio._workers.processes import limits
 from shardio._workers.processes.limits import MemoryLimit
-from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InsufficientMemory, ShardChanged
 from shardio.format.layout import NO_FIELD, Kind
 from tests.loading import PATIENCE_S, bits, write_dataset

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import InvalidArgument, ShardLoader, WeightedSampler
+from shardio import InvalidArgument, ShardLoader, ShardReader, WeightedSampler
 from shardio._workers.processes import limits
 from shardio.batch.batch import Batch
 from shardio.errors import (
@@ -23,7 +23,6 @@ from shardio.errors import (
     TooManySkipped,
     TransformError,
 )
-from shardio.shard.reader import ShardReader
 from tests.loading import TWO_FIELDS, bits, make_loader, two_fields, write_dataset
 from tests.shards import EVERY_FIELD
 

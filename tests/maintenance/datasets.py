@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardio import Array, Schema, ShardWriter, Text
+from shardio import Array, Schema, ShardReader, ShardWriter, Text
 from shardio.dataset.manifest import publish
 from shardio.format.layout import NO_FIELD, Kind
-from shardio.shard.reader import ShardReader
 from tests.shards import EVERY_FIELD, every_field_sample
 
 LABELS = Schema({"label": Array("int64"), "source": Text()})

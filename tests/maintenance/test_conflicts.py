@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardio import Text
-from shardio.dataset.dataset import ShardDataset
+from shardio import ShardDataset, Text
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import DataError, DatasetConflict, DatasetCorrupt, ShardNotFound
 from shardio.export import export

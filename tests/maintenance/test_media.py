@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio import ShardReader, Video
 from shardio.dataset.dataset import open_dataset
-from shardio.format.fields import Video
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.streams import PACKET, PacketFlag, packet_flags
 from shardio.maintenance import (
@@ -23,7 +23,6 @@ from shardio.maintenance import (
     reshard,
     verify_dataset,
 )
-from shardio.shard.reader import ShardReader
 from tests.maintenance.datasets import flip, place, shard_of, write
 from tests.shards import MEDIA_FIELDS, as_read, made_stream, media_sample, same_sample, same_value
 

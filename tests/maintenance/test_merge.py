@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import ShardLoader
-from shardio.dataset.dataset import ShardDataset, open_dataset
+from shardio import Array, Schema, ShardDataset, ShardLoader, Text
+from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import (
@@ -23,9 +23,7 @@ from shardio.errors import (
     InvalidArgument,
     ShardNotFound,
 )
-from shardio.format.fields import Array, Text
 from shardio.format.layout import Kind
-from shardio.format.schema import Schema
 from shardio.maintenance import (
     MaintenanceProgress,
     compact,

@@ -14,17 +14,14 @@ from typing import Any
 
 import pytest
 
+from shardio import Array, Bytes, DatasetWriter, Schema, ShardWriter, Text
 from shardio.dataset.manifest import GENERATIONS, POINTER
-from shardio.dataset.writer import DatasetWriter
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
-from shardio.format.fields import Array, Bytes, Text
-from shardio.format.schema import Schema
 from shardio.maintenance import Finding, VerificationProgress, verify_dataset, verify_shard
 from shardio.maintenance.verify import dataset as verification
 from shardio.maintenance.verify import runner
 from shardio.maintenance.verify.findings import MAX_FINDINGS, Findings
 from shardio.maintenance.verify.runner import verify_or_report
-from shardio.shard.writer import ShardWriter
 from tests.shards import write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio import Array, Bytes, Schema, ShardReader, ShardWriter
 from shardio.errors import InvalidArgument
-from shardio.format.fields import Array, Bytes
-from shardio.format.schema import Schema
 from shardio.maintenance import survey_shard, verify_dataset, verify_shard
 from shardio.maintenance.verify import runner
 from shardio.maintenance.verify.shard import verify_bytes, verify_file
 from shardio.maintenance.verify.window import Content
-from shardio.shard.reader import ShardReader
-from shardio.shard.writer import ShardWriter
 from shardio.storage import content, mmap
 from shardio.storage.content import PreadFile
 from tests.maintenance.test_verify import dataset, flip, shard_names

@@ -7,17 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio.format.fields import Array, Bytes, Text
+from shardio import Array, Bytes, Schema, ShardReader, ShardWriter, Text
 from shardio.format.index import ENTRY
 from shardio.format.layout import PAGE
-from shardio.format.schema import Schema
 from shardio.maintenance import verify_shard
 from shardio.maintenance.verify import payload
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.maintenance.verify.values import are_texts
 from shardio.maintenance.verify.window import WINDOW_BYTES, Content, parts_of
-from shardio.shard.reader import ShardReader
-from shardio.shard.writer import ShardWriter
 from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access
 from tests.corruption.forge import PAYLOAD, Forgery, content_of

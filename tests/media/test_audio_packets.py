@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardio import EncodedStream
 from shardio.errors import MediaError
-from shardio.format.streams import EncodedStream
 from shardio.media import AudioDecoder, begin_of, demux, part_of, sound_of
 from shardio.media.audio_packets import (
     SampleIndex,

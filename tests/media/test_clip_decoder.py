@@ -11,14 +11,9 @@ import av
 import numpy as np
 import pytest
 
+from shardio import EncodedStream
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import (
-    EncodedStream,
-    PacketFlag,
-    pack_packets,
-    packet_flags,
-    packet_sizes,
-)
+from shardio.format.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
 from shardio.media import clip_decoder
 from shardio.media.bitstream import parameter_change_test, parameter_sets
 from shardio.media.clip_decoder import ClipDecoder

@@ -23,21 +23,22 @@ from shardio import (
     InvalidArgument,
     List,
     Schema,
+    ShardDataset,
     ShardLoader,
+    ShardReader,
     Text,
     WeightedSampler,
     mix,
 )
 from shardio import open as open_dataset
 from shardio._engine.filling.token_windows import TokenReader
-from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
 from shardio.maintenance import split
-from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.views.packing import Pack, PackedWindows
+from shardio.views import Pack
+from shardio.views.packing import PackedWindows
 from tests.loading import bits, make_loader, write_dataset
 from tests.packed_naively import Window, naive_windows
 

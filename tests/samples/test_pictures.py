@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio import Array, Image, InvalidArgument, Schema, ShardLoader
-from shardio.dataset.dataset import ShardDataset
+from shardio import Array, Image, InvalidArgument, Schema, ShardDataset, ShardLoader
 from shardio.errors import MediaError, SchemaError, TransformError
 from shardio.format.values import EncodedImage
 from shardio.media import decode_image, encode_jpeg

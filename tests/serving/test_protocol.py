@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Clip, ShardioError, ShardLoader, WeightedSampler
-from shardio.batch.batch import Batch
+from shardio import Batch, Clip, ShardioError, ShardLoader, WeightedSampler
 from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
-from shardio.media.audio import Sound
 from shardio.serving.client import handshake, protocol
 from shardio.serving.client.handshake import Opened
 from shardio.serving.client.protocol import (
@@ -33,7 +31,7 @@ from shardio.serving.client.protocol import (
     unpack,
     unpack_batch,
 )
-from shardio.views.packing import Pack
+from shardio.views import Pack, Sound
 from tests.fuzz.mutate import change_bytes, change_json
 from tests.loading import bits, write_dataset
 

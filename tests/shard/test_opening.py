@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardio import Array, Schema, Text
 from shardio.errors import ShardCorrupt, ShardIncomplete
-from shardio.format.fields import Array, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind
-from shardio.format.schema import Schema
 from shardio.shard.opening import expected_sections, open_sections
 from shardio.shard.writer import ShardWriter
 from tests.format.strategies import SCHEMAS

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio import Array
 from shardio.errors import (
     ChecksumMismatch,
     ClosedError,
@@ -17,7 +18,6 @@ from shardio.errors import (
     ShardIncomplete,
     ShardNotFound,
 )
-from shardio.format.fields import Array
 from shardio.shard.reader import ShardReader
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample, write_shard
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardio import Array, Schema, Text
 from shardio.errors import ChecksumMismatch
-from shardio.format.fields import Array, Text
 from shardio.format.layout import Kind
-from shardio.format.schema import Schema
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 

@@ -16,10 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import shardio
+from shardio import Array, Audio, Bytes, EncodedStream, Schema, Text, Video
 from shardio.errors import ClosedError, InvalidArgument, SchemaError
-from shardio.format.fields import Array, Audio, Bytes, Text, Video
-from shardio.format.schema import Schema
-from shardio.format.streams import PIECE_BYTES, EncodedStream
+from shardio.format.streams import PIECE_BYTES
 from shardio.format.values import EncodedImage, encode_stream
 from shardio.maintenance import verify_shard
 from shardio.shard import writer

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardio
-from shardio import ShardLoader, ShardReader
-from shardio.dataset.dataset import ShardDataset
+from shardio import ShardDataset, ShardLoader, ShardReader
 from shardio.errors import ChecksumMismatch, ClosedError, InvalidArgument
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.dataset.dataset import ShardDataset
+from shardio import ShardDataset
 from shardio.storage import mmap
 from shardio.storage.file_access import open_shard
 from shardio.storage.mmap import END_BYTES, PAGE_BYTES, prefetch_ends

@@ -18,9 +18,9 @@ from urllib.parse import quote
 
 import pytest
 
+from shardio import ShardReader
 from shardio.dataset.manifest import load
 from shardio.errors import CacheFull, ShardCorrupt, ShardUnsupported, UnsupportedEnvironment
-from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
 from shardio.storage.remote.cache import ShardCache, verify_download

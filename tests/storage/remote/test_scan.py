@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Clip, Schema, Video
-from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio import Array, Clip, Schema, ShardDataset, Video
+from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import external_list_names
 from shardio.dataset.manifest import load
 from shardio.dataset.scan import ShardSamples, scan

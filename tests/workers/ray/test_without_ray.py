@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio import Array
-from shardio._base.version import __version__
+from shardio import Array, __version__
 from shardio._workers import ray_cluster
 from shardio._workers.processes.zygote import Zygote, acquire, release
 from shardio._workers.ray_cluster import Cluster, Engine
