@@ -23,6 +23,7 @@ from shardio.dataset.manifest import (
     remove_temporary_files,
     withdraw,
 )
+from shardio.dataset.transaction import sweep
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,
@@ -30,7 +31,6 @@ from shardio.errors import (
     DatasetNotFound,
     ShardUnsupported,
 )
-from shardio.maintenance.rewriting import sweep
 from shardio.storage.fs import (
     make_folder,
     read_checksummed_json,

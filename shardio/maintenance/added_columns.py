@@ -17,11 +17,12 @@ from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.generation import ColumnGroup, Generation, whole_schema
 from shardio.dataset.manifest import load_generation
+from shardio.dataset.transaction import detect_conflict
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.fields import Field
 from shardio.format.schema import Schema
 from shardio.maintenance.jobs import ShardJob, done_for_each
-from shardio.maintenance.rewriting import MaintenanceReport, Rewriting, detect_conflict
+from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
 from shardio.maintenance.verify.dataset import Progress, ends_of, report_step
 from shardio.shard.writer import ShardSummary, ShardWriter
 

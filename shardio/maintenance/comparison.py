@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.dataset.dataset import ShardDataset
+from shardio.dataset.transaction import detect_conflict
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codecs import BY_CODE
 from shardio.format.fields import (
@@ -33,7 +34,6 @@ from shardio.format.index import Entries, codecs
 from shardio.format.schema import canonical_json
 from shardio.format.streams import EncodedStream
 from shardio.format.values import EncodedImage, encode_stream
-from shardio.maintenance.rewriting import detect_conflict
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from shardio.dataset.generation import ROWS, Generation, parse_generation
 from shardio.dataset.manifest import GENERATIONS, POINTER, load, load_generation
+from shardio.dataset.transaction import published_in, raise_conflict
 from shardio.errors import (
     DataError,
     DatasetCorrupt,
@@ -26,7 +27,7 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.schema import Schema
-from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting, published_in, raise_conflict
+from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting
 from shardio.maintenance.salvage import mend, schema_of, unreadable_pages
 from shardio.maintenance.verify.dataset import ends_of
 from shardio.maintenance.verify.shard import verify_file

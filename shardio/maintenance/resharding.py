@@ -13,6 +13,7 @@ from typing import Any
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.generation import ROWS, Generation
 from shardio.dataset.manifest import load, load_generation
+from shardio.dataset.transaction import detect_conflict
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.fields import Array
 from shardio.format.schema import Schema
@@ -21,7 +22,6 @@ from shardio.maintenance.rewriting import (
     MaintenanceReport,
     Rewriting,
     check_shard_bytes,
-    detect_conflict,
 )
 from shardio.maintenance.verify.dataset import (
     Progress,

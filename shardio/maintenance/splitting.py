@@ -15,9 +15,9 @@ import numpy.typing as npt
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.selection import RowRuns
+from shardio.dataset.transaction import detect_conflict
 from shardio.errors import InvalidArgument
 from shardio.maintenance.comparison import Digests, exact_digests, mix
-from shardio.maintenance.rewriting import detect_conflict
 from shardio.order.permutation import derive_key
 
 _TOLERANCE: Final = 1e-6

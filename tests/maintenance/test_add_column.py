@@ -18,6 +18,7 @@ from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text
 from shardio.conversion.rename_log import check_only_dataset
 from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load, load_generation, publish_next
+from shardio.dataset.transaction import note_name, sweep
 from shardio.errors import (
     DatasetConflict,
     DatasetNotFound,
@@ -38,7 +39,7 @@ from shardio.maintenance import (
     split,
     verify_dataset,
 )
-from shardio.maintenance.rewriting import Rewriting, note_name, sweep
+from shardio.maintenance.rewriting import Rewriting
 from shardio.storage import fs
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 from tests.shards import same_sample

@@ -22,6 +22,7 @@ from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.external_lists import InputList
 from shardio.dataset.generation import Generation, lineage_of
 from shardio.dataset.manifest import GENERATIONS, POINTER, load, load_generation
+from shardio.dataset.transaction import raise_conflict
 from shardio.errors import (
     DataError,
     DatasetCorrupt,
@@ -32,7 +33,6 @@ from shardio.errors import (
 )
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, unpack_header, unpack_table
 from shardio.format.schema import Schema
-from shardio.maintenance.rewriting import raise_conflict
 from shardio.maintenance.verify.findings import Finding, Findings
 from shardio.maintenance.verify.runner import VerificationProgress, verify_all
 from shardio.maintenance.verify.shard import VerifiedShard, verify_file
