@@ -31,9 +31,9 @@ if TYPE_CHECKING:
         ShardioError,
         WorkerDied,
     )
-    from shardio.format.fields import Array, Audio, Bytes, Image, Json, List, Text, Video
     from shardio.format.schema import Schema
-    from shardio.format.streams import EncodedStream
+    from shardio.format.types import Array, Audio, Bytes, Image, Json, List, Text, Video
+    from shardio.format.types.streams import EncodedStream
     from shardio.items import Loader, SharedMemoryShim, load, load_with_workers
     from shardio.loader import ShardLoader
     from shardio.multi import MultiLoader
@@ -90,19 +90,19 @@ __all__ = [
 
 # The module of each public name; any other name is an error.
 _HOMES = {
-    "Array": "shardio.format.fields",
-    "Audio": "shardio.format.fields",
+    "Array": "shardio.format.types",
+    "Audio": "shardio.format.types",
     "Batch": "shardio.batch.batch",
-    "Bytes": "shardio.format.fields",
+    "Bytes": "shardio.format.types",
     "Clip": "shardio.views.clips",
     "ConversionReport": "shardio.conversion",
     "DataLoader": "shardio.pipeline",
     "DatasetWriter": "shardio.dataset.writer",
-    "EncodedStream": "shardio.format.streams",
-    "Image": "shardio.format.fields",
+    "EncodedStream": "shardio.format.types.streams",
+    "Image": "shardio.format.types",
     "Input": "shardio.conversion",
-    "Json": "shardio.format.fields",
-    "List": "shardio.format.fields",
+    "Json": "shardio.format.types",
+    "List": "shardio.format.types",
     "Loader": "shardio.items",
     "MultiLoader": "shardio.multi",
     "Outcome": "shardio.conversion",
@@ -114,8 +114,8 @@ _HOMES = {
     "ShardWriter": "shardio.shard.writer",
     "SharedMemoryShim": "shardio.items",
     "Source": "shardio.conversion",
-    "Text": "shardio.format.fields",
-    "Video": "shardio.format.fields",
+    "Text": "shardio.format.types",
+    "Video": "shardio.format.types",
     "WeightedSampler": "shardio.order.sampling",
     "connect": "shardio.serving.client.remote_loader",
     "convert": "shardio.conversion",

@@ -22,7 +22,7 @@ from shardio import (
     Text,
     Video,
 )
-from shardio.format.streams import PacketFlag, pack_packets
+from shardio.format.types.streams import PacketFlag, pack_packets
 from shardio.format.values import EncodedImage
 
 EVERY_FIELD = Schema(

@@ -18,8 +18,8 @@ from shardio.dataset.external_lists import total_bytes
 from shardio.dataset.mixture import Mixture
 from shardio.dataset.selection import check_positions
 from shardio.errors import InvalidArgument
-from shardio.format.arrays import is_masked
 from shardio.format.checksum import hash_bytes
+from shardio.format.types.arrays import is_masked
 from shardio.order.mixture_order import MixtureSizes
 from shardio.order.partition import RankPartition
 from shardio.order.permutation import OF_SAMPLERS, SampleGenerators

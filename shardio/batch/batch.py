@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from shardio.batch.layout import FILLED, BlockLayout, FixedSlot, VaryingSlot, WholeSlot
 from shardio.errors import ShardCorrupt
-from shardio.format.fields import Array, Json, List, Text
 from shardio.format.schema import read_json
+from shardio.format.types import Array, Json, List, Text
 from shardio.format.values import unpack_list
 
 _NONE: Final[Mapping[str, Sequence[str]]] = {}

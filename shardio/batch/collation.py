@@ -18,8 +18,8 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from shardio.errors import InvalidArgument
-from shardio.format.fields import Array, Field
 from shardio.format.schema import Schema
+from shardio.format.types import Array, Field
 
 CollateKind = Literal["stack", "pad", "ragged", "list"]
 KINDS: Final = get_args(CollateKind)

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from shardio.batch.collation import DEFAULT_COLLATION, Collation, JoinedField
 from shardio.errors import InvalidArgument
-from shardio.format.fields import STREAMED, Array, Field, List
 from shardio.format.schema import Schema
+from shardio.format.types import STREAMED, Array, Field, List
 
 ORIGIN: Final = np.dtype(
     [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]

@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.errors import SchemaError
-from shardio.format.arrays import format_dtype, is_bfloat16_bits
-from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, List, Text
 from shardio.format.schema import Schema
+from shardio.format.types import DTYPES, Array, Bytes, Field, Json, List, Text
+from shardio.format.types.arrays import format_dtype, is_bfloat16_bits
 
 _NUMBERS: Final = np.ndarray | np.generic | bool | int | float
 _ARRAYS: Final = (np.ndarray, np.generic)

@@ -14,9 +14,9 @@ import numpy as np
 
 from shardio.conversion.python_samples import is_pillow_image, to_plain
 from shardio.errors import InvalidArgument, SchemaError, ShardioError
-from shardio.format.arrays import is_of, refuse_masked
-from shardio.format.fields import DTYPES, Array, Bytes, Field, Image, Json, List, Text
 from shardio.format.schema import Schema
+from shardio.format.types import DTYPES, Array, Bytes, Field, Image, Json, List, Text
+from shardio.format.types.arrays import is_of, refuse_masked
 
 _CHUNK_ROWS: Final = 4096
 """Rows copied out of a frame at a time."""

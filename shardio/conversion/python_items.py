@@ -26,10 +26,10 @@ from shardio.conversion.source import Input, Item, Outcome
 from shardio.conversion.staging import Staging
 from shardio.conversion.worker import ConversionJob
 from shardio.errors import InvalidArgument, MediaError, SchemaError
-from shardio.format.arrays import encode_array, is_of
 from shardio.format.checksum import hash_bytes
-from shardio.format.fields import Array, Audio, Video
 from shardio.format.schema import Schema
+from shardio.format.types import Array, Audio, Video
+from shardio.format.types.arrays import encode_array, is_of
 from shardio.format.values import encode_record, encode_stream
 from shardio.shard.writer import encode_media
 

@@ -22,9 +22,9 @@ from shardio.conversion.append import check_same_schema, load_base, rebase
 from shardio.conversion.report import ConversionReport
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError
-from shardio.format.arrays import is_of
-from shardio.format.fields import Array, Field, Image
 from shardio.format.schema import Schema
+from shardio.format.types import Array, Field, Image
+from shardio.format.types.arrays import is_of
 from shardio.maintenance.rewriting import Rewriting
 
 

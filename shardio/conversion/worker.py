@@ -34,7 +34,7 @@ from shardio.conversion.journal import (
 from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
-from shardio.format.streams import EncodedStream
+from shardio.format.types.streams import EncodedStream
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import create_unnamed, make_folder, remove_tree, sync_folder
 

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from shardio.dataset.open_files import OpenFiles, ShardStorage, open_limit
 from shardio.errors import DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, distinct
-from shardio.format.fields import STREAMED
 from shardio.format.index import DIMENSION
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
-from shardio.format.streams import PACKET
+from shardio.format.types import STREAMED
+from shardio.format.types.streams import PACKET
 from shardio.shard.opening import expected_sections
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify

@@ -43,9 +43,9 @@ from shardio.dataset.external_lists import (
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUnsupported
 from shardio.format.checksum import hash_bytes
-from shardio.format.fields import Field, Video
 from shardio.format.layout import MAJOR, MINOR
 from shardio.format.schema import Schema, canonical_json
+from shardio.format.types import Field, Video
 from shardio.shard.opening import MAX_SAMPLES
 from shardio.shard.writer import ShardSummary
 

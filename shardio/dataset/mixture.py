@@ -23,8 +23,8 @@ from shardio.dataset.open_files import ShardStorage
 from shardio.dataset.selection import MixtureSelection, RowList, check_positions
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
-from shardio.format.fields import Field
 from shardio.format.schema import Schema
+from shardio.format.types import Field
 from shardio.order.mixture_order import (
     MAX_SOURCES,
     WHOLE,

@@ -29,7 +29,7 @@ from shardio.export.formats import (
     refuse_fields,
     safe_path,
 )
-from shardio.format.fields import Array, Bytes, Field, Json, Text
+from shardio.format.types import Array, Bytes, Field, Json, Text
 from shardio.storage.fs import create, make_folder, perform
 
 TABLE: Final = "samples.jsonl"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardio.dataset.dataset import Dataset
 from shardio.errors import DataError, InvalidArgument
-from shardio.format.fields import (
+from shardio.format.types import (
     FIELD_TYPES,
     Array,
     Audio,

@@ -23,7 +23,7 @@ from shardio.export.formats import (
     preparation_of,
     refuse_fields,
 )
-from shardio.format.fields import (
+from shardio.format.types import (
     Array,
     Audio,
     Bytes,

@@ -24,8 +24,8 @@ from shardio.export.formats import (
     suffix_of,
 )
 from shardio.format.checksum import hash_bytes
-from shardio.format.fields import Bytes, Field, Text
 from shardio.format.schema import Schema
+from shardio.format.types import Bytes, Field, Text
 from shardio.storage.fs import create, sync
 
 _BLOCK: Final = 512

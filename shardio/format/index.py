@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shardio.errors import ShardCorrupt
 from shardio.format.codecs import BY_CODE, SPECS, Codec
-from shardio.format.fields import (
+from shardio.format.types import (
     MAX_CHANNELS,
     MAX_PICTURE_SIDE,
     MAX_RECORD_BYTES,

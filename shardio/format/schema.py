@@ -15,7 +15,8 @@ from typing import Any, Final, NoReturn
 from shardio._base.classes import cached_property
 from shardio.errors import SchemaError, ShardUnsupported
 from shardio.format.codecs import SPECS
-from shardio.format.fields import (
+from shardio.format.layout import Required
+from shardio.format.types import (
     DTYPES,
     FIELD_TYPES,
     MEDIA,
@@ -28,7 +29,6 @@ from shardio.format.fields import (
     Video,
     array_of,
 )
-from shardio.format.layout import Required
 
 MAX_FIELDS: Final = 1024
 MAX_NAME_BYTES: Final = 255

@@ -22,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
-from shardio.format.arrays import encode_array
 from shardio.format.checksum import ROW_HASH_MIN
-from shardio.format.fields import (
+from shardio.format.index import RECORD_ALIGNMENT, extent, full_shape, is_picture
+from shardio.format.schema import canonical_json, read_json
+from shardio.format.types import (
     MAX_RECORD_BYTES,
     STREAMED,
     Array,
@@ -38,9 +39,8 @@ from shardio.format.fields import (
     Video,
     n_stored_dims,
 )
-from shardio.format.index import RECORD_ALIGNMENT, extent, full_shape, is_picture
-from shardio.format.schema import canonical_json, read_json
-from shardio.format.streams import (
+from shardio.format.types.arrays import encode_array
+from shardio.format.types.streams import (
     EncodedStream,
     StreamRecord,
     StreamTables,

@@ -19,8 +19,8 @@ from shardio.dataset.generation import ColumnGroup, Generation, whole_schema
 from shardio.dataset.manifest import load_generation
 from shardio.dataset.transaction import detect_conflict
 from shardio.errors import InvalidArgument, SchemaError
-from shardio.format.fields import Field
 from shardio.format.schema import Schema
+from shardio.format.types import Field
 from shardio.maintenance.jobs import ShardJob, done_for_each
 from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
 from shardio.maintenance.verify.dataset import Progress, ends_of, report_step

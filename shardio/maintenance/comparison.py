@@ -20,7 +20,9 @@ from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.transaction import detect_conflict
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codecs import BY_CODE
-from shardio.format.fields import (
+from shardio.format.index import Entries, codecs
+from shardio.format.schema import canonical_json
+from shardio.format.types import (
     MEDIA,
     STREAMED,
     Array,
@@ -30,9 +32,7 @@ from shardio.format.fields import (
     List,
     Text,
 )
-from shardio.format.index import Entries, codecs
-from shardio.format.schema import canonical_json
-from shardio.format.streams import EncodedStream
+from shardio.format.types.streams import EncodedStream
 from shardio.format.values import EncodedImage, encode_stream
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows

@@ -15,8 +15,8 @@ from shardio.dataset.generation import ROWS, Generation
 from shardio.dataset.manifest import load, load_generation
 from shardio.dataset.transaction import detect_conflict
 from shardio.errors import DataError, InvalidArgument
-from shardio.format.fields import Array
 from shardio.format.schema import Schema
+from shardio.format.types import Array
 from shardio.maintenance.rewriting import (
     SHARD_BYTES,
     MaintenanceReport,

@@ -28,7 +28,6 @@ from shardio.format.checksum import (
     pack_hashes,
     rows_per_unit,
 )
-from shardio.format.fields import STREAMED
 from shardio.format.index import DIMENSION, ENTRY_DTYPE, Entries
 from shardio.format.layout import (
     MAGIC,
@@ -42,7 +41,8 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
-from shardio.format.streams import STREAM_DTYPE
+from shardio.format.types import STREAMED
+from shardio.format.types.streams import STREAM_DTYPE
 from shardio.shard.opening import Sections, read_schema
 from shardio.storage.file_access import open_shard
 from shardio.storage.fs import create

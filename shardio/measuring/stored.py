@@ -20,8 +20,8 @@ from shardio.conversion.registry import make_source
 from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load
 from shardio.errors import MediaError
-from shardio.format.fields import Audio, Image, Video
-from shardio.format.streams import EncodedStream
+from shardio.format.types import Audio, Image, Video
+from shardio.format.types.streams import EncodedStream
 from shardio.media import AudioDecoder, ClipDecoder, decode_image
 
 _MAX_COMPARED: Final = 5  # files

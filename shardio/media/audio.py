@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import EncodedStream, packet_sizes
+from shardio.format.types.streams import EncodedStream, packet_sizes
 from shardio.media.audio_packets import (
     LEAD_PACKETS,
     SampleIndex,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import MediaError
-from shardio.format.streams import EncodedStream, PacketFlag, pack_packets, packet_sizes
+from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets, packet_sizes
 from shardio.media.container import (
     audio_stream,
     check_complete,

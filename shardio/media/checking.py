@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardio.errors import MediaError
 from shardio.format.checksum import Hasher
-from shardio.format.streams import (
+from shardio.format.types.streams import (
     EncodedStream,
     PacketFlag,
     Packets,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio.errors import DataError, InvalidArgument, MediaError
-from shardio.format.streams import EncodedStream
+from shardio.format.types.streams import EncodedStream
 from shardio.media.bitstream import parameter_change_test, parameter_sets, starts_closed_gop
 from shardio.media.decoders import (
     decoder_key,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import (
+from shardio.format.types.streams import (
     EncodedStream,
     PacketFlag,
     pack_packets,

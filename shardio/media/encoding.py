@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
-from shardio.format.streams import EncodedStream, PacketFlag, pack_packets
+from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.bitstream import disposable_layer_test
 from shardio.media.checking import build_stream
 from shardio.media.frames import Picture, frame_from_planes

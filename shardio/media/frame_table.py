@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import PacketFlag, Packets, packet_flags, packet_sizes
+from shardio.format.types.streams import PacketFlag, Packets, packet_flags, packet_sizes
 
 __all__ = ["FrameTable", "DecodeRun"]
 

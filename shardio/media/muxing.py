@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shardio.errors import MediaError
-from shardio.format.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
+from shardio.format.types.streams import EncodedStream, PacketFlag, packet_flags, packet_sizes
 from shardio.media.bitstream import packet_units
 from shardio.media.decoders import display_parameter, fraction_parameter
 from shardio.media.demuxing import demux

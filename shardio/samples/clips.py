@@ -12,9 +12,9 @@ import numpy.typing as npt
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.scan import ShardSamples, scan
 from shardio.errors import InvalidArgument
-from shardio.format.fields import Array, Field, Video
 from shardio.format.schema import Schema
-from shardio.format.streams import Streams
+from shardio.format.types import Array, Field, Video
+from shardio.format.types.streams import Streams
 from shardio.media.frames import CropPosition
 from shardio.order.permutation import OF_CLIPS, OF_CROPS, derive_key, keyed_hashes
 from shardio.shard.verification import Rows

@@ -13,9 +13,9 @@ import numpy as np
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.scan import ShardSamples, scan
 from shardio.errors import InvalidArgument
-from shardio.format.fields import Array, Audio, Field, Image
 from shardio.format.schema import Schema
-from shardio.format.streams import Streams
+from shardio.format.types import Array, Audio, Field, Image
+from shardio.format.types.streams import Streams
 from shardio.media.audio import Sound
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows

@@ -10,8 +10,8 @@ import numpy as np
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.scan import ShardSamples, scan
 from shardio.errors import InvalidArgument
-from shardio.format.fields import Array, Field
 from shardio.format.schema import Schema
+from shardio.format.types import Array, Field
 from shardio.shard.verification import Rows
 from shardio.views.packing import Pack
 

@@ -13,7 +13,6 @@ from typing import Final
 from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
 from shardio.format.checksum import hash_bytes, n_blocks, n_units
 from shardio.format.codecs import MAX_DICTIONARY_BYTES, SPECS
-from shardio.format.fields import STREAMED, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import (
     BUILT,
@@ -30,7 +29,8 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
-from shardio.format.streams import PACKET, STREAM
+from shardio.format.types import STREAMED, n_stored_dims
+from shardio.format.types.streams import PACKET, STREAM
 from shardio.storage.content import Content
 
 MAX_SAMPLES: Final = 1 << 48

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from shardio._base.classes import Closing
 from shardio._base.file_names import check_encodable
 from shardio.errors import ClosedError, InvalidArgument, ShardCorrupt
-from shardio.format.fields import Array
 from shardio.format.layout import PAGE, Kind, Section
+from shardio.format.types import Array
 from shardio.shard.opening import open_sections
 from shardio.shard.records import Present, Records
 from shardio.shard.verification import VERIFY, Rows, VerifiedUnits, Verify

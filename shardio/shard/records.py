@@ -14,7 +14,6 @@ import numpy.typing as npt
 from shardio._base.statistics import DECODE, PHASE_TIMES, TIMED_EVERY, now_ns
 from shardio.errors import ClosedError, ShardChanged, ShardCorrupt
 from shardio.format.codecs import SPECS, Dictionary, cached_dictionary, decode
-from shardio.format.fields import MEDIA, STREAMED, Array, Field, Image, n_stored_dims
 from shardio.format.index import (
     ENTRY,
     ENTRY_DTYPE,
@@ -27,6 +26,7 @@ from shardio.format.index import (
 )
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.schema import Schema
+from shardio.format.types import MEDIA, STREAMED, Array, Field, Image, n_stored_dims
 from shardio.format.values import decode_record
 from shardio.shard.opening import Sections
 from shardio.shard.streams import StreamRecords

@@ -31,11 +31,11 @@ from shardio.format.codecs import (
     encode,
     train_dictionary,
 )
-from shardio.format.fields import STREAMED, Array, Field, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
 from shardio.format.layout import PAGE, Header, Kind, Required, Section, pack_table, padded
 from shardio.format.schema import Schema
-from shardio.format.streams import PACKET, StreamRecord, pack_line
+from shardio.format.types import STREAMED, Array, Field, n_stored_dims
+from shardio.format.types.streams import PACKET, StreamRecord, pack_line
 from shardio.format.values import Content, Record
 
 

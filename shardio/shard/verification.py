@@ -24,10 +24,10 @@ from shardio.format.checksum import (
     n_blocks,
     rows_per_unit,
 )
-from shardio.format.fields import STREAMED
 from shardio.format.index import DIMENSION
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
+from shardio.format.types import STREAMED
 from shardio.storage.content import Content, take_items
 
 Verify = Literal["off", "first", "always"]

@@ -20,11 +20,11 @@ from typing import IO, Any, Final
 from shardio._base.classes import Publishing
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
 from shardio.format.checksum import Hasher, hash_bytes
-from shardio.format.fields import MEDIA, Audio, Field, Image, Video, n_stored_dims
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
-from shardio.format.streams import PACKET, STREAM, EncodedStream
+from shardio.format.types import MEDIA, Audio, Field, Image, Video, n_stored_dims
+from shardio.format.types.streams import PACKET, STREAM, EncodedStream
 from shardio.format.values import Content, EncodedImage, Record, record_encoder, row_encoder
 from shardio.shard.section_writers import (
     ColumnWriter,

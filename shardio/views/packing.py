@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
-from shardio.format.fields import Array, Field
 from shardio.format.schema import Schema
+from shardio.format.types import Array, Field
 
 Rest = Literal["pad", "drop"]
 

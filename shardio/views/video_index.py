@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from shardio._base.classes import cached_property
 from shardio.errors import InvalidArgument, MediaError, ShardCorrupt
-from shardio.format.fields import Array, List
 from shardio.format.schema import Schema
-from shardio.format.streams import EncodedStream, PacketFlag, Streams, packet_flags
+from shardio.format.types import Array, List
+from shardio.format.types.streams import EncodedStream, PacketFlag, Streams, packet_flags
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.views.clips import Clip, Clips

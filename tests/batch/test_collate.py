@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardio import Array, Bytes, Json, Schema, Text
 from shardio.batch.layout import EXTENT, NO_FIELD, ORIGIN, BlockLayout, is_fixed, layout_for_samples
-from shardio.format.fields import DTYPES, Field
+from shardio.format.types import DTYPES, Field
 from tests.shards import EVERY_FIELD
 
 DIMS = st.one_of(st.none(), st.integers(1, 9))

@@ -14,7 +14,7 @@ import shardio
 from shardio import InvalidArgument
 from shardio.conversion import Progress
 from shardio.errors import UnsupportedEnvironment
-from shardio.format.streams import PacketFlag, packet_flags
+from shardio.format.types.streams import PacketFlag, packet_flags
 from shardio.maintenance import merge, reshard
 from shardio.media import ClipDecoder, encoding
 from shardio_converters.media.videos import Videos

@@ -25,17 +25,6 @@ from shardio.format.checksum import (
     pack_hashes,
 )
 from shardio.format.codecs import Codec
-from shardio.format.fields import (
-    STREAMED,
-    Array,
-    Audio,
-    Bytes,
-    Image,
-    Json,
-    List,
-    Text,
-    Video,
-)
 from shardio.format.index import ENTRY, ENTRY_DTYPE, pack_entry
 from shardio.format.layout import (
     NO_FIELD,
@@ -49,7 +38,18 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
-from shardio.format.streams import STREAM_DTYPE, EncodedStream
+from shardio.format.types import (
+    STREAMED,
+    Array,
+    Audio,
+    Bytes,
+    Image,
+    Json,
+    List,
+    Text,
+    Video,
+)
+from shardio.format.types.streams import STREAM_DTYPE, EncodedStream
 from shardio.format.values import EncodedImage
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.reader import ShardReader

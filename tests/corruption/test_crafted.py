@@ -24,9 +24,9 @@ from shardio.dataset.manifest import GENERATIONS, POINTER, publish
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import content_id
 from shardio.format.codecs import Codec
-from shardio.format.fields import Array, Bytes, Text
 from shardio.format.layout import NO_FIELD, PAGE, Kind, Required
 from shardio.format.schema import Schema
+from shardio.format.types import Array, Bytes, Text
 from shardio.maintenance import verify_dataset
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.reader import ShardReader

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from shardio.errors import ShardioError
-from shardio.format.fields import CODECS, FIELD_TYPES
 from shardio.format.layout import HEADER, HEADER_HASH, PAGE, Kind
+from shardio.format.types import CODECS, FIELD_TYPES
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.verification import Verify
 from tests.corruption.damage import Victim, code_found

@@ -11,7 +11,7 @@ import pytest
 from shardio.errors import ChecksumMismatch, ShardCorrupt
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import Kind, Required
-from shardio.format.streams import PACKET_DTYPE, STREAM_DTYPE
+from shardio.format.types.streams import PACKET_DTYPE, STREAM_DTYPE
 from shardio.maintenance.verify.shard import verify_bytes
 from tests.corruption.damage import Victim
 from tests.corruption.forge import (

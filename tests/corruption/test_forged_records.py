@@ -16,9 +16,9 @@ import zstandard
 from shardio.errors import ShardCorrupt, ShardioError
 from shardio.format.checksum import hash_bytes
 from shardio.format.codecs import Codec
-from shardio.format.fields import Array, List
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
+from shardio.format.types import Array, List
 from shardio.maintenance.verify.shard import verify_bytes
 from tests.corruption.forge import (
     INDEX,

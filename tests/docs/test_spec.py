@@ -18,8 +18,8 @@ from shardio.dataset.generation import ColumnGroup, Generation, describe_generat
 from shardio.dataset.manifest import publish
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetCorrupt
-from shardio.format import checksum, codecs, fields, index, layout, schema, streams, values
-from shardio.format.fields import DType, FieldType, numpy_dtype
+from shardio.format import checksum, codecs, index, layout, schema, values
+from shardio.format import types as fields
 from shardio.format.layout import (
     HEADER,
     HEADER_HASH,
@@ -31,6 +31,7 @@ from shardio.format.layout import (
     unpack_header,
     unpack_table,
 )
+from shardio.format.types import DType, FieldType, numpy_dtype, streams
 from shardio.shard import opening
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json
 from tests.golden.second_reader import SecondReader

@@ -12,7 +12,7 @@ from shardio import Array, Clip, Schema, ShardDataset, ShardLoader, Video
 from shardio._engine.filling import readahead
 from shardio._engine.filling.extents import ClipExtents, ShardFileNumbers
 from shardio.format.layout import Kind
-from shardio.format.streams import PACKET, STREAM_DTYPE, packet_sizes
+from shardio.format.types.streams import PACKET, STREAM_DTYPE, packet_sizes
 from shardio.samples.clips import ClipSpec, select_clips
 from tests.loading import write_dataset
 from tests.media_made import write_video

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from shardio.format import fields
-from shardio.format.fields import (
+from shardio.format import types as fields
+from shardio.format.schema import Schema
+from shardio.format.types import (
     DTYPES,
     STREAMED,
     Array,
@@ -20,7 +21,6 @@ from shardio.format.fields import (
     List,
     Text,
 )
-from shardio.format.schema import Schema
 from shardio.format.values import EncodedImage
 from tests.shards import made_stream
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import SchemaError
-from shardio.format.arrays import encode_array
-from shardio.format.fields import DTYPES, STREAMED, Array, Bytes, Field, Text
+from shardio.format.types import DTYPES, STREAMED, Array, Bytes, Field, Text
+from shardio.format.types.arrays import encode_array
 from shardio.format.values import encode_record, record_encoder, row_encoder
 from tests.format.strategies import FIELDS, TEXTS, TYPES
 

@@ -24,7 +24,6 @@ from shardio.format.checksum import (
     rows_per_unit,
 )
 from shardio.format.codecs import Codec, decode, encode
-from shardio.format.fields import Array, Bytes, Field
 from shardio.format.index import (
     ENTRY_DTYPE,
     Entries,
@@ -35,6 +34,7 @@ from shardio.format.index import (
     pack_entry,
     stored_bytes,
 )
+from shardio.format.types import Array, Bytes, Field
 
 U64 = st.integers(0, (1 << 64) - 1)
 

@@ -12,8 +12,8 @@ from hypothesis import given
 
 from shardio import ShardWriter
 from shardio.errors import SchemaError, ShardUnsupported
-from shardio.format.fields import Array, Bytes, Json, Text
 from shardio.format.schema import Schema, canonical_json
+from shardio.format.types import Array, Bytes, Json, Text
 from tests.format.strategies import SCHEMAS
 
 

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import SchemaError
-from shardio.format import streams as streams_module
 from shardio.format.checksum import CHUNK_BYTES
-from shardio.format.fields import Audio, Image, Video
 from shardio.format.schema import Schema
-from shardio.format.streams import (
+from shardio.format.types import Audio, Image, Video
+from shardio.format.types import streams as streams_module
+from shardio.format.types.streams import (
     PIECE_BYTES,
     STREAM,
     STREAM_DTYPE,

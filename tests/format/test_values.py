@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import SchemaError
-from shardio.format.arrays import encode_array
-from shardio.format.fields import DTYPES, Array, Bytes, Field, Json, Text
+from shardio.format.types import DTYPES, Array, Bytes, Field, Json, Text
+from shardio.format.types.arrays import encode_array
 from shardio.format.values import decode_record, encode_record
 from tests.format.strategies import ARRAYS, JSON, TEXTS, values
 

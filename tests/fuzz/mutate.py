@@ -17,10 +17,10 @@ import zstandard
 from shardio import Schema
 from shardio.format.checksum import chunk_hashes, hash_bytes, pack_hashes, rows_per_unit
 from shardio.format.codecs import Codec
-from shardio.format.fields import STREAMED
 from shardio.format.index import ENTRY, ENTRY_DTYPE, alignment, codecs, pack_entry, stored_bytes
 from shardio.format.layout import PAGE, Kind
-from shardio.format.streams import STREAM_DTYPE
+from shardio.format.types import STREAMED
+from shardio.format.types.streams import STREAM_DTYPE
 from tests.fuzz.parts import Parts
 
 _EDGES: Final = (0, 1, 2, 7, 8, 63, 64, 255, 4095, 4096, 65535, 1 << 16)

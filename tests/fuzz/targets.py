@@ -54,7 +54,7 @@ from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.errors import DataError, InsufficientMemory, MediaError, ShardCorrupt, ShardioError
 from shardio.format.checksum import content_id
 from shardio.format.codecs import Codec, decode
-from shardio.format.fields import STREAMED, Field
+from shardio.format.types import STREAMED, Field
 from shardio.format.values import decode_record
 from shardio.maintenance import Finding, repair, survey_shard, verify_dataset
 from shardio.maintenance.verify.shard import verify_bytes

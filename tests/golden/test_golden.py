@@ -15,10 +15,10 @@ import pytest
 from shardio import Array, EncodedStream, Schema, ShardReader, Text
 from shardio import open as open_dataset
 from shardio.format.checksum import hash_bytes
-from shardio.format.fields import DType
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Kind
-from shardio.format.streams import packet_flags, packet_sizes
+from shardio.format.types import DType
+from shardio.format.types.streams import packet_flags, packet_sizes
 from shardio.format.values import EncodedImage
 from shardio.maintenance import verify_dataset, verify_shard
 from shardio.shard.section_writers import PayloadWriter, SectionTable

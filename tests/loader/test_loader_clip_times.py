@@ -25,8 +25,8 @@ from shardio import (
     Text,
     Video,
 )
-from shardio.format.fields import Field
-from shardio.format.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
+from shardio.format.types import Field
+from shardio.format.types.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
 from shardio.media import ClipDecoder, demux
 from tests.loading import bits, write_dataset
 from tests.media_made import scene, write_video

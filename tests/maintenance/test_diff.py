@@ -13,8 +13,8 @@ import pytest
 
 from shardio import Array, List, Schema, Text
 from shardio.errors import DatasetNotFound
-from shardio.format.fields import MEDIA, Field
 from shardio.format.layout import Kind
+from shardio.format.types import MEDIA, Field
 from shardio.maintenance import comparison, diff
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
 from tests.shards import EVERY_FIELD, every_field_sample, samples

@@ -12,7 +12,7 @@ import pytest
 from shardio import ShardReader, Video
 from shardio.dataset.dataset import open_dataset
 from shardio.format.layout import NO_FIELD, Kind
-from shardio.format.streams import PACKET, PacketFlag, packet_flags
+from shardio.format.types.streams import PACKET, PacketFlag, packet_flags
 from shardio.maintenance import (
     add_column,
     compact,

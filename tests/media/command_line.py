@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardio import EncodedStream
-from shardio.format.streams import PacketFlag, packet_flags, packet_sizes
+from shardio.format.types.streams import PacketFlag, packet_flags, packet_sizes
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.frame_table import FrameTable
 

@@ -13,7 +13,7 @@ import pytest
 
 from shardio import EncodedStream
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
+from shardio.format.types.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
 from shardio.media import clip_decoder
 from shardio.media.bitstream import parameter_change_test, parameter_sets
 from shardio.media.clip_decoder import ClipDecoder

@@ -14,7 +14,7 @@ import pytest
 
 from shardio import EncodedStream
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import PacketFlag, packet_flags, packet_sizes
+from shardio.format.types.streams import PacketFlag, packet_flags, packet_sizes
 from shardio.media.checking import verify_by_decoding
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.demuxing import demux

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import PacketFlag, packet_flags
+from shardio.format.types.streams import PacketFlag, packet_flags
 from shardio.media import encoding
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.encoding import StreamEncoder, encode

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import PacketFlag, packet_flags
+from shardio.format.types.streams import PacketFlag, packet_flags
 from shardio.media import ClipDecoder, JpegEncoder, decode_image
 from tests.media_made import scene
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardio import MediaError
-from shardio.format.streams import PacketFlag, pack_packets, packet_flags
+from shardio.format.types.streams import PacketFlag, pack_packets, packet_flags
 from shardio.media import JpegEncoder, demux, encode, mux, times_of
 from shardio.media.media_files import VideoFile
 from tests.media_made import scene, write_cut, write_video

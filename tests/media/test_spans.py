@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from shardio import EncodedStream, MediaError
-from shardio.format.streams import packet_sizes
+from shardio.format.types.streams import packet_sizes
 from shardio.media import ClipDecoder, SpanReader, demux, times_of
 from tests.media_made import scene, write_cut, write_video
 

@@ -10,7 +10,7 @@ import pytest
 from shardio import Array, Schema, ShardLoader, Text
 from shardio.dataset.dataset import open_dataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
-from shardio.format.fields import DTYPES
+from shardio.format.types import DTYPES
 from tests.loading import write_dataset
 
 torch = pytest.importorskip("torch", reason="needs torch, which the extra dev does without")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardio import Clip, EncodedStream
 from shardio.errors import MediaError
-from shardio.format.streams import PacketFlag, pack_packets
+from shardio.format.types.streams import PacketFlag, pack_packets
 from shardio.order.permutation import keyed_hashes
 from shardio.views.clips import Clips, Events
 from shardio.views.video_index import FrameTimes, clip_frames, n_times

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 import shardio
 from shardio import Array, Audio, Bytes, EncodedStream, Schema, Text, Video
 from shardio.errors import ClosedError, InvalidArgument, SchemaError
-from shardio.format.streams import PIECE_BYTES
+from shardio.format.types.streams import PIECE_BYTES
 from shardio.format.values import EncodedImage, encode_stream
 from shardio.maintenance import verify_shard
 from shardio.shard import writer
@@ -354,7 +354,7 @@ _FILL_THE_DISK = """
 import os, resource, sys
 sys.path.insert(0, {root!r})
 from shardio.shard import writer as w
-from shardio.format.fields import Array, Bytes
+from shardio.format.types import Array, Bytes
 from shardio.format.schema import Schema
 w.SPOOL_BYTES, w.MEMORY_BYTES = 50_000, 50_000
 limit = int(sys.argv[2])

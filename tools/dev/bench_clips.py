@@ -31,7 +31,7 @@ import av
 import numpy as np
 
 from shardio.errors import MediaError
-from shardio.format.streams import EncodedStream
+from shardio.format.types.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux

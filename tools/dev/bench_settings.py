@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardio.format.streams import EncodedStream
+from shardio.format.types.streams import EncodedStream
 from shardio.media import encoding
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.frames import Picture

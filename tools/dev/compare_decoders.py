@@ -30,7 +30,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, which no wheel holds
 
 from shardio.errors import MediaError
-from shardio.format.streams import EncodedStream
+from shardio.format.types.streams import EncodedStream
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.demuxing import demux
 from shardio.media.frame_table import FrameTable

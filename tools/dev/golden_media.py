@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardio import Array, Audio, EncodedStream, Image, Schema, Text, Video
-from shardio.format.streams import pack_packets
+from shardio.format.types.streams import pack_packets
 from shardio.format.values import EncodedImage
 
 __all__ = ["media"]

@@ -36,9 +36,9 @@ from shardio import (
 from shardio import open as open_dataset
 from shardio.dataset import external_lists
 from shardio.dataset.manifest import load, publish_next
-from shardio.format.fields import DTYPES
 from shardio.format.layout import MAJOR, MINOR
-from shardio.format.streams import packet_flags, packet_sizes
+from shardio.format.types import DTYPES
+from shardio.format.types.streams import packet_flags, packet_sizes
 from shardio.format.values import EncodedImage
 from shardio.maintenance import add_column
 

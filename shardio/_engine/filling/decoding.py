@@ -18,7 +18,7 @@ from shardio._base.statistics import DECODE, PHASE_TIMES, now_ns
 from shardio._engine.filling.batch_spec import IndexChunk
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
-from shardio.format.streams import EncodedStream
+from shardio.format.types.streams import EncodedStream
 from shardio.media.audio import AudioDecoder
 from shardio.media.audio_packets import begin_of, sample_rate
 from shardio.media.clip_decoder import ClipDecoder

@@ -28,9 +28,9 @@ from shardio.batch.layout import (
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
-from shardio.format.fields import Array
 from shardio.format.index import Entries, full_shape
 from shardio.format.schema import Schema
+from shardio.format.types import Array
 from shardio.shard.verification import Rows
 
 Bytes = npt.NDArray[np.uint8]

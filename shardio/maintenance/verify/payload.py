@@ -12,7 +12,6 @@ import numpy.typing as npt
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import Hasher
 from shardio.format.codecs import SPECS, Codec, Dictionary, check_dictionary, decode
-from shardio.format.fields import STREAMED, Bytes, Field, Text, n_stored_dims
 from shardio.format.index import (
     ENTRY,
     ENTRY_DTYPE,
@@ -25,6 +24,7 @@ from shardio.format.index import (
 )
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
 from shardio.format.schema import Schema
+from shardio.format.types import STREAMED, Bytes, Field, Text, n_stored_dims
 from shardio.maintenance.verify.findings import Findings
 from shardio.maintenance.verify.values import (
     StreamAudit,

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from shardio.errors import ShardChanged, ShardCorrupt, ShardIncomplete
 from shardio.format.checksum import hash_bytes, rows_per_unit
-from shardio.format.fields import Array
 from shardio.format.layout import (
     FIRST_OPTIONAL_KIND,
     PAGE,
@@ -31,6 +30,7 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
+from shardio.format.types import Array
 from shardio.maintenance.verify.findings import Finding, Findings
 from shardio.maintenance.verify.payload import verify_payload
 from shardio.maintenance.verify.window import (

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES, hash_bytes, n_chunks
-from shardio.format.fields import Array, Bytes, Field, Image, Json, List, Video
 from shardio.format.index import ENTRY, Entries, are_pictures, full_shape, picture_shape
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema, canonical_json, read_json
-from shardio.format.streams import (
+from shardio.format.types import Array, Bytes, Field, Image, Json, List, Video
+from shardio.format.types.streams import (
     PACKET,
     PACKET_DTYPE,
     STREAM,

@@ -41,8 +41,8 @@ from shardio import errors
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import SKIPPED, BlockLayout, layout_of_received_batches
 from shardio.errors import InvalidArgument, ShardCorrupt, ShardioError
-from shardio.format.fields import Array
 from shardio.format.schema import Schema, canonical_json, read_json
+from shardio.format.types import Array
 
 _FORM: Final = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5}|\*)")
 _SCHEME: Final = "tcp://"

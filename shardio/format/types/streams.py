@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES
-from shardio.format.fields import MAX_RECORD_BYTES, Field, Video
+from shardio.format.types import MAX_RECORD_BYTES, Field, Video
 
 PACKET: Final = struct.Struct("<QQqQ")
 """offset in the data, bytes | flags << 48, presentation time, duration."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import SchemaError
-from shardio.format.fields import Array
+from shardio.format.types import Array
 
 PLAIN_TYPES: Final = frozenset((np.ndarray, str, bytes, bool, int, float, dict, type(None)))
 """Types that most values have: neither masked arrays nor tensors."""
