@@ -19,9 +19,6 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from shardio.batch.batch import Batch
     from shardio.conversion import ConversionReport, Input, Outcome, Source, convert
-    from shardio.dataset.dataset import ShardDataset
-    from shardio.dataset.dataset import open_dataset as open
-    from shardio.dataset.mixture import mix
     from shardio.dataset.writer import DatasetWriter
     from shardio.errors import (
         DataError,
@@ -39,6 +36,9 @@ if TYPE_CHECKING:
     from shardio.multi import MultiLoader
     from shardio.order.sampling import WeightedSampler
     from shardio.pipeline import DataLoader, Pipeline
+    from shardio.samples.mixture import mix
+    from shardio.samples.shard_dataset import ShardDataset
+    from shardio.samples.shard_dataset import open_dataset as open
     from shardio.serving.client.remote_loader import RemoteLoader as connect
     from shardio.shard.reader import ShardReader
     from shardio.shard.writer import ShardWriter
@@ -108,7 +108,7 @@ _HOMES = {
     "Outcome": "shardio.conversion",
     "Pipeline": "shardio.pipeline",
     "Schema": "shardio.format.schema",
-    "ShardDataset": "shardio.dataset.dataset",
+    "ShardDataset": "shardio.samples.shard_dataset",
     "ShardLoader": "shardio.loader",
     "ShardReader": "shardio.shard.reader",
     "ShardWriter": "shardio.shard.writer",
@@ -121,8 +121,8 @@ _HOMES = {
     "convert": "shardio.conversion",
     "load": "shardio.items",
     "load_with_workers": "shardio.items",
-    "mix": "shardio.dataset.mixture",
-    "open": "shardio.dataset.dataset",
+    "mix": "shardio.samples.mixture",
+    "open": "shardio.samples.shard_dataset",
 }
 # Renamed here only: inside the package `open` is the builtin, and a class is a noun.
 _NAMES_AT_HOME = {"connect": "RemoteLoader", "open": "open_dataset"}

@@ -31,13 +31,14 @@ from shardio._loading.trace import Trace
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch
-from shardio.dataset.dataset import Dataset, ShardDataset
-from shardio.dataset.mixture import Mixture
+from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.media.audio import Sound
 from shardio.order.partition import Tail
 from shardio.order.sampling import Sampler, SamplingOptions, Shuffle
 from shardio.outputs import Output, create_adapter
+from shardio.samples.mixture import Mixture
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.serving.client.protocol import is_address
 from shardio.storage.remote.options import RemoteOptions
 from shardio.views.clips import Clip

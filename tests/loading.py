@@ -11,7 +11,7 @@ import numpy as np
 import shardio
 from shardio import Array, Batch, Bytes, Schema, ShardDataset, ShardLoader, ShardWriter, Text
 from shardio.dataset.manifest import publish
-from shardio.dataset.mixture import Mixture
+from shardio.samples.mixture import Mixture
 from tests.shards import EVERY_FIELD, every_field_sample, same_in_batch
 
 # Generous: reached only by a test that is about to fail.

@@ -33,11 +33,11 @@ RANKS = {
     "shardio.views": 5,  # rows, clips, token windows
     "shardio.storage.remote": 7,  # object stores, and the cache of what is in them
     "shardio.dataset": 8,  # a folder of shards
-    "shardio.samples": 9,  # what one sample has
-    "shardio.maintenance": 9,
-    "shardio._engine": 10,  # batches into blocks
-    "shardio.conversion": 10,
-    "shardio.export": 10,
+    "shardio.samples": 9,  # sequences of samples, and what one sample has
+    "shardio.maintenance": 10,
+    "shardio._engine": 11,  # batches into blocks
+    "shardio.conversion": 11,
+    "shardio.export": 11,
     "shardio._loading": 12,  # behind what users construct
     "shardio.items": 13,
     "shardio.serving.client": 13,  # batches that another machine decodes

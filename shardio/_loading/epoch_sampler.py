@@ -15,7 +15,6 @@ from shardio._workers.processes.global_generators import seed_generators
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import total_bytes
-from shardio.dataset.mixture import Mixture
 from shardio.dataset.selection import check_positions
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
@@ -30,6 +29,7 @@ from shardio.order.sampling import (
     draw_without_replacement,
 )
 from shardio.order.shuffle import ShardWindow, Window
+from shardio.samples.mixture import Mixture
 from shardio.views.packing import PackedWindows
 
 _VERSION: Final = 1

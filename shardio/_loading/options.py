@@ -15,8 +15,7 @@ from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.processes.limits import default_budget, usable_cpus
 from shardio.batch.collation import CollateKind, Collation, Sizes, parse_collate
-from shardio.dataset.dataset import Dataset, ShardDataset
-from shardio.dataset.mixture import Mixture
+from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.media.audio import Sound
@@ -31,6 +30,8 @@ from shardio.samples.media import (
     image_schema,
     measure_audio,
 )
+from shardio.samples.mixture import Mixture
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.token_windows import pack_documents, resolve_pack
 from shardio.views.clips import Clip
 from shardio.views.packing import Pack, Packing

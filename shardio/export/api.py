@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from shardio._base.version import __version__
-from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio.dataset.dataset import Dataset
 from shardio.dataset.manifest import check_folder_name, holds_dataset
 from shardio.dataset.transaction import detect_conflict, make_staging, sweep
 from shardio.errors import DatasetExists, InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.export.formats import Exporter, ExportOptions, SampleReader, Skipped
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import create, exchange, make_folder, remove_tree, rename, sync, sync_folder
 
 ABOUT_FILE: Final = "_export.json"

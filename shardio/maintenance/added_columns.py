@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
-from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.generation import ColumnGroup, Generation, whole_schema
 from shardio.dataset.manifest import load_generation
 from shardio.dataset.transaction import detect_conflict
@@ -24,6 +23,7 @@ from shardio.format.types import Field
 from shardio.maintenance.jobs import ShardJob, done_for_each
 from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
 from shardio.maintenance.verify.dataset import Progress, ends_of, report_step
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.writer import ShardSummary, ShardWriter
 
 Function = Callable[[Any], Any]

@@ -16,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.transaction import detect_conflict
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codecs import BY_CODE
@@ -34,6 +33,7 @@ from shardio.format.types import (
 )
 from shardio.format.types.streams import EncodedStream
 from shardio.format.values import EncodedImage, encode_stream
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from shardio._workers.processes.serialization import pack_error, unpack_error
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio._workers.tasks.task_pool import TaskPool
-from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ShardioError
+from shardio.samples.shard_dataset import ShardDataset
 
 R = TypeVar("R")
 

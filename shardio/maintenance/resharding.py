@@ -10,7 +10,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.generation import ROWS, Generation
 from shardio.dataset.manifest import load, load_generation
 from shardio.dataset.transaction import detect_conflict
@@ -30,6 +29,7 @@ from shardio.maintenance.verify.dataset import (
     require_sound,
     require_sound_shards,
 )
+from shardio.samples.shard_dataset import ShardDataset
 
 PathName = str | os.PathLike[str]
 

@@ -12,13 +12,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.dataset.transaction import detect_conflict
 from shardio.errors import InvalidArgument
 from shardio.maintenance.comparison import Digests, exact_digests, mix
 from shardio.order.permutation import derive_key
+from shardio.samples.shard_dataset import ShardDataset
 
 _TOLERANCE: Final = 1e-6
 _MAX_NAME_BYTES: Final = 255

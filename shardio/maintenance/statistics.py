@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._workers.ray_cluster import Engine, EngineName
-from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.transaction import detect_conflict
 from shardio.format.types import Array, array_of
 from shardio.maintenance.jobs import ShardJob, done_for_each
 from shardio.maintenance.verify.dataset import Progress, ends_of, report_step
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 

@@ -17,10 +17,10 @@ import numpy as np
 from shardio._base.statistics import LoadingStats
 from shardio._loading.trace import Trace
 from shardio._workers.processes.limits import available_bytes, usable_cpus
-from shardio.dataset.dataset import ShardDataset
 from shardio.errors import InvalidArgument
 from shardio.loader import ShardLoader
 from shardio.measuring.conclusion import Conclusion, Figures, conclude
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.mmap import PAGE_BYTES, is_cached
 
 _SOURCE_BYTES: Final = 64 << 20

@@ -17,12 +17,12 @@ from shardio.conversion import ConversionReport, Input, InputReport
 from shardio.conversion.append import inherit_options
 from shardio.conversion.inputs import parse_pattern
 from shardio.conversion.registry import make_source
-from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.manifest import load
 from shardio.errors import MediaError
 from shardio.format.types import Audio, Image, Video
 from shardio.format.types.streams import EncodedStream
 from shardio.media import AudioDecoder, ClipDecoder, decode_image
+from shardio.samples.shard_dataset import ShardDataset
 
 _MAX_COMPARED: Final = 5  # files
 _MAX_ROWS: Final = 24

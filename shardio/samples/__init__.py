@@ -1,1 +1,1 @@
-"""The contents of a sample: clips of videos, images and audio, windows of tokens."""
+"""Sequences of samples, and the contents of each: clips of videos, images, audio, tokens."""

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, Text
-from shardio.dataset.dataset import ShardDataset, open_dataset
 from shardio.dataset.manifest import load, publish
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
@@ -26,6 +25,7 @@ from shardio.errors import (
     ShardCorrupt,
     ShardNotFound,
 )
+from shardio.samples.shard_dataset import ShardDataset, open_dataset
 from tests.loading import write_dataset
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio import Array, Schema
-from shardio.dataset.dataset import ShardDataset
 from shardio.errors import ChecksumMismatch
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.verification import Verify
 from tests.loading import write_dataset
 

@@ -14,13 +14,13 @@ import pytest
 
 from shardio import Array, Schema, Text
 from shardio.dataset import external_lists, manifest
-from shardio.dataset.dataset import open_dataset
 from shardio.dataset.external_lists import InputList, ShardList
 from shardio.dataset.generation import ColumnGroup, Generation
 from shardio.dataset.manifest import load, load_generation, publish, publish_next, recover, withdraw
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
 from shardio.maintenance import add_column, compute_stats, repair, verify_dataset
+from shardio.samples.shard_dataset import open_dataset
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
 from tests.loading import write_dataset

@@ -20,7 +20,7 @@ from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio._workers.processes.shared_memory import create_bitmap_file
 from shardio.dataset import column_rows, files, open_files
 from shardio.dataset import dataset as dataset_module
-from shardio.dataset.dataset import Dataset, ShardDataset
+from shardio.dataset.dataset import Dataset
 from shardio.dataset.files import check_mark_count, max_marks
 from shardio.dataset.open_files import LocalStorage, ShardPaths
 from shardio.errors import (
@@ -32,6 +32,7 @@ from shardio.errors import (
     UnsupportedEnvironment,
 )
 from shardio.maintenance import add_column
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage import mmap

@@ -23,7 +23,6 @@ from shardio import (
     ShardWriter,
     Video,
 )
-from shardio.dataset.dataset import ShardDataset
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
     ChecksumMismatch,
@@ -37,6 +36,7 @@ from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind, Required
 from shardio.format.types.streams import packet_sizes
 from shardio.format.values import EncodedImage
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard import writer as shard_writer
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access

@@ -21,7 +21,6 @@ import shardio
 from shardio import Array, Schema, ShardLoader, ShardReader, Text, WeightedSampler, mix
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.manifest import load, publish_next
-from shardio.dataset.mixture import Mixture
 from shardio.errors import (
     ChecksumMismatch,
     ClosedError,
@@ -31,6 +30,7 @@ from shardio.errors import (
 )
 from shardio.maintenance import add_column, split
 from shardio.order import shuffle as block_shuffle
+from shardio.samples.mixture import Mixture
 from tests.loading import TWO_FIELDS, bits, check_against, make_loader, write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample
 

@@ -24,13 +24,13 @@ from shardio import (
     Video,
     WeightedSampler,
 )
-from shardio._engine.filling import decoding
 from shardio._loading.prefetch import preload
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, TransformError
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
 from shardio.media import VideoFile
+from shardio.samples import decoding
 from shardio.samples.clips import select_clips
 from shardio.views.clips import Clips
 from tests.loading import bits, make_loader, write_dataset

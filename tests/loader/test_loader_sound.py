@@ -25,9 +25,9 @@ from shardio import (
     Video,
     mix,
 )
-from shardio._engine.filling import decoding
 from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
+from shardio.samples import decoding
 from shardio.views import Sound
 from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import write_flash

@@ -16,7 +16,6 @@ import pytest
 
 from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text
 from shardio.conversion.rename_log import check_only_dataset
-from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load, load_generation, publish_next
 from shardio.dataset.transaction import note_name, sweep
 from shardio.errors import (
@@ -40,6 +39,7 @@ from shardio.maintenance import (
     verify_dataset,
 )
 from shardio.maintenance.rewriting import Rewriting
+from shardio.samples.shard_dataset import open_dataset
 from shardio.storage import fs
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 from tests.shards import same_sample

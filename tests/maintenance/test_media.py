@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from shardio import ShardReader, Video
-from shardio.dataset.dataset import open_dataset
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.types.streams import PACKET, PacketFlag, packet_flags
 from shardio.maintenance import (
@@ -23,6 +22,7 @@ from shardio.maintenance import (
     reshard,
     verify_dataset,
 )
+from shardio.samples.shard_dataset import open_dataset
 from tests.maintenance.datasets import flip, place, shard_of, write
 from tests.shards import MEDIA_FIELDS, as_read, made_stream, media_sample, same_sample, same_value
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardDataset, ShardLoader, Text
-from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import (
@@ -33,6 +32,7 @@ from shardio.maintenance import (
     rewriting,
     verify_dataset,
 )
+from shardio.samples.shard_dataset import open_dataset
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, same_sample
 

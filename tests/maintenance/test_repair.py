@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from shardio import Array
-from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound, ShardNotFound
 from shardio.format.layout import PAGE, Kind
@@ -25,6 +24,7 @@ from shardio.maintenance import (
     repair,
     verify_dataset,
 )
+from shardio.samples.shard_dataset import open_dataset
 from tests.maintenance.datasets import flip, place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 

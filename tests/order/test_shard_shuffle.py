@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardio import Array, Clip, Schema, ShardLoader, ShardWriter, mix
-from shardio.dataset.dataset import open_dataset
 from shardio.dataset.manifest import load, publish, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument
@@ -24,6 +23,7 @@ from shardio.maintenance import compact
 from shardio.order import shuffle
 from shardio.order.permutation import Permutation, derive_key
 from shardio.order.shuffle import ShardOrder, ShardWindow, ends_within
+from shardio.samples.shard_dataset import open_dataset
 from shardio.views.clips import Clips
 from tests.loading import make_loader, write_dataset
 

@@ -12,7 +12,7 @@ import pytest
 
 from shardio import Array, Clip, InvalidArgument, Schema, ShardDataset, ShardLoader, Video, mix
 from shardio.dataset.manifest import load, publish_next
-from shardio.dataset.mixture import Mixture
+from shardio.samples.mixture import Mixture
 from tests.loading import bits, write_dataset
 from tests.media_made import scene, write_video
 

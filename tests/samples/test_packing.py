@@ -31,11 +31,11 @@ from shardio import (
     mix,
 )
 from shardio import open as open_dataset
-from shardio._engine.filling.token_windows import TokenReader
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
 from shardio.maintenance import split
+from shardio.samples.token_reader import TokenReader
 from shardio.shard.verification import Rows
 from shardio.views import Pack
 from shardio.views.packing import PackedWindows

@@ -32,8 +32,8 @@ from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._engine.filling.filler import Filler
 from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import layout_for_samples
-from shardio.dataset.dataset import ShardDataset
 from shardio.order.partition import RankPartition
+from shardio.samples.shard_dataset import ShardDataset
 
 BATCH: Final = 32
 FEW, MANY = 8, 16

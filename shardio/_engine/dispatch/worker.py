@@ -52,9 +52,10 @@ from shardio._workers.processes.stack_dumps import answer_with_stacks
 from shardio._workers.tasks.schedule import QUICK_NS
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout
-from shardio.dataset.dataset import Dataset, ShardDataset
-from shardio.dataset.mixture import Mixture
+from shardio.dataset.dataset import Dataset
 from shardio.errors import DatasetCorrupt
+from shardio.samples.mixture import Mixture
+from shardio.samples.shard_dataset import ShardDataset
 
 # The constructors of a NamedTuple run Python code; `tuple.__new__` is used for every batch.
 _TASK = struct.Struct("<HHIQQII")

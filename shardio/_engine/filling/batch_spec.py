@@ -31,7 +31,6 @@ from shardio.batch.layout import (
     pack_state,
 )
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.mixture import MixtureSpec
 from shardio.dataset.selection import RowList
 from shardio.format.schema import Schema
 from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder
@@ -42,6 +41,7 @@ from shardio.order.sampling import WeightedOrder
 from shardio.order.shuffle import GroupedOrder, ShardOrder, ShardWindow, Window, WindowedOrder
 from shardio.samples.clips import ClipDraws, ClipSpec, draw_clips
 from shardio.samples.media import AudioField, AudioSpec, common_sizes, image_schema
+from shardio.samples.mixture import MixtureSpec
 from shardio.shard.verification import Rows, Verify
 from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions
@@ -329,9 +329,16 @@ class IndexChunk:
         seed, epoch, positions = self._keys
         return draw_clips(clips, self.origins[:, 0], positions, seed=seed, epoch=epoch)
 
+    def sound_starts(self, part: slice, *, is_drawn: bool) -> list[int]:
+        """Return the number that decides where each sample's sound begins: its clip, or a draw."""
+        if self._dataset.rows.clips is not None:
+            found: list[int] = self.cuts.starts[part].tolist()
+            return found
+        return self._sound_draws[part].tolist() if is_drawn else [0] * (part.stop - part.start)
+
     @cached_property
-    def sound_draws(self) -> npt.NDArray[np.uint64]:
-        """64 random bits for each sample, which say where its sound begins if that is drawn."""
+    def _sound_draws(self) -> npt.NDArray[np.uint64]:
+        """64 random bits for each sample."""
         seed, epoch, positions = self._keys
         return keyed_hashes(positions, derive_key(OF_SOUNDS, seed, epoch))
 

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from shardio._engine.filling.batch_spec import IndexChunk
 from shardio._engine.filling.collate import put_value
-from shardio._engine.filling.decoding import AudioReader, ClipReader, ImageReader
-from shardio._engine.filling.token_windows import TokenReader
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.layout import (
     CLAIMED,
@@ -31,6 +29,8 @@ from shardio.format.checksum import distinct
 from shardio.format.index import Entries, full_shape
 from shardio.format.schema import Schema
 from shardio.format.types import Array
+from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
+from shardio.samples.token_reader import TokenReader
 from shardio.shard.verification import Rows
 
 Bytes = npt.NDArray[np.uint8]
@@ -212,7 +212,8 @@ class FieldReader:
         if self._sounds is None:
             raise AssertionError("a batch spec without sound has no field of it")
         layout, memory, index_chunk, part, rows, shards = batch
-        found = self._sounds.decode(name, rows, shards, self._sounds.starts(index_chunk, part))
+        starts = index_chunk.sound_starts(part, is_drawn=self._sounds.is_drawn)
+        found = self._sounds.decode(name, rows, shards, starts)
         slot = next(slot for slot in layout.fixed if self._spans.get(slot.name) == name)
         spans = layout.fixed_rows(memory.bytes, slot, len(found))
         spans[:] = [(0, 0) if each is None else each[1] for each in found]

@@ -22,11 +22,9 @@ from shardio._engine.filling.batch_spec import (
     IndexPlanner,
     Schemas,
 )
-from shardio._engine.filling.decoding import AudioReader, ClipReader, ImageReader
 from shardio._engine.filling.field_reader import FieldReader
 from shardio._engine.filling.readahead import ReadAhead
 from shardio._engine.filling.sizing import heap_bytes_by
-from shardio._engine.filling.token_windows import TokenReader
 from shardio._engine.filling.transform import Call, TransformRunner, call_keyed
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.layout import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
@@ -35,7 +33,9 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.order.partition import RankPartition
+from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
 from shardio.samples.media import image_schema
+from shardio.samples.token_reader import TokenReader
 from shardio.shard.verification import Rows
 
 RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]

@@ -14,8 +14,6 @@ from shardio._base.classes import cached_property
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
 from shardio._engine.filling.batch_spec import BatchSpec, IndexChunk
 from shardio._engine.filling.collate import put_value
-from shardio._engine.filling.decoding import AudioReader, ClipReader, ImageReader
-from shardio._engine.filling.token_windows import TokenReader
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.global_generators import seed_generators
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
@@ -24,6 +22,8 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.format.types.arrays import PLAIN_TYPES, tensors_to_arrays
 from shardio.order.permutation import SampleGenerators
+from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
+from shardio.samples.token_reader import TokenReader
 
 _DEPTH: Final = 2
 """Levels of lists: those of a batch have a value for each sample, which may be a list of arrays."""
@@ -168,7 +168,8 @@ class TransformRunner:
         if self._packed is not None:
             sample |= self._packed.of_sample(int(index_chunk.origins[k, 0]), index_chunk.tokens)
         if self._sounds is not None:
-            (start,) = self._sounds.starts(index_chunk, slice(k, k + 1))
+            within, is_drawn = slice(k, k + 1), self._sounds.is_drawn
+            (start,) = index_chunk.sound_starts(within, is_drawn=is_drawn)
             sample |= self._sounds.fields_of(shard, local, start)
         if len(sample) > len(self._stored):
             sample = {name: sample[name] for name in self._names}  # in the requested order

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset.dataset import Dataset, ShardDataset, groups_of, starts_of
+from shardio.dataset.dataset import Dataset
 from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles
 from shardio.dataset.generation import ROWS, ColumnGroup, Generation
 from shardio.dataset.open_files import ShardStorage
@@ -32,6 +32,7 @@ from shardio.order.mixture_order import (
     MixtureShares,
     MixtureSizes,
 )
+from shardio.samples.shard_dataset import ShardDataset, groups_of, starts_of
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio._base.statistics import DECODE, PHASE_TIMES, now_ns
-from shardio._engine.filling.batch_spec import IndexChunk
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types.streams import EncodedStream
@@ -269,22 +268,14 @@ class AudioReader(Closing):
     def __init__(self, dataset: Dataset, audio_spec: AudioSpec, clips: ClipReader | None) -> None:
         self._dataset, self._clips = dataset, clips
         self._dtype = np.dtype(audio_spec.sound.dtype)
-        self._is_drawn = audio_spec.sound.where == "random"
+        self.is_drawn: Final = audio_spec.sound.where == "random"
+        """True if where a sound begins is drawn."""
         self._fields = {field.name: field for field in audio_spec.fields}
         self.names = frozenset(self._fields)
         self.spans = {field.span: field.name for field in audio_spec.fields}
         """The fields that say where in the sound of another there is some, each with that one."""
         self._decoder = AudioDecoder(max_streams=_MAX_AUDIO_STREAMS)
         self._streams: OrderedDict[tuple[str, int, int], EncodedStream | None] = OrderedDict()
-
-    def starts(self, index_chunk: IndexChunk, part: slice) -> list[int]:
-        """Return the number that decides where each sample's sound begins: its clip, or a draw."""
-        found = [0] * (part.stop - part.start)
-        if self._clips is not None:
-            found = index_chunk.cuts.starts[part].tolist()
-        elif self._is_drawn:
-            found = index_chunk.sound_draws[part].tolist()
-        return found
 
     def decode(
         self, name: str, rows: Rows, shards: Rows, starts: Sequence[int]
@@ -294,7 +285,7 @@ class AudioReader(Closing):
         Args:
             name: of the field.
             rows, shards: of the samples, in all shards.
-            starts: from `starts`.
+            starts: what decides where each sound begins: the start of its clip, or a draw.
 
         Raises:
             ShardCorrupt, MediaError: naming the sample.
@@ -350,7 +341,7 @@ class AudioReader(Closing):
         if self._clips is not None:
             return self._clips.moment(shard, row, start)
         begin, rate = begin_of(stream), sample_rate(stream)
-        if self._is_drawn and field.n_samples is not None:
+        if self.is_drawn and field.n_samples is not None:
             n_starts = -(-stream.n_frames * field.rate // rate) - field.n_samples + 1
             begin += Fraction(start * max(1, n_starts) >> 64, field.rate)
         return begin, Fraction(stream.n_frames, rate)

@@ -1,0 +1,265 @@
+"""ShardDataset: the samples of a dataset in a folder, or at a URL, as a sequence."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.file_names import check_encodable
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.external_lists import external_list_names, shard_sizes
+from shardio.dataset.files import FileGroup, ShardFiles
+from shardio.dataset.generation import Generation
+from shardio.dataset.manifest import load, load_generation
+from shardio.dataset.open_files import LocalStorage, ShardStorage
+from shardio.dataset.selection import RowList, RowRuns, RowSelection, check_mask, check_positions
+from shardio.errors import DatasetCorrupt, InvalidArgument
+from shardio.order.sampling import check_one_argument
+from shardio.shard.verification import VERIFY, Rows, Verify
+from shardio.storage.file_access import Access
+from shardio.storage.remote.options import RemoteOptions, is_url, local_path
+from shardio.storage.remote.storage import RemoteStorage
+
+_AT_ONCE: Final = 8192
+"""Rows of a column that are gathered in one call."""
+
+
+class ShardDataset(Dataset):
+    """The samples of a dataset, by number; owns its shards' maps until `close()`. Not thread-safe.
+
+    A pickle opens the same generation and samples again where it is loaded, by the path of the
+    folder. A shard is opened when it is first needed. A column that was added later has shards of
+    its own; *files* are all shards, those of added columns last. The file system of the folder
+    decides `access` for all shards.
+
+    Args:
+        path: the folder, or its URL: s3://, gs://, az://, https://.
+        verify: when hashes are checked, see ShardReader.
+        access: the access method, see ShardReader.
+        subset: the name of a subset: only its samples, numbered from 0.
+        generation: the number of the generation to open; by default the published one.
+        cache: for a URL, the folder that a loader downloads shards to; by default SHARDIO_CACHE
+            from the environment, otherwise ~/.cache/shardio. Single samples of shards that are not
+            there are read by ranges.
+        cache_bytes: the size limit of that folder; by default nine tenths of the free space.
+        storage_options: for a URL, options of obstore: credentials, endpoint, client_options.
+        remote: these three in one object, for the use of shardio itself.
+
+    Raises:
+        DatasetNotFound, DatasetCorrupt, ShardUnsupported: from the folder itself.
+        InvalidArgument: there is no such subset.
+        ShardNotFound, ShardCorrupt, …: (also later) from a shard.
+    """
+
+    files: ShardFiles
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: Verify = "first",
+        access: Access = "auto",
+        subset: str | None = None,
+        generation: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        remote: RemoteOptions | None = None,
+    ) -> None:
+        if verify not in VERIFY:
+            raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
+        path = local_path(os.fspath(path))
+        self.remote = remote or RemoteOptions.of(cache, cache_bytes, storage_options, access)
+        """The options for reading it from an object store."""
+        storage = _storage_of(path, self.remote)
+        access = storage.resolve_access(access)
+        state = _load(storage, generation)
+        starts = starts_of(state)
+        view = None if subset is None else _rows_of(state, subset, path)
+        super().__init__(
+            path=path,
+            root=storage.root,
+            generation=state,
+            files=ShardFiles(
+                storage,
+                groups_of(state),
+                np.diff(starts),
+                verify=verify,
+                access=access,
+                path=path,
+            ),
+            rows=RowSelection(starts, view),
+            verify=verify,
+            subset=subset,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return a call that opens the same samples of the same generation."""
+        reopen = functools.partial(
+            ShardDataset,
+            verify=self.verify,
+            access=self.access,
+            subset=self.subset,
+            generation=self.generation,
+            remote=self.remote,
+        )
+        return reopen, (self.root,), self.rows.state
+
+    def __repr__(self) -> str:
+        part = "" if self.subset is None else f"subset {self.subset!r}, "
+        part = part if self.rows.row_list is None else "a selection, "
+        n_shards = len(self.shards)
+        return (
+            f"ShardDataset({self.path!r}: {part}{len(self)} samples in {n_shards} "
+            f"shard{'s' * (n_shards != 1)}, generation {self.generation})"
+        )
+
+    def select(
+        self,
+        indices: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
+        *,
+        mask: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
+        where: Callable[[dict[str, npt.NDArray[Any]]], Any] | None = None,
+        fields: Iterable[str] = (),
+    ) -> ShardDataset:
+        """Return some of the samples as a new dataset of the same files, numbered from 0.
+
+        It opens the shards again, and is closed separately. Pass one of `indices`, `mask` and
+        `where`:
+
+        Args:
+            indices: sample numbers in any order, with repetitions.
+            mask: a bool for every sample.
+            where: a function that returns such a mask for a dict of columns; called once.
+            fields: names of the columns for `where`: raw arrays of fixed shape, (samples, …).
+
+        Raises:
+            InvalidArgument: not exactly one of the three, or it does not fit the dataset.
+            ShardCorrupt, …: from reading the columns.
+        """
+        if sum(each is not None for each in (indices, mask, where)) != 1:
+            raise InvalidArgument("select takes one of indices, mask and where")
+        names = [fields] if isinstance(fields, str) else list(fields)
+        if (where is None) is not (not names):
+            raise InvalidArgument("select(where=…, fields=[…]): each needs the other")
+        if where is not None:
+            check_one_argument("where", "columns", where)
+            mask = where({name: self._column(name) for name in names})
+        if indices is not None:
+            positions = check_positions(indices, len(self), "indices")
+        else:
+            positions = check_mask(mask, len(self), "the mask")
+        found = ShardDataset(
+            self.root,
+            verify=self.verify,
+            access=self.access,
+            generation=self.generation,
+            remote=self.remote,
+        )
+        found.rows.set_rows(RowList(self.rows.at(positions)))
+        return found
+
+    def reopen(self, *, whole: bool = False, n_readers: int = 1) -> ShardDataset:
+        """Open the same samples again, in the same way, with files of their own.
+
+        Args:
+            whole: for a URL, True to download whole shards before reading from them.
+            n_readers: for a URL, the number of processes or threads that read at once.
+        """
+        opened = ShardDataset(
+            self.place,
+            verify=self.verify,
+            access=self.remote.access if self.remote_storages else self.access,
+            subset=self.subset,
+            generation=self.generation,
+            remote=dataclasses.replace(self.remote, whole=whole, n_readers=n_readers),
+        )
+        if self.rows.row_list is not None:
+            opened.rows.set_rows(self.rows.row_list)
+        return opened
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        """Copy a column of all selected samples."""
+        field = self.schema.columns.get(name)
+        if field is None:
+            known = ", ".join(self.schema.columns) or "none"
+            raise InvalidArgument(f"{self.path}: {name!r} is not a column; columns: {known}")
+        found = np.empty((len(self), field.row_bytes or 0), np.uint8)
+        for start in range(0, len(self), _AT_ONCE):
+            part = found[start : start + _AT_ONCE]
+            rows = self.rows.at(np.arange(start, start + len(part)))
+            shards, gather = self.locate(rows), self.gather(name)
+            gather.gather(gather.place(rows, shards), rows, shards, part)
+        shape = tuple(each or 0 for each in field.shape)
+        return found.view(field.numpy).reshape(len(self), *shape)
+
+
+def starts_of(generation: Generation) -> Rows:
+    """Return the number of each shard's first row, and the number of all rows at the end."""
+    return np.concatenate([[0], np.cumsum(generation.counts, dtype=np.int64)])
+
+
+def groups_of(generation: Generation) -> list[FileGroup]:
+    """Return the files of a generation: the shards, then those of each field beside them."""
+    whole = "", generation.schema, generation.shards
+    groups = ((group.name, group.schema, group.shards) for group in generation.column_groups)
+    return [FileGroup(*group, shard_sizes(group[2])) for group in (whole, *groups)]
+
+
+def _load(storage: ShardStorage, number: int | None) -> Generation:
+    """Read a generation, by default the published one; once more if a copy was damaged."""
+    try:
+        folder = storage.manifest_folder(number)
+        return load(folder) if number is None else load_generation(folder, number)
+    except DatasetCorrupt:
+        if not storage.invalidate():
+            raise
+        folder = storage.manifest_folder(number)
+        return load(folder) if number is None else load_generation(folder, number)
+
+
+def _rows_of(generation: Generation, subset: Any, path: str) -> RowRuns:
+    """Return the rows of a subset, by its name."""
+    rows = generation.subsets.get(subset) if isinstance(subset, str) else None
+    if rows is None:
+        known = ", ".join(map(repr, generation.subsets)) or "none; see shardio split"
+        raise InvalidArgument(f"{path}: no subset {subset!r}; there are: {known}")
+    return rows
+
+
+def _storage_of(path: str, remote: RemoteOptions) -> ShardStorage:
+    """Return the storage of a dataset, by an absolute path: a later chdir has no effect."""
+    if is_url(path):
+        return RemoteStorage(path, remote, external_list_names)
+    check_encodable(path, "path")
+    return LocalStorage(os.path.abspath(path), path)
+
+
+def open_dataset(
+    path: str | os.PathLike[str],
+    *,
+    verify: Verify = "first",
+    access: Access = "auto",
+    subset: str | None = None,
+    generation: int | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> ShardDataset:
+    """Open the dataset in a folder, or at a URL; see ShardDataset."""
+    return ShardDataset(
+        path,
+        verify=verify,
+        access=access,
+        subset=subset,
+        generation=generation,
+        cache=cache,
+        cache_bytes=cache_bytes,
+        storage_options=storage_options,
+    )
