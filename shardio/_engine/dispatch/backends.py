@@ -1,6 +1,6 @@
-"""This process as its own worker: for num_workers=0.
+"""Fillers of blocks: worker processes or threads, or this process itself (num_workers=0).
 
-Who fills blocks: worker processes, or this process itself. Both take tasks and give answers.
+All of them take tasks and return answers.
 """
 
 from __future__ import annotations
