@@ -1,7 +1,8 @@
-"""Counters of loading: a line of shared memory per iteration and worker, and main's own timer.
+"""Counters of loading: a cache line of shared memory per iteration and worker, and a timer.
 
-Each filler adds to its line after every batch; main reads the lines on request. While main traces,
-workers also record when they filled their latest batches, in a ring each.
+Each worker adds to its line after every batch; the main process reads the lines on request and
+keeps the timer. While a trace is recorded, each worker also notes in a ring buffer when it filled
+its latest batches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shardio._base.statistics import CHECK, DECODE, PHASE_TIMES, TRANSFORM, Load
 from shardio._workers.processes.linux import memory_file, resize_memory_file
 from shardio.order.partition import RankPartition
 
-# Words of a line, and of the header. A line is as long as a cache line: writers do not share one.
+# Words of a line, and of the header. A line fills one cache line: no two writers share one.
 _LINE: Final = 8
 _FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM = range(7)
 _N_WORKERS, _N_SLOTS, _N_RECORDS, _IS_RECORDING = range(4)
@@ -30,7 +31,7 @@ _S_PER_NS: Final = 1e-9
 
 
 class FillRecord(NamedTuple):
-    """When a worker filled a batch, in nanoseconds; `pass_ns` tells iterations apart."""
+    """When a worker filled a batch, in nanoseconds; `pass_ns` identifies the iteration."""
 
     pass_ns: int
     step: int
@@ -45,8 +46,8 @@ class IterationCounters:
     """The lines of one worker. Borrows the file.
 
     Args:
-        fd: of the file that `CounterTable` made.
-        worker: which of the workers this is.
+        fd: the file that `CounterTable` created.
+        worker: the number of this worker.
     """
 
     def __init__(self, fd: int, worker: int) -> None:
@@ -56,7 +57,7 @@ class IterationCounters:
         self._ring = _LINE * (1 + n_slots * n_workers + worker * _ring_lines(self._n_records))
 
     def start(self) -> int:
-        """Start timing a batch; the result is for `add`."""
+        """Start timing a batch; pass the result to `add`."""
         PHASE_TIMES.sums_ns[:] = 0, 0, 0
         return now_ns()
 
@@ -87,19 +88,19 @@ class IterationCounters:
 
 
 def _ring_lines(n_records: int) -> int:
-    """Lines of a worker's ring, of which the first counts the records."""
+    """Return the number of lines of a worker's ring buffer; the first line counts the records."""
     return n_records + 1
 
 
 class CounterTable:
-    """The lines of all iterations and workers; main's. Owns the memory, not the descriptor.
+    """The lines of all iterations and workers. Owns the memory, not the file descriptor.
 
-    The file has room for every slot and record, and memory for those that have been in use.
+    The file is sparse: only the slots and records that were used take memory.
 
     Args:
-        n_slots: how many iterations there may be.
-        n_workers: how many fill.
-        n_records: how many batches of each worker are kept one by one.
+        n_slots: the maximum number of iterations at the same time.
+        n_workers: the number of workers that fill blocks.
+        n_records: the number of latest batches recorded for each worker.
     """
 
     def __init__(self, n_slots: int, n_workers: int, n_records: int = N_RECORDS) -> None:
@@ -107,7 +108,7 @@ class CounterTable:
         ring = _ring_lines(n_records)
         n_lines = 1 + (n_slots + ring) * n_workers
         self.fd = memory_file()
-        """For the workers; the caller closes it."""
+        """The descriptor to send to the workers; the caller closes it."""
         try:
             resize_memory_file(self.fd, n_lines * _LINE * 8, "the counters of iterations")
             whole = np.frombuffer(mmap.mmap(self.fd, 0), np.uint64).reshape(n_lines, _LINE)
@@ -123,20 +124,20 @@ class CounterTable:
         self._n_begun = 0
 
     def begin(self, slot: int, began_ns: int) -> None:
-        """Reset the lines of an iteration, which no process writes to any more."""
+        """Reset the lines of a slot for a new iteration; no worker may still write to them."""
         self._n_begun = max(self._n_begun, slot + 1)
         self._lines[slot] = 0
         self._lines[slot, :, _BEGAN] = began_ns
 
     def record(self, *, is_recording: bool) -> None:
-        """Start or stop the recording of each batch that workers fill."""
+        """Start or stop recording every batch that workers fill."""
         self._has_recorded = self._has_recorded or is_recording
         self._head[_IS_RECORDING] = is_recording
 
     def close(self) -> None:
-        """Unmap the table, which has its own descriptor; the counts stay readable."""
+        """Unmap the table; the counts stay readable."""
         self._lines = self._lines[: self._n_begun].copy()
-        # Reading a ring that was never written to would take memory for it.
+        # Reading a ring buffer that was never written to would allocate its memory.
         self._rings = self._rings.copy() if self._has_recorded else self._rings[:0].copy()
         self._head = self._head.copy()
 
@@ -146,7 +147,7 @@ class CounterTable:
         return sums
 
     def fillings(self) -> list[list[FillRecord]]:
-        """Return the records of each worker in the order of time: the latest, as far as kept."""
+        """Return the latest records of each worker, in the order of time."""
         found: list[list[FillRecord]] = []
         for ring in self._rings if self._has_recorded else ():
             lines = ring[1 : 1 + min(int(ring[0, 0]), self._n_records), :7].tolist()
@@ -156,17 +157,15 @@ class CounterTable:
 
 @dataclass(slots=True, eq=False)
 class IterationTimer:
-    """Main's timings of one iteration. Times are in ns since `began_ns`."""
+    """Timings of one iteration in the main process. Times are in ns since `began_ns`."""
 
     began_ns: int = field(default_factory=now_ns)
     head_start_ns: int = 0
-    """The time before `began_ns` at which the first tasks were assigned, if the iteration was begun
-    ahead.
-    """
+    """Time from the first assigned task to `began_ns`, for an iteration that was begun ahead."""
     n_filled_ahead: int = 0
     """The number of batches filled by `began_ns`."""
     ready_ahead_ns: int = 0
-    """The sum of the times, in the counters, at which those were filled."""
+    """The sum of the times at which the batches filled ahead were filled."""
     entered_ns: int = 0
     """The sum of the times at which the loop asked for a batch."""
     left_ns: int = 0
@@ -210,20 +209,20 @@ class IterationTimer:
         """Return the figures of the iteration so far.
 
         Args:
-            partition: of its positions.
-            n_handed_over: the next step.
-            row_bytes: of the fixed fields of a sample.
-            words: its counters, summed up.
+            partition: the positions of the iteration.
+            n_handed_over: the number of the next step.
+            row_bytes: the bytes of a sample's fixed-size fields.
+            words: the counters of the iteration, summed over the workers.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
-        # The times at which batches were requested and received cancel out, except for the batch in
-        # progress.
+        # The sums are over pairs of times (request, receipt); a request without its receipt is the
+        # batch that the loop is waiting for.
         inside_ns = self.left_ns - self.entered_ns
         if inside_ns < 0:
             inside_ns += elapsed_ns
         n_batches = n_handed_over - partition.first_step
         n_undelivered = max(0, int(words[_FILLED]) - n_batches)
-        # Each delivered batch was ready from its filling to its delivery; the others still are.
+        # A delivered batch was ready from its filling to its delivery; other filled ones still are.
         ready_ns = self.left_ns + n_undelivered * elapsed_ns - self._filled_ns(words)
         n_samples = partition.n_samples(n_handed_over)
         return LoadingStats(

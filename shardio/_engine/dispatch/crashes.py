@@ -1,12 +1,14 @@
-"""Crash reports: the samples that a crashed worker was reading, and those to skip.
+"""Crash reports: the samples that a crashed worker was reading, and the samples to skip.
 
-The origin table in a worker's block names the samples it was reading. A worker that touches a
-mapped page which the storage cannot provide is killed (SIGBUS); the sizes of the files it read from
-then show whether one of them was cut short.
+Each block holds an origin table with one entry per row: shard, row in the shard, and a status. A
+worker marks the rows that it is reading as claimed, so the table of a crashed worker's block shows
+the samples it was busy with. A worker that touches a mapped page which the storage cannot provide
+is killed by SIGBUS. The main process then compares the sizes of the files that the worker was
+reading with their expected sizes, to see whether one was truncated.
 
-If samples may be skipped, a sample is skipped once two workers have crashed while they tried it
-alone. The first crash of a batch without a transform names all its samples; from then on it is
-filled row by row.
+If samples may be skipped, a sample is skipped after MAX_CRASHES workers have crashed while
+processing only that sample. Without a transform, all samples of a batch are suspects after its
+first crash; the batch is then retried row by row.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ _NAMED_SAMPLES: Final = 3
 class InFlightRows:
     """The samples that a worker was busy with.
 
-    `rows` are those of each shard, by its number; `text` names them, as part of a sentence;
-    `places` says for each its row of the batch and its number in the view.
+    `text` is a phrase for error messages that describes the samples. `rows` maps the number of a
+    shard to row numbers in it. `field` is the field being read, if there is exactly one. `places`
+    holds, for each sample, its row in the batch and its index in the view.
     """
 
     text: str
@@ -45,7 +48,7 @@ class InFlightRows:
 
 
 def claim_of_first(batch_spec: BatchSpec, dataset: Dataset, number: int = 0) -> InFlightRows:
-    """Return the sample of the view, by number, that the schema of batches is made from."""
+    """Return the sample from which the schema of batches is inferred: `number` in the view."""
     rows = dataset.rows.at(np.array([number]))
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
@@ -87,7 +90,7 @@ def claims_in(
 
 
 def clear_claims(layout: BlockLayout, block: Block) -> None:
-    """Clear the claims of an unfinished batch: no later crash is attributed to it."""
+    """Clear the claims of an unfinished batch so that no later crash is attributed to it."""
     layout.origins(block.bytes)["status"] = EMPTY
 
 
@@ -100,8 +103,8 @@ def crash_error(
         how: describes the exit.
         by_signal: the signal that killed it, if any.
         claims: the samples it was reading.
-        where: names the batch; the end of the sentence.
-        dataset: main's own; none of its data is read.
+        where: a phrase that names the batch; appended to the message.
+        dataset: the main process's own instance; no sample data is read through it.
     """
     text = f"{how}, {claims.text}{where}"
     if by_signal != signal.SIGBUS:
@@ -137,28 +140,33 @@ def is_final(error: WorkerDied | ShardChanged, n_crashes: int) -> bool:
 def _suspects(
     dataset: Dataset, claims: InFlightRows
 ) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
-    """Yield the files that were read from, each with the number of its shard."""
+    """Yield the files that the worker was reading, each with the number of its shard."""
     for shard in claims.rows or range(len(dataset.shards)):
         for file in dataset.files.files_of_shard(shard, claims.field):
             yield shard, file
 
 
 def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
-    """Return the first claimed row of a shard that lies beyond n_bytes of its file, if known."""
+    """Return the first claimed row that is stored past the first `n_bytes` bytes of its file.
+
+    Where row positions would have to be read from the truncated file, return the first claimed row.
+    """
     rows = claims.rows.get(shard, [])
-    reader = dataset.files.reader_if_open(shard, claims.field)  # the current file cannot be opened
+    # A truncated file cannot be opened: use only a reader that is already open.
+    reader = dataset.files.reader_if_open(shard, claims.field)
     if claims.field in dataset.schema.columns and reader is not None:
         section = reader.column_section(claims.field)
         lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]
         return min(lost, default=None)
-    # The position of a record is read from the file, which must not be touched
+    # The position of a record is stored in the file, whose pages must not be touched.
     return min(rows, default=None)
 
 
 _MAX_IN_VAIN: Final = 2 * MAX_CRASHES + 2
-"""After this many crashes of one batch that named no sample to skip, no sample is at fault: 1 crash
-names all samples, 1 each for two samples that were tried while an outsider killed workers, and some
-to spare.
+"""If one batch crashes this often without a sample being skipped, no sample is to blame.
+
+The limit allows for the first crash, after which all samples are suspects, one crash each for two
+samples whose worker was killed from outside, and some margin.
 """
 
 
@@ -167,7 +175,7 @@ class SuspectSamples:
 
     def __init__(self) -> None:
         self.left_out: dict[int, dict[int, str]] = {}
-        """By row of the batch and number of the sample in the view: what not to try, and why."""
+        """Samples to leave out: row in the batch -> {index in the view: reason}."""
         self._n_crashes: dict[tuple[int, int], int] = {}
         self._n_in_vain = 0
 
@@ -177,7 +185,10 @@ class SuspectSamples:
         return self._n_in_vain >= _MAX_IN_VAIN
 
     def record_crash(self, claims: InFlightRows, end: str) -> bool:
-        """Note a death, how it ended; returns whether one more sample is left out now."""
+        """Record a crash; `end` describes how the worker exited.
+
+        Return True if one more sample is now skipped.
+        """
         self._n_in_vain += 1
         if len(claims.places) != 1:
             return False

@@ -35,16 +35,16 @@ _FILL, _FILLED, _QUICK = int(RequestKind.FILL), int(Status.FILLED), int(Status.Q
 
 
 class Dispatcher:
-    """Assigns tasks, routes results, and delivers filled blocks; it borrows all its arguments.
+    """Assigns tasks, routes results, and delivers filled blocks. Borrows all its arguments.
 
     Args:
         batch_spec: determines the content of batches.
-        dataset: main's own, for error messages.
+        dataset: the main process's own instance, for error messages.
         backend: the workers that fill blocks.
-        iterations: the iterations under way.
+        iterations: the running iterations.
         pool: the blocks.
-        n_blocks: how many blocks one iteration should have.
-        memory_bytes: budget of all blocks, for messages.
+        n_blocks: the number of blocks that one iteration should have.
+        memory_bytes: the budget of all blocks together, for messages.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Dispatcher:
         self.pool = pool
         self._n_blocks, self._memory_bytes = n_blocks, memory_bytes
         self.settle: Callable[[], None] | None = None
-        """Called before the memory of released batches is used again."""
+        """A function to call before the memory of released batches is reused."""
 
     def next(self, iteration: EpochIteration, timeout_s: float | None) -> Delivered | None:
         """Return the next filled block of an iteration, None at its end; wait up to `timeout_s`.
@@ -91,7 +91,7 @@ class Dispatcher:
             try:
                 block = schedule.deliver()
             except BaseException:
-                # The failure of a batch leaves the state intact
+                # A batch that failed leaves the state intact.
                 self._iterations.is_torn = not schedule.is_over
                 raise
             if block is not None:
@@ -114,7 +114,8 @@ class Dispatcher:
         """Wait until another iteration can begin.
 
         Raises:
-            InvalidArgument: there are as many as there may be; BatchTimeout.
+            InvalidArgument: N_SLOTS iterations are running.
+            BatchTimeout: none of the cancelled ones ended in time.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         iterations = self._iterations
@@ -129,7 +130,9 @@ class Dispatcher:
             )
 
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
-        """Return the deadline for a late batch: starting workers have more time.
+        """Return a new deadline for a late batch, as long as the old one has not passed.
+
+        Workers that are still starting get more time.
 
         Raises:
             BatchTimeout: the deadline `end_s` has passed.
@@ -141,10 +144,7 @@ class Dispatcher:
         return now_s + timeout_s
 
     def assign_tasks(self, iteration: EpochIteration) -> None:
-        """Assign tasks while there are blocks, and workers with room for tasks.
-
-        Does nothing while all workers have enough to do.
-        """
+        """Assign tasks as long as there are free blocks and workers that lack tasks."""
         schedule = iteration.schedule
         if not schedule.is_low:
             return
@@ -160,7 +160,7 @@ class Dispatcher:
             self._backend.post()
 
     def _assign_ahead(self, iteration: EpochIteration) -> None:
-        """Let idle workers go on with the next epoch, in idle blocks."""
+        """Let idle workers begin the next epoch, in idle blocks."""
         ahead = self._iterations.ahead or self._iterations.begin_ahead(iteration)
         if ahead is None:
             return
@@ -174,14 +174,14 @@ class Dispatcher:
             self._give(ahead, *schedule.assign())
 
     def _end(self, iteration: EpochIteration) -> None:
-        """End an iteration; the block delivered last stays as it is until another one begins."""
+        """End an iteration: let the next one use the workers, and free the block delivered last."""
         if iteration.successor is not None and not iteration.is_cancelled:
             self.apply_finalizers()
             self.assign_tasks(iteration)
         self._take_back(iteration)
 
     def _find_block(self, iteration: EpochIteration) -> bool:
-        """Give an iteration a block, perhaps a new one; return False if there is none for it."""
+        """Give an iteration an idle or new block; return False if there is none for it."""
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
@@ -205,7 +205,7 @@ class Dispatcher:
         self._backend.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
-        """Return True if an iteration keeps every worker busy and has all the blocks it should."""
+        """Return True if an iteration has enough blocks to keep every worker busy."""
         n_enough, n_to_come = self._n_blocks, schedule.n_circulating
         if len(self._iterations) > 1:  # rare
             n_enough *= self._iterations.n_live
@@ -213,7 +213,7 @@ class Dispatcher:
         return len(self.pool) >= n_enough and n_to_come >= self._backend.n_workers
 
     def _force_block(self, iteration: EpochIteration) -> None:
-        """Find a block for an iteration that has none: one beyond the budget if need be.
+        """Find a block for an iteration that has none, if necessary one beyond the budget.
 
         Raises:
             InsufficientMemory: all blocks are held, and there is no memory for another.
@@ -237,9 +237,9 @@ class Dispatcher:
         self.assign_tasks(iteration)
 
     def take_answers(self, end_s: float | None = None) -> bool:
-        """Wait for answers, until `end_s` at most, and tell the iterations that they belong to.
+        """Wait for answers until `end_s`, and apply them to their iterations.
 
-        Returns whether there was any.
+        Return True if there was any.
         """
         left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
         answer = None
@@ -280,7 +280,7 @@ class Dispatcher:
             self._finish(iteration)
 
     def _lose(self, iteration: EpochIteration, loss: WorkerLost) -> None:
-        """Reassign a crashed worker's tasks, except one that crashes each worker in turn."""
+        """Reassign a crashed worker's tasks, except a task that has crashed too many workers."""
         schedule = iteration.schedule
         tasks = schedule.tasks_of(loss.worker)
         if iteration.is_cancelled:
@@ -307,7 +307,7 @@ class Dispatcher:
         schedule.lost(loss.worker)
 
     def _tasks_of(self, worker: int) -> list[str]:
-        """Describe a worker's current task, or else the first it was given of each iteration."""
+        """Describe a worker's current task or, if none has begun, its next ones."""
         found, given = [], []
         for iteration in self._iterations:
             tasks = iteration.schedule.tasks_of(worker)
@@ -320,9 +320,9 @@ class Dispatcher:
     def _at_work(
         self, iteration: EpochIteration, tasks: dict[int, int]
     ) -> Iterator[tuple[int, int, InFlightRows]]:
-        """Yield the current task of a worker, if it has one: step, block, and samples.
+        """Yield the step, block and samples of the task that a worker is busy with, if any.
 
-        Tasks before it are done, though not answered yet.
+        Tasks before that one are done, but their answers have not arrived yet.
         """
         fields = self._batch_spec.fields
         for step, number in tasks.items():
@@ -332,14 +332,14 @@ class Dispatcher:
                 return
 
     def apply_finalizers(self) -> None:
-        """Apply the requests of finalizers: end iterations, take back released blocks."""
+        """Apply what finalizers requested: end iterations, and free released blocks."""
         if self._iterations.ended:
             for iteration in self._iterations.take_ended():
                 self._finish(iteration)
         self.pool.take_back_returned(self.settle)
 
     def _finish(self, iteration: EpochIteration) -> None:
-        """Take back the blocks of a cancelled iteration; drop it when its last task is answered."""
+        """Free the blocks of a cancelled iteration; drop it when its last task is answered."""
         for block in iteration.schedule.release_idle_blocks():
             self.pool.give_back(block)
         self._take_back(iteration)

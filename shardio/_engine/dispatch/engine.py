@@ -1,12 +1,12 @@
 """The engine of a loader: workers, blocks and iterations, restarted if their state may be wrong.
 
-One Engine belongs to one loader and lives as long. Every iteration over an epoch is an
-`EpochIteration` with its own Schedule; several may run at the same time over the same workers and
-blocks. `dispatcher` does the work of every batch.
+An Engine belongs to one loader and lives as long as the loader. Each iteration over an epoch is an
+`EpochIteration` with its own Schedule; several may run at the same time on the same workers and
+blocks. `dispatcher` does the work for each batch.
 
-The schema of batches is that of the fields read or, with a transform, of the first transformed
-sample or batch, which a SchemaProbe gets. User functions run in a worker, as always, while main
-continues to open files. If samples may be skipped and the first one fails, others are tried.
+The schema of batches is the schema of the fields read or, with a transform, that of the first
+transformed sample or batch. A SchemaProbe has a worker compute it while the main process continues
+to open files. If samples may be skipped and the first sample fails, others are tried.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from shardio.errors import (
 )
 
 _NEXT, _SPREAD = 8, 24
-"""The number of samples tried for the schema: the first ones, and some from all over the view."""
+"""The numbers of samples tried for the schema: at the start, and spread over the view."""
 _ASKED = 0
-"""The worker that is asked."""
+"""The number of the worker that computes the schema."""
 
 
 class SchemaProbe:
-    """A request for the schemas of batches, until it is answered. Borrows its arguments."""
+    """A request to a worker for the schemas of batches. Borrows its arguments."""
 
     def __init__(
         self, batch_spec: BatchSpec, dataset: Dataset, backend: WorkerBackend | InlineWorker
@@ -78,7 +78,7 @@ class SchemaProbe:
         return self._candidates[self._number]
 
     def ask(self) -> Schemas | None:
-        """Return the schemas if they are known; else ask a worker, unless it was asked already."""
+        """Return the schemas if no worker is needed; otherwise ask one, once, and return None."""
         batch_spec = self._batch_spec
         if not batch_spec.runs_user_code or not batch_spec.n_samples:
             return Schemas(batch_spec.delivered(self._dataset))
@@ -89,7 +89,7 @@ class SchemaProbe:
         return None
 
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:
-        """Ask, and wait for the answer; return None if it does not come within `timeout_s`.
+        """Ask, and wait for the answer; return None if it does not arrive within `timeout_s`.
 
         The time in which workers start is not counted.
 
@@ -136,7 +136,7 @@ class SchemaProbe:
             del answer  # otherwise the error refers to itself and keeps the loader alive
 
     def _has_another(self) -> bool:
-        """Return True if there is another sample to try; if not, start over at the first."""
+        """Go on to the next sample to try; return False, back at the first, if there is none."""
         self._number = (self._number + 1) % len(self._candidates)
         return self._number > 0
 
@@ -160,13 +160,13 @@ class SchemaProbe:
 
 
 def _candidates(n_samples: int) -> list[int]:
-    """Return the samples that are tried for the schema, in order, each once."""
+    """Return the numbers of the samples to try for the schema, in order, without repetition."""
     spread = [n_samples * (i + 1) // (_SPREAD + 1) for i in range(_SPREAD)]
     first = range(min(_NEXT, n_samples))
     return list(dict.fromkeys([*first, *spread])) if n_samples else [0]
 
 
-# Raised while the bookkeeping is consistent, by an iteration that could not begin.
+# Raised while the state is consistent, by an iteration that could not begin.
 _TEAR_NOTHING: Final = (
     InsufficientMemory,
     TransformError,
@@ -181,10 +181,10 @@ class Engine:
 
     Args:
         batch_spec: determines the content of batches.
-        n_workers: processes or threads; 0 fills blocks in this process.
-        prefetch: blocks beyond one per worker; None for a number that suits their size.
-        memory_bytes: budget of all blocks.
-        timeout_s: how long `next` waits for a batch of the workers; None for ever.
+        n_workers: the number of processes or threads; 0 fills blocks in this process.
+        prefetch: the number of blocks beyond one per worker; None chooses it by their size.
+        memory_bytes: the budget of all blocks together.
+        timeout_s: the time that `next` waits for a batch of the workers; None waits forever.
         start_method: how workers start.
     """
 
@@ -215,7 +215,7 @@ class Engine:
         self._tables: tuple[SharedArray, ...] = ()
         self._is_closed = False
         self._is_inside = False
-        """True during a call; a signal handler in the same thread may call `close`."""
+        """True during a call: a signal handler in the same thread may then call `close`."""
         self.dataset: Dataset
 
     @files_explained()
@@ -226,7 +226,7 @@ class Engine:
 
     @files_explained()
     def open(self, dataset: Dataset) -> None:
-        """Share the dataset's marks with the workers; from now on the engine owns the dataset."""
+        """Take ownership of the dataset, and share its verification bitmap with the workers."""
         self.dataset = dataset
         marks_fd = create_bitmap_file(dataset.files.n_marks)
         self._fds = [marks_fd]
@@ -243,11 +243,11 @@ class Engine:
             self._lay_out(schemas)
 
     def layout(self) -> BlockLayout:
-        """Return the layout of batches; waits until the first sample has been transformed.
+        """Return the layout of batches; wait until the first sample has been transformed.
 
         Raises:
             TransformError: the transform failed.
-            BatchTimeout: it takes too long.
+            BatchTimeout: the transform takes longer than `timeout_s`.
         """
         with self._lock:
             self._check_usable()
@@ -274,7 +274,7 @@ class Engine:
         return layout
 
     def _create_dispatcher(self, layout: BlockLayout, schemas: Schemas, block_bytes: int) -> None:
-        """Create the blocks, and send workers the layout of batches."""
+        """Create the blocks, and send the layout of batches to the workers."""
         self._backend.use_layout(layout, schemas, self._memory_bytes)
         self._dispatcher = Dispatcher(
             self._batch_spec,
@@ -288,7 +288,7 @@ class Engine:
         self._dispatcher.settle = self._settle
 
     def settle_by(self, settle: Callable[[], None]) -> None:
-        """Call `settle` before the memory of released batches is used again."""
+        """Set the function to call before the memory of released batches is reused."""
         self._settle = settle
         if self._dispatcher is not None:
             self._dispatcher.settle = settle
@@ -317,7 +317,7 @@ class Engine:
             return iteration
 
     def next(self, iteration: EpochIteration) -> Delivered | None:
-        """Return the next filled block of an iteration, or None at its end; waits for it.
+        """Wait for the next filled block of an iteration and return it, or None at the end.
 
         Raises:
             Exception: the failure of filling the block.
@@ -342,7 +342,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """Enter the engine as `next` does, for calls that need not be fast."""
+        """Lock and mark the engine as `next` does, for calls that need not be fast."""
         with self._lock:
             self._check_usable()
             self._restart_if_torn()
@@ -359,7 +359,7 @@ class Engine:
                     self._release()
 
     def mark_torn(self) -> None:
-        """Restart before the next call: Ctrl-C has interrupted a delivery."""
+        """Request a restart before the next call, after Ctrl-C interrupted a delivery."""
         self._iterations.is_torn = True
 
     def _restart_if_torn(self) -> None:
@@ -381,22 +381,23 @@ class Engine:
         self._iterations.is_torn = False
 
     def cancel(self, iteration: EpochIteration) -> None:
-        """End an iteration early; its blocks come back as its tasks are answered.
+        """End an iteration early; its blocks are freed as its tasks are answered.
 
-        May be called by a finalizer: in any thread, in the middle of anything.
+        A finalizer may call this in any thread at any moment.
         """
         is_ours = this_process.pid == self._owner_pid
         self._iterations.cancel(iteration, is_known=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
-        """Lease the block delivered last, for as long as any object refers to it.
+        """Lease the block delivered last, for as long as any object refers to its memory.
 
-        Returns None if this iteration, or the next one, could not go on without it: then copy it.
+        Return None if this iteration or the next one needs the block to continue; the caller then
+        copies the batch.
         """
         block = iteration.held
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
             return None
-        # Cleared first: Ctrl-C may lose a block, but never give one to two owners
+        # Cleared first: Ctrl-C may lose a block, but never gives it two owners.
         iteration.held = None
         return self.pool.lease(block)
 
@@ -410,15 +411,15 @@ class Engine:
             return iteration.schedule.n_circulating + self._iterations.n_coming_back > 0
 
     def stats(self, iteration: EpochIteration | None) -> tuple[LoadingStats, LoadingStats]:
-        """Return the figures of an iteration, the latest, and of all of them; also after `close`.
+        """Return the figures of one iteration and of all iterations together; also after `close`.
 
-        Does not wait, so another thread than the iterating one may call it.
+        This takes no lock: any thread may call it while another one iterates.
         """
         latest = LoadingStats() if iteration is None else self._iterations.stats_of(iteration)
         return latest, self._iterations.total()
 
     def record(self, *, is_recording: bool) -> None:
-        """Start or stop the recording of each batch that workers fill, for `fillings`."""
+        """Start or stop recording every batch that workers fill, for `fillings`."""
         self._iterations.record(is_recording=is_recording)
 
     def fillings(self) -> list[list[FillRecord]]:
@@ -428,7 +429,7 @@ class Engine:
     @property
     def pool(self) -> BlockPool:
         """The blocks."""
-        if self._dispatcher is None:  # not through the property: one call less for every batch
+        if self._dispatcher is None:  # not by the property: this saves a call for every batch
             raise ClosedError("the loader is closed")
         return self._dispatcher.pool
 
@@ -451,7 +452,7 @@ class Engine:
     def close(self) -> None:
         """End the workers and release everything; held batches stay valid. Idempotent.
 
-        Does nothing in a fork, which owns nothing of an engine made by its parent.
+        A fork does nothing: the engine belongs to its parent.
         """
         if self._is_closed or this_process.pid != self._owner_pid:
             return
@@ -461,7 +462,7 @@ class Engine:
                 self._backend.close()
         finally:
             with self._lock:
-                if not self._is_inside:  # otherwise the call that is inside does it when it leaves
+                if not self._is_inside:  # otherwise the interrupted call releases them at its end
                     self._release()
 
     @interrupts_held()

@@ -1,7 +1,7 @@
-"""The iterations under way over one loader, as the main process keeps them.
+"""The table of a loader's running iterations, kept by the main process.
 
-Shared words tell the workers which of them are cancelled. What to do with an iteration is the
-engine's business.
+A byte of shared memory per iteration tells the workers whether it is cancelled. The table only
+keeps the state; `engine` and `dispatcher` decide what happens.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ from shardio.errors import TooManySkipped
 _NAMED_SKIPS: Final = 3
 
 Delivered = tuple[int, int, int, int]
-"""A filled block, until it is given back: its number, the step, rows, bytes of varying values."""
+"""A filled block: its number, the step, the number of rows, and the bytes of varying values."""
 
 
 @dataclass(slots=True, eq=False)
 class EpochIteration:
-    """An iteration under way: `slot` tells it apart from others, also in the workers."""
+    """A running iteration; `slot` identifies it, also in the workers."""
 
     slot: int
     plan: EpochPlan
     schedule: Schedule
     layout: BlockLayout
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Rows, and bytes of varying values, of the steps that are ready."""
+    """Number of rows and bytes of varying values of each step that is ready."""
     crashes: dict[int, int] = field(default_factory=dict)
-    """The number of workers that crashed at each step that is still to be done."""
+    """The number of workers that crashed at each unfinished step."""
     cautions: dict[int, SuspectSamples] = field(default_factory=dict)
     """The crash records of steps whose samples may be skipped."""
     skips: dict[int, tuple[Skipped, ...]] = field(default_factory=dict)
-    """The samples that were skipped in steps that are ready, where there are any."""
+    """The skipped samples of each step that is ready and has any."""
     n_skipped: int = 0
-    """The number of skipped samples in the batches that the loop has got."""
+    """The number of skipped samples in the batches delivered so far."""
     known_to: set[int] = field(default_factory=set)
-    """The workers that have the plan."""
+    """The workers that received the plan."""
     timer: IterationTimer = field(default_factory=IterationTimer)
     n_handed_over: int = 0
-    """The number of steps that the loop has got."""
+    """The number of the next step to deliver."""
     is_exhausted: bool = False
-    """True once the loop has got the end."""
+    """True once the end was delivered."""
     held: int | None = None
-    """The block delivered last, until it is leased, or taken back before the next."""
+    """The block delivered last, until it is leased or, before the next delivery, taken back."""
     is_cancelled: bool = False
     is_watched: bool = False
-    """True if an iterator exists, which will cancel it."""
+    """True if an iterator exists, which will cancel the iteration."""
     is_ahead: bool = False
-    """True if it was begun ahead and no loop has asked for it yet."""
+    """True if the iteration was begun ahead and no loop iterates it yet."""
     successor: EpochPlan | None = None
-    """The plan of the next iteration, if that may begin once all steps of this one are assigned."""
+    """The plan of the next iteration, if it may begin once all steps of this one are assigned."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
-        """Return the skipped samples of a step that is delivered now, in order.
+        """Return the skipped samples of the step that is being delivered, in order.
 
         Raises:
-            TooManySkipped: they exceed `most` in this step.
+            TooManySkipped: with this step, more than `most` samples were skipped.
         """
         found = self.skips.pop(step, ())
         self.n_skipped += len(found)
@@ -89,9 +89,9 @@ N_SLOTS: Final = 4096
 
 
 class IterationTable:
-    """The iterations under way, by slot, until the last of their tasks is answered.
+    """The running iterations by slot; each stays until the last of its tasks is answered.
 
-    The caller holds the engine's lock, except for `cancel`.
+    The caller holds the engine's lock, except in `cancel`.
     """
 
     def __init__(self) -> None:
@@ -99,11 +99,11 @@ class IterationTable:
         self._free_slots = list(range(N_SLOTS))
         self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
         self.ended: deque[EpochIteration] = deque()
-        """Passes that `cancel` was called for, until `take_ended` gives them out."""
+        """Iterations that `cancel` was called for and `take_ended` has not yielded yet."""
         self.ahead: EpochIteration | None = None
-        """The iteration that was begun ahead, until somebody iterates it, or it is not wanted."""
+        """The iteration that was begun ahead, until a loop takes it over or it is cancelled."""
         self._latest: EpochIteration | None = None
-        """The iteration that was begun, or taken over, last; while it is under way."""
+        """The iteration that was begun or taken over last, while it is running."""
         self._foreseen: EpochPlan | None = None
         """The plan that the next iteration should have."""
         self._counter_table: CounterTable
@@ -112,10 +112,10 @@ class IterationTable:
         self.n_restarts = 0
         """The number of replaced workers, busy or not."""
         self.is_torn = False
-        """True if the state may be wrong: an exception has left it half changed."""
+        """True if an exception may have left the state half changed."""
 
     def share(self) -> int:
-        """Put the words into memory that workers can map; the caller owns its descriptor."""
+        """Put the cancellation flags into shared memory; the caller owns its descriptor."""
         fd = reserve_memory_file(N_SLOTS, "the table of iterations")
         try:
             self._words = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
@@ -125,7 +125,7 @@ class IterationTable:
         return fd
 
     def share_counters(self, n_workers: int) -> int:
-        """Create the counter table of the fillers; the caller owns its descriptor."""
+        """Create the counter table of the workers; the caller owns its descriptor."""
         self._counter_table = CounterTable(N_SLOTS, n_workers)
         self._counter_table.record(is_recording=self._is_recording)
         return self._counter_table.fd
@@ -147,7 +147,7 @@ class IterationTable:
 
     @property
     def is_full(self) -> bool:
-        """True if no other iteration can begin."""
+        """True if no further iteration can begin."""
         return not self._free_slots
 
     @property
@@ -162,7 +162,7 @@ class IterationTable:
         return sum(each.schedule.n_in_flight for each in each_cancelled)
 
     def begin(self, plan: EpochPlan, schedule: Schedule, layout: BlockLayout) -> EpochIteration:
-        """Begin an iteration; there must be room for it."""
+        """Begin an iteration; the table must not be full."""
         slot = self._free_slots.pop()
         self._words[slot] = 0
         iteration = self._by_slot[slot] = EpochIteration(slot, plan, schedule, layout)
@@ -172,13 +172,13 @@ class IterationTable:
 
     @property
     def has_blocks_ahead(self) -> bool:
-        """True if the next iteration has blocks already."""
+        """True if the iteration begun ahead has blocks."""
         return self.ahead is not None and self.ahead.schedule.n_circulating > 0
 
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
-        """Begin the iteration that follows another before any loop iterates it.
+        """Begin the successor of an iteration before a loop iterates it.
 
-        Returns None if it must not begin now: it only gets blocks and time that no other iteration
+        Return None if it must not begin now: it only gets blocks and time that no other iteration
         needs.
         """
         plan = before.successor
@@ -191,9 +191,9 @@ class IterationTable:
         return iteration
 
     def take_over(self, plan: EpochPlan) -> EpochIteration | None:
-        """Return the iteration begun ahead, with its clock reset, if it has this plan.
+        """Return the iteration begun ahead, with its timer reset, if it has this plan.
 
-        Else cancel it.
+        Otherwise cancel it and return None.
         """
         iteration, self.ahead = self.ahead, None
         if iteration is None:
@@ -207,10 +207,9 @@ class IterationTable:
         return iteration
 
     def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
-        """Record the plan that should follow an iteration, the latest; no other has a successor.
+        """Record the successor of the latest iteration; no other iteration has one.
 
-        If this iteration is not the foreseen one, its successor is not foreseen either: none begins
-        ahead.
+        If this iteration does not have the plan that was foreseen, no successor begins ahead.
         """
         if self._latest is not None:
             self._latest.successor = None
@@ -219,13 +218,13 @@ class IterationTable:
         iteration.successor = successor if is_foreseen else None
 
     def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
-        """Note that an iteration has ended early, also where workers that have its tasks see it.
+        """Record that an iteration ended early, and tell the workers that have its tasks.
 
-        May be called by a finalizer: in any thread, in the middle of anything. `is_known` is False
-        in a fork of the process that has the workers, which this must not reach.
+        A finalizer may call this in any thread at any moment. `is_known` is False in a fork of the
+        process that owns the workers, which must not reach them.
         """
         if is_known and not iteration.is_cancelled:
-            self._words[iteration.slot] = 1  # set now: there may be no further call
+            self._words[iteration.slot] = 1  # set now: `take_ended` may never be called again
         iteration.timer.end()
         self.ended.append(iteration)
 
@@ -239,7 +238,7 @@ class IterationTable:
                 yield iteration
 
     def forget(self, iteration: EpochIteration) -> None:
-        """All tasks of an iteration are answered: its slot is free for another."""
+        """Drop an iteration whose tasks are all answered, and free its slot."""
         self._drop(iteration)
         self._free_slots.append(iteration.slot)
 
@@ -251,7 +250,7 @@ class IterationTable:
             self._latest = None
 
     def restart_iterations(self) -> None:
-        """Keep the iterations that somebody iterates, each where it is, with nothing given out."""
+        """Reset the iterations that a loop iterates to their next step, with no task assigned."""
         while self.ended:
             self.ended.popleft().is_cancelled = True
         for iteration in self._by_slot.values():
@@ -261,12 +260,12 @@ class IterationTable:
             iteration.known_to.clear()
         for iteration in [each for each in self._by_slot.values() if each.is_cancelled]:
             self._drop(iteration)
-        self.ahead = None  # no caller used it
+        self.ahead = None  # no loop has taken it over
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
         self._words[:] = 0
 
     def stats_of(self, iteration: EpochIteration) -> LoadingStats:
-        """Return the figures of an iteration so far; valid until another begins in its slot."""
+        """Return the figures of an iteration so far; call it before its slot is used again."""
         plan, timer = iteration.plan, iteration.timer
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
         words = self._counter_table.of(iteration.slot)

@@ -1,10 +1,9 @@
 """Workers that are threads of this process, with the interface of a WorkerPool.
 
-They run the same loop over the same messages as processes, each with its own open dataset, and
-share the maps of blocks. The user's function is one object for all of them, and so are the global
-generators of Python, NumPy and torch. Wherever user code runs in this process, in worker threads or
-with num_workers=0, the generators are keyed for the sample; so a lock gives them to one thread at a
-time.
+They run the same loop over the same messages as worker processes, each with its own open dataset,
+and share the maps of blocks. User functions and the global generators of Python, NumPy and torch
+are shared by all threads. User code that runs in this process (in worker threads, or with
+num_workers=0) gets generators keyed for its sample, so a lock admits one thread at a time.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ __all__ = ["ThreadWorkers"]
 
 
 class GeneratorLock:
-    """A lock on the global generators that restores the program's own states afterwards.
+    """A lock on the global generators that restores the program's own states on release.
 
-    A thread that is given up loses the lock: it may never return from user code.
+    An abandoned thread loses the lock, because it may never return from user code.
     """
 
     def __init__(self) -> None:
@@ -57,9 +56,10 @@ class GeneratorLock:
         self._states: States
 
     def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
-        """Wait for the turn of this thread, in the order of asking; end it with `end`.
+        """Acquire the lock for this thread, first come, first served; release it with `end`.
 
-        Returns False, without the turn, if it becomes unwanted; `wake` makes waiting threads check.
+        Return False, without the lock, once `is_unwanted()` is true; `wake` makes waiting threads
+        check that.
         """
         ticket, queue = object(), self._waiting
         with self._changed:
@@ -78,12 +78,12 @@ class GeneratorLock:
                 self._changed.notify_all()  # another thread is first now
 
     def wake(self) -> None:
-        """Make all waiting threads check whether they are still needed."""
+        """Make all waiting threads check `is_unwanted`."""
         with self._changed:
             self._changed.notify_all()
 
     def end(self, thread: threading.Thread) -> None:
-        """End the turn of a thread, if it has it."""
+        """Release the lock if a thread holds it."""
         with self._changed:
             if self._holder is thread:
                 restore_generators(self._states)
@@ -92,10 +92,7 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock in this thread, even if it holds it already.
-
-        The states are restored afterwards.
-        """
+        """Hold the lock, which this thread may hold already; restore the states at the end."""
         thread = threading.current_thread()
         if self._holder is thread:
             states = generator_states()
@@ -112,10 +109,7 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Release the lock, if this thread holds it, for others to take.
-
-        Acquire it again afterwards.
-        """
+        """Release the lock during the block if this thread holds it."""
         thread = threading.current_thread()
         if self._holder is not thread:
             yield
@@ -130,26 +124,28 @@ class GeneratorLock:
 
 
 GENERATOR_LOCK: Final = GeneratorLock()
-"""The lock of this process."""
+"""The generator lock of this process."""
 
-os.register_at_fork(after_in_child=GENERATOR_LOCK.__init__)  # type: ignore[misc]  # nobody's turn there
+os.register_at_fork(after_in_child=GENERATOR_LOCK.__init__)  # type: ignore[misc]  # nobody holds it
 
 
 _Message = tuple[bytes, tuple[int, ...]]
 
 
 class _SharedState:
-    """The shared state of one pool's threads, until the last thread and the pool have ended."""
+    """The state that the threads of a pool share; released by the last thread or the pool."""
 
     def __init__(self) -> None:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
-        self._maps: dict[int, tuple[BlockMap, int]] = {}  # by the file's inode, with its descriptor
-        self._lock = threading.RLock()  # reentrant: a finalizer may close the pool while it is held
+        self._maps: dict[
+            int, tuple[BlockMap, int]
+        ] = {}  # by inode of the file, with its descriptor
+        self._lock = threading.RLock()  # reentrant: a finalizer may close the pool meanwhile
         self._n_users = 1
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call a function of the user with the global generators keyed: one after the other."""
+        """Call a user function with the global generators keyed, one call at a time."""
         if not GENERATOR_LOCK.take(lambda: self.is_closing):
             raise _closed()
         try:
@@ -158,11 +154,11 @@ class _SharedState:
             GENERATOR_LOCK.end(threading.current_thread())
 
     def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
-        """Return the map of a block, one for all threads: one thread at a time has the block.
+        """Return the map of a block, shared by all threads; take ownership of `fd`.
 
-        Takes over `fd`.
+        A block is used by one thread at a time.
         """
-        file = os.fstat(fd).st_ino  # no other file has this inode while it is mapped
+        file = os.fstat(fd).st_ino  # unique while the file is mapped
         with self._lock:
             if file in self._maps:
                 os.close(fd)
@@ -176,12 +172,12 @@ class _SharedState:
             return found
 
     def enter(self) -> None:
-        """Count one more user."""
+        """Register a user of the shared state."""
         with self._lock:
             self._n_users += 1
 
     def leave(self) -> None:
-        """Count one user less; the last one releases the maps."""
+        """Unregister a user; the last one releases the maps."""
         with self._lock:
             self._n_users -= 1
             if not self._n_users:
@@ -191,7 +187,7 @@ class _SharedState:
 
 
 class _ThreadWorker(BatchWorker):
-    """A batch worker in a thread of main."""
+    """A batch worker in a thread of the main process."""
 
     def __init__(self, index: int, batch_spec: BatchSpec, common: _SharedState) -> None:
         self._common = common
@@ -201,8 +197,8 @@ class _ThreadWorker(BatchWorker):
         return Filler(
             batch_spec,
             dataset,
-            # A truncated file kills a process, which is reported; here it would kill the user's
-            # program.
+            # Reading a truncated file kills the process: in a worker process that is reported, but
+            # here it would kill the user's program.
             cautions=dataset.files.check_lengths if dataset.access == "mmap" else None,
             call=self._common.call,
         )
@@ -214,22 +210,22 @@ class _ThreadWorker(BatchWorker):
         try:
             super()._accept_hello(lineage, fds, number)
         finally:
-            for fd in fds[: STACKS + 1]:  # they are mapped by now, and this process continues
+            for fd in fds[: STACKS + 1]:  # already mapped; processes close theirs on exit
                 os.close(fd)
 
     def _map_replies(self, fd: int, number: int) -> ReplyBuffer:
-        # Not in the shared table: an abandoned thread may still run while another has its number.
+        # Not the shared one: an abandoned thread may still run while its successor has its number.
         return ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
     def _serve_stack_dumps(self, fd: int) -> None:
-        """Do nothing: main can read the stacks of its own threads."""
+        """Do nothing: the main process can read the stacks of its own threads."""
 
 
 class ThreadWorkers(Closing):
     """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
-    A thread cannot be ended from outside: `close` lets each finish its current sample, for GRACE_S;
-    a thread that takes longer ends unobserved as soon as it can.
+    A thread cannot be stopped from outside: `close` waits up to GRACE_S for each to finish its
+    current sample. A thread that takes longer is abandoned and ends when it can.
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
@@ -255,22 +251,22 @@ class ThreadWorkers(Closing):
             target=_serve,
             args=(index, self._batch_spec, inbox, self._common),
             name=f"shardio-worker-{index}",
-            daemon=True,  # a thread that hangs must not keep the program alive
+            daemon=True,  # a hanging thread must not keep the program alive
         )
         thread.start()
         return inbox, thread
 
     def names(self) -> list[str]:
-        """Return the name of each worker for messages."""
+        """Return the name of each worker, for messages."""
         return [f"worker {i} ({thread.name})" for i, thread in enumerate(self._threads)]
 
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a message to worker `index`, without ever waiting; `fds` stay the caller's."""
+        """Send a message to worker `index` without blocking; the caller keeps its `fds`."""
         self._check_usable()
         if not fds:
             self._inboxes[index].put((message, ()))
             return
-        # Copies: the receiver owns them, as if they had come from another process.
+        # Copies: the receiver owns its descriptors, as if another process had sent them.
         copies: list[int] = []
         with interrupts_held():
             try:
@@ -283,7 +279,7 @@ class ThreadWorkers(Closing):
             self._inboxes[index].put((message, tuple(copies)))
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """Wait for events and return at least one, or none when `timeout_s` has passed."""
+        """Wait for events and return at least one, or none after `timeout_s`."""
         self._check_usable()
         answers = self._common.answers
         events: list[Event | None] = []
@@ -298,24 +294,24 @@ class ThreadWorkers(Closing):
         return [event for event in events if event is not None]
 
     def stacks(self, fds: Sequence[int]) -> list[str]:
-        """Return the Python stacks of all workers; their files are not needed."""
+        """Return the Python stacks of all workers; `fds` is not used."""
         frames = sys._current_frames()
         return [_stack(frames.get(thread.ident or 0)) for thread in self._threads]
 
     def restart(self, index: int) -> None:
-        """Replace a worker that has ended."""
+        """Replace a worker that has exited."""
         self._check_usable()
         self._inboxes[index], self._threads[index] = self._start(index)
 
     def close(self) -> None:
-        """End all workers that are not in the middle of a sample for longer than GRACE_S."""
+        """Stop all workers; abandon those that need more than GRACE_S for their sample."""
         common = self._common
         if common.is_closing or this_process.pid != self._owner_pid:
             return
         with interrupts_held():
             common.is_closing = True
             GENERATOR_LOCK.wake()
-            common.answers.put(None)  # wakes a `wait` in another thread
+            common.answers.put(None)  # wakes up a `wait` in another thread
             for inbox in self._inboxes:
                 inbox.put(None)
             end_s = time.monotonic() + GRACE_S
@@ -340,7 +336,7 @@ def _serve(
     inbox: queue.SimpleQueue[_Message | None],
     common: _SharedState,
 ) -> None:
-    """Answer main's messages until it closes the pool."""
+    """Handle the messages of the main process until it closes the pool."""
     try:
         with _ThreadWorker(index, batch_spec, common) as worker:
             while (letter := inbox.get()) is not None:
@@ -348,7 +344,7 @@ def _serve(
                     inbox.put(letter)  # to be discarded with the others
                     break
                 worker.take(*letter)
-    except BaseException as error:  # noqa: BLE001  # main gets it as text
+    except BaseException as error:  # noqa: BLE001  # sent to the main process as text
         text = "".join(traceback.format_exception(error))
         common.answers.put(Failed(index, text))
         common.answers.put(WorkerExit(index, None, None, 1))
@@ -360,7 +356,7 @@ def _serve(
 
 
 def _stack(frame: FrameType | None) -> str:
-    """Return a thread's stack as `faulthandler` writes it: the innermost call first."""
+    """Return a thread's stack in the order of `faulthandler`: the innermost call first."""
     if frame is None:
         return "it is being started"
     lines = [
