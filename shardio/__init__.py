@@ -18,7 +18,7 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from shardio.batch.batch import Batch
-    from shardio.conversion import ConversionReport, Input, Outcome, Source, convert
+    from shardio.conversion import ConversionReport, Converter, Input, Outcome, convert
     from shardio.dataset.writer import DatasetWriter
     from shardio.errors import (
         DataError,
@@ -52,6 +52,7 @@ __all__ = [
     "Bytes",
     "Clip",
     "ConversionReport",
+    "Converter",
     "DataError",
     "DataLoader",
     "DatasetWriter",
@@ -74,7 +75,6 @@ __all__ = [
     "ShardWriter",
     "ShardioError",
     "SharedMemoryShim",
-    "Source",
     "Text",
     "Video",
     "WeightedSampler",
@@ -96,6 +96,7 @@ _HOMES = {
     "Bytes": "shardio.format.types",
     "Clip": "shardio.views.clips",
     "ConversionReport": "shardio.conversion",
+    "Converter": "shardio.conversion",
     "DataLoader": "shardio.pipeline",
     "DatasetWriter": "shardio.dataset.writer",
     "EncodedStream": "shardio.format.types.streams",
@@ -113,7 +114,6 @@ _HOMES = {
     "ShardReader": "shardio.shard.reader",
     "ShardWriter": "shardio.shard.writer",
     "SharedMemoryShim": "shardio.items",
-    "Source": "shardio.conversion",
     "Text": "shardio.format.types",
     "Video": "shardio.format.types",
     "WeightedSampler": "shardio.order.sampling",

@@ -15,6 +15,7 @@ from shardio.conversion.classes import (
     warn_about_split,
     without_folder_classes,
 )
+from shardio.conversion.converter import Converter, classes_of
 from shardio.conversion.data_frames import FrameRows, is_data_frame
 from shardio.conversion.execution import ConvertOptions, append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
@@ -26,7 +27,6 @@ from shardio.conversion.python_items import (
 )
 from shardio.conversion.python_samples import append_samples, as_mapping, convert_samples
 from shardio.conversion.report import ConversionReport, Progress
-from shardio.conversion.source import Source, classes_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload
 from shardio.dataset.manifest import check_folder_name
@@ -190,7 +190,7 @@ class _Conversion:
         listing = self._labelled(listing, job.source)
         return (append_inputs if self.append else convert_inputs)(listing, staging, job, options)
 
-    def _labelled(self, listing: Listing, source: Source) -> Listing:
+    def _labelled(self, listing: Listing, source: Converter) -> Listing:
         """Return the inputs with classes from the label file or the converter, if any."""
         if self.labels is not None:
             path = os.fspath(self.labels)

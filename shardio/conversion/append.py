@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from shardio.conversion.converter import OUTCOMES, Input, OutcomeKind
 from shardio.conversion.inputs import Listing, input_hash, input_states
 from shardio.conversion.journal import PLAN_FILE, WORK_FOLDER
 from shardio.conversion.report import InputReport
-from shardio.conversion.source import OUTCOMES, Input, OutcomeKind
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import holds_dataset, load, recover
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument

@@ -28,19 +28,19 @@ from shardio.conversion.append import (
     load_base,
     rebase,
 )
+from shardio.conversion.converter import options_of, view_of
 from shardio.conversion.inputs import Listing, join_parts
 from shardio.conversion.journal import Unit, conversion_settings, cut_units, has_items
 from shardio.conversion.registry import (
     NoMatchingInputs,
     check_any_of_kind,
-    fit_source,
+    fit_converter,
     guess_kind,
-    make_source,
+    make_converter,
 )
 from shardio.conversion.report import ConversionReport, InputReport, Progress
 from shardio.conversion.scheduler import ConversionState, run_on_ray, run_units
 from shardio.conversion.shard_uploader import ShardUploader
-from shardio.conversion.source import options_of, view_of
 from shardio.conversion.staging import Staging
 from shardio.conversion.worker import ConversionJob, convert_unit, source_step_s
 from shardio.dataset.generation import Generation, lineage_of
@@ -140,9 +140,9 @@ class ConvertOptions:
                 base, kind, options, keep_partial=keep_partial
             )
         try:
-            source = make_source(kind or guess_kind(listing.inputs), options)
+            source = make_converter(kind or guess_kind(listing.inputs), options)
             listing = join_parts(listing, source)
-            source = fit_source(source, listing.inputs)
+            source = fit_converter(source, listing.inputs)
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
                 check_same_options(base, self.converter_options, out)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from shardio._base.file_names import check_encodable, stored_name, utf8_name
-from shardio.conversion.source import Input, Item, Source
+from shardio.conversion.converter import Converter, Input, Item
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import Hasher, hash_bytes
 
@@ -313,7 +313,7 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
 Parts = Mapping[str, Sequence[str]]
 
 
-def join_parts(listing: Listing, source: Source) -> Listing:
+def join_parts(listing: Listing, source: Converter) -> Listing:
     """Attach parts to inputs, as given by the source's method `parts`.
 
     An input with parts in its own folder, or with an empty list of parts, stands for that folder:

@@ -25,8 +25,8 @@ from typing import Any, Final, NamedTuple
 import zstandard
 
 from shardio._base.version import __version__
+from shardio.conversion.converter import Input, Item, Outcome
 from shardio.conversion.shard_uploader import uploaded_name
-from shardio.conversion.source import Input, Item, Outcome
 from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import MAJOR, MINOR

@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Final
 
 from shardio._workers.processes.serialization import pickled
 from shardio.conversion.append import load_base
+from shardio.conversion.converter import Input, Item, Outcome
 from shardio.conversion.execution import ConvertOptions, append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing
 from shardio.conversion.python_samples import as_mapping, infer_sample_schema, prepare_sample
 from shardio.conversion.report import ConversionReport
-from shardio.conversion.source import Input, Item, Outcome
 from shardio.conversion.staging import Staging
 from shardio.conversion.worker import ConversionJob
 from shardio.errors import InvalidArgument, MediaError, SchemaError

@@ -17,8 +17,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path, PurePath
 from typing import Any, Final
 
+from shardio.conversion.converter import Converter, Input
 from shardio.conversion.report import InputReport
-from shardio.conversion.source import Input, Source
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.media import has_image_suffix, has_media_suffix, has_sound_suffix
 
@@ -52,7 +52,7 @@ _EXTRAS: Final = {
 """The extra that installs a package which a built-in converter may need."""
 
 
-def make_source(kind: str, options: Mapping[str, Any]) -> Source:
+def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
     """Find the converter for `kind` and create it with `options`.
 
     Raises:
@@ -70,7 +70,7 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
             f"{', '.join(unknown)}: not an option of the converter {kind!r}; its options are "
             f"{', '.join(known) or 'none'}"
         )
-    source: Source = converter(**options)
+    source: Converter = converter(**options)
     try:
         source.libraries()  # fail now, and not at the first input
     except ModuleNotFoundError as error:
@@ -78,14 +78,14 @@ def make_source(kind: str, options: Mapping[str, Any]) -> Source:
     return source
 
 
-def fit_source(source: Source, inputs: Sequence[Input]) -> Source:
+def fit_converter(source: Converter, inputs: Sequence[Input]) -> Converter:
     """Return the source with options inferred from the inputs, if it has a method `fitted`.
 
     Raises:
         InvalidArgument: they cannot be inferred.
         UnsupportedEnvironment: a package that is then needed is missing.
     """
-    fitted: Callable[[Sequence[Input]], Source] = getattr(source, "fitted", lambda _: source)
+    fitted: Callable[[Sequence[Input]], Converter] = getattr(source, "fitted", lambda _: source)
     try:
         found = fitted(inputs)
         found.libraries()

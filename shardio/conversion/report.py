@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardio.conversion.source import Input, OutcomeKind
+from shardio.conversion.converter import Input, OutcomeKind
 from shardio.dataset.generation import ROWS
 
 

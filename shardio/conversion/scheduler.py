@@ -30,6 +30,7 @@ from shardio._workers.ray_cluster import Cluster, Engine
 from shardio._workers.tasks.calls import FailedCall, ResultChunks
 from shardio._workers.tasks.failure_policy import MAX_CRASHES
 from shardio._workers.tasks.task_pool import TaskPool
+from shardio.conversion.converter import Input, Outcome
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
     InputDone,
@@ -42,7 +43,6 @@ from shardio.conversion.journal import (
     read_record,
 )
 from shardio.conversion.report import InputReport, Progress
-from shardio.conversion.source import Input, Outcome
 from shardio.conversion.worker import CPU_LIMIT_SIGNAL, ConversionJob, convert_unit, cpu_limit_s
 from shardio.errors import ShardioError, UnsupportedEnvironment, WorkerDied
 from shardio.shard.writer import ShardSummary

@@ -22,6 +22,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from shardio._workers.tasks.calls import note_place
+from shardio.conversion.converter import OUTCOMES, Converter, Input, Outcome
 from shardio.conversion.inputs import InputState, input_hash, input_states
 from shardio.conversion.journal import (
     InputDone,
@@ -31,7 +32,6 @@ from shardio.conversion.journal import (
     read_record,
     write_record,
 )
-from shardio.conversion.source import OUTCOMES, Input, Outcome, Source
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
 from shardio.format.types.streams import EncodedStream
@@ -52,7 +52,7 @@ class ConversionJob:
     `step_s` is the CPU time limit per step of the source, if workers enforce one.
     """
 
-    source: Source
+    source: Converter
     folder: str
     shard_bytes: int
     keep_partial: bool
@@ -352,7 +352,7 @@ CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
 _BYTES_PER_S: Final = 1 << 20  # a step may process a whole file
 
 
-def source_step_s(source: Source) -> float | None:
+def source_step_s(source: Converter) -> float | None:
     """Return the CPU seconds that a source allows per step; None for no limit."""
     found: float | None = getattr(source, "step_s", None)
     return found

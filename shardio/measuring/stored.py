@@ -16,7 +16,7 @@ from shardio._base.file_names import original_name
 from shardio.conversion import ConversionReport, Input, InputReport
 from shardio.conversion.append import inherit_options
 from shardio.conversion.inputs import parse_pattern
-from shardio.conversion.registry import make_source
+from shardio.conversion.registry import make_converter
 from shardio.dataset.manifest import load
 from shardio.errors import MediaError
 from shardio.format.types import Audio, Image, Video
@@ -136,7 +136,7 @@ def _compared(
 ) -> Iterator[tuple[str, float]]:
     """Yield the name and PSNR of some inputs, compared with their stored form."""
     kind, options, _ = inherit_options(load(report.dataset), report.kind, {}, keep_partial=False)
-    error_of = getattr(make_source(kind or report.kind, options), "error", None)
+    error_of = getattr(make_converter(kind or report.kind, options), "error", None)
     if error_of is None:
         return
     root = parse_pattern(src).root

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import shardio
 from shardio import Array, Input, InvalidArgument, Outcome, Schema, WorkerDied
 from shardio.conversion import Progress, staging, worker
+from shardio.conversion.converter import options_of
 from shardio.conversion.inputs import list_inputs
 from shardio.conversion.journal import (
     MAX_UNIT_BYTES,
@@ -28,7 +29,6 @@ from shardio.conversion.journal import (
     N_UNITS,
     cut_units,
 )
-from shardio.conversion.source import options_of
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
 from shardio.format.checksum import hash_bytes
 from tests.lines import Lines, contents, convert, install, outcomes, texts, write
@@ -379,9 +379,9 @@ def test_built_in_converters_are_found_in_a_checkout_that_is_not_installed(
     monkeypatch.setattr(sys, "path", [p for p in sys.path if Path(p).resolve() != converters])
     for name in [name for name in sys.modules if name.startswith("shardio_converters")]:
         monkeypatch.delitem(sys.modules, name)
-    from shardio.conversion.registry import make_source
+    from shardio.conversion.registry import make_converter
 
-    source = make_source("videos", {"frames": 8, "store": "raw"})
+    source = make_converter("videos", {"frames": 8, "store": "raw"})
     assert options_of(source) == {"frames": 8, "stride": 1, "step": 8, "size": 112, "store": "raw"}
 
 
@@ -392,7 +392,7 @@ def test_built_in_converters_do_not_depend_on_the_installed_metadata(
 
     moved = EntryPoint("videos", "shardio_converters.nowhere:Videos", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [moved])
-    assert registry.make_source("videos", {"frames": 8}).kind == "videos"
+    assert registry.make_converter("videos", {"frames": 8}).kind == "videos"
 
 
 def test_samples_of_an_iterable_are_written_with_the_schema_of_the_first(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 
 from shardio.conversion import registry
-from shardio.conversion.registry import make_source
+from shardio.conversion.registry import make_converter
 from shardio.errors import UnsupportedEnvironment
 
 PACKAGES = {**registry._EXTRAS}
@@ -42,12 +42,12 @@ def found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_package_of_an_extra_is_named_by_it(package: str) -> None:
     assert PACKAGES[package] in PROJECT["optional-dependencies"]
     with pytest.raises(UnsupportedEnvironment, match=rf"'\.\[{PACKAGES[package]}\]'"):
-        make_source("lacking", {"package": f"{package}.inner"})
+        make_converter("lacking", {"package": f"{package}.inner"})
 
 
 def test_another_package_is_named_by_itself() -> None:
     with pytest.raises(UnsupportedEnvironment, match="pip install theirs$"):
-        make_source("lacking", {"package": "theirs"})
+        make_converter("lacking", {"package": "theirs"})
 
 
 def test_our_converters_are_those_of_the_entry_points() -> None:

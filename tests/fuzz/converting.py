@@ -20,10 +20,10 @@ from unittest import mock
 
 import numpy as np
 
-from shardio import Input, ShardWriter, Source
+from shardio import Converter, Input, ShardWriter
+from shardio.conversion.converter import OUTCOMES
 from shardio.conversion.inputs import join_parts, list_inputs
-from shardio.conversion.registry import fit_source, make_source
-from shardio.conversion.source import OUTCOMES
+from shardio.conversion.registry import fit_converter, make_converter
 from shardio.errors import InvalidArgument, MediaError, ShardioError
 from tests.fuzz.mutate import change_bytes, change_json, dumped, number
 
@@ -89,9 +89,9 @@ class ConverterFiles:
             return f"{name} {type(error).__name__}"
 
     def _convert(self, kind: str, options: Mapping[str, Any], folder: Path) -> str:
-        source = make_source(kind, options)
+        source = make_converter(kind, options)
         listing = join_parts(list_inputs(str(folder)), source)
-        source = fit_source(source, listing.inputs)
+        source = fit_converter(source, listing.inputs)
         outcomes = [_read(source, one, self._shard) for one in listing.inputs if not one.part_of]
         return min(outcomes)
 
@@ -103,7 +103,7 @@ def _json(data: bytes) -> Any:
         raise InvalidArgument(f"not JSON: {error}") from error
 
 
-def _read(source: Source, one: Input, shard: Path) -> str:
+def _read(source: Converter, one: Input, shard: Path) -> str:
     """Return the outcome of an input whose samples are written; errors are those of a driver."""
     shard.unlink(missing_ok=True)
     writer = ShardWriter(shard, source.schema())

@@ -26,7 +26,7 @@ from dev.converter_kinds import arrays, episodes, media, records, shards, stores
 from dev.converter_kinds.kind import Kind
 from shardio import Input
 from shardio.conversion.inputs import join_parts, list_inputs
-from shardio.conversion.registry import fit_source, make_source
+from shardio.conversion.registry import fit_converter, make_converter
 
 N_TURNS: Final = 5
 KINDS: Final = {
@@ -62,9 +62,9 @@ def main() -> int:
 
 def _measure(name: str, kind: Kind, place: Path) -> float:
     kind.make(place)
-    source = make_source(kind.converter, kind.options)
+    source = make_converter(kind.converter, kind.options)
     files = [one for one in join_parts(list_inputs(str(place)), source).inputs if not one.part_of]
-    converter = fit_source(source, files)
+    converter = fit_converter(source, files)
     library, ours = [], []
     for _ in range(N_TURNS):
         library.append(_seconds(lambda one: kind.load(one.path), files))

@@ -1,4 +1,4 @@
-"""The converter protocol (`Source`), and the inputs and outcomes that it works with."""
+"""The converter protocol (`Converter`), and the inputs and outcomes that it works with."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Outcome:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Source(Protocol):
+class Converter(Protocol):
     """A converter: a frozen dataclass whose fields are its options.
 
     The constructor validates the options (InvalidArgument). Their values are recorded in the
@@ -115,7 +115,7 @@ class Source(Protocol):
         ...
 
 
-def options_of(source: Source) -> dict[str, Any]:
+def options_of(source: Converter) -> dict[str, Any]:
     """Return the options of a source as they are recorded: without those left open."""
     found = {}
     for known in dataclasses.fields(source):  # type: ignore[arg-type]
@@ -125,14 +125,14 @@ def options_of(source: Source) -> dict[str, Any]:
     return found
 
 
-def classes_of(source: Source) -> tuple[str, ...] | None:
+def classes_of(source: Converter) -> tuple[str, ...] | None:
     """Return the class names if inputs have labels of their own; None if folders are classes."""
     names: Callable[[], Sequence[str] | None] = getattr(source, "class_names", lambda: None)
     found = names()
     return None if found is None else tuple(found)
 
 
-def view_of(source: Source) -> Mapping[str, Any]:
+def view_of(source: Converter) -> Mapping[str, Any]:
     """Return the default view of the source's datasets: rows, unless it has a method `view`."""
     view: Callable[[], Mapping[str, Any]] = getattr(source, "view", lambda: ROWS)
     return view()
