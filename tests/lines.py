@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, ConversionReport, Input, MediaError, Outcome, Schema, Text
+from shardio import Array, ConversionReport, Converter, Input, MediaError, Outcome, Schema, Text
 
 
 @dataclasses.dataclass(frozen=True)
-class Lines:
+class Lines(Converter):
     """A converter for tests: a word is a sample; `!` breaks, others are worse."""
 
     kind: ClassVar[str] = "lines"

@@ -71,6 +71,7 @@ LEVELS = {
     ),
 }
 PUBLIC_MODULES = {
+    "shardio.conversion",
     "shardio.errors",
     "shardio.export",
     "shardio.map_view",

@@ -18,6 +18,7 @@ from shardio import (
     Array,
     Audio,
     Bytes,
+    Converter,
     Image,
     Input,
     InvalidArgument,
@@ -165,7 +166,7 @@ STEP_S: Final = 120.0
 """CPU time limit of one step in a C library, in seconds; damaged HDF5 can make it loop forever."""
 
 
-class InferringConverter:
+class InferringConverter(Converter):
     """A converter base with an option `fields`: specs by name, or None to infer them.
 
     Samples also have the fields of `about`, unless `fields` has those names.

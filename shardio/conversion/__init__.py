@@ -6,9 +6,11 @@ for all kinds of input. README.md lists the modules.
 
 from shardio.conversion.api import convert
 from shardio.conversion.converter import Converter, Input, Outcome
+from shardio.conversion.registry import BUILT_IN, converter_class, known_kinds
 from shardio.conversion.report import ConversionReport, InputReport, Progress
 
 __all__ = [
+    "BUILT_IN",
     "ConversionReport",
     "Converter",
     "Input",
@@ -16,4 +18,6 @@ __all__ = [
     "Outcome",
     "Progress",
     "convert",
+    "converter_class",
+    "known_kinds",
 ]

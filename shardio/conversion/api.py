@@ -15,7 +15,7 @@ from shardio.conversion.classes import (
     warn_about_split,
     without_folder_classes,
 )
-from shardio.conversion.converter import Converter, classes_of
+from shardio.conversion.converter import Converter
 from shardio.conversion.data_frames import FrameRows, is_data_frame
 from shardio.conversion.execution import ConvertOptions, append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
@@ -184,7 +184,7 @@ class _Conversion:
         job_for_folder, listing = options.make_job(base, listing, out)
         job = job_for_folder(str(staging.folder))
         if self.labels is None:
-            has_own_classes = classes_of(job.source) is not None
+            has_own_classes = job.source.class_names() is not None
             out_name = os.fspath(self.out)  # `out` may be the cache folder of an upload
             warn_about_split(listing.classes, src, out_name, are_classes=not has_own_classes)
         listing = self._labelled(listing, job.source)
@@ -195,14 +195,14 @@ class _Conversion:
         if self.labels is not None:
             path = os.fspath(self.labels)
             listing = apply_labels(listing, read_labels(path), path)
-        if (classes := classes_of(source)) is None:
+        if (classes := source.class_names()) is None:
             return listing
         if self.labels is not None:
             raise InvalidArgument(
                 f"labels: the samples of {source.kind!r} have labels of their own or no classes "
                 "here; leave labels out"
             )
-        return without_folder_classes(listing, classes)
+        return without_folder_classes(listing, tuple(classes))
 
 
 @dataclass(frozen=True, slots=True)

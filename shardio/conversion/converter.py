@@ -1,11 +1,12 @@
-"""The converter protocol (`Converter`), and the inputs and outcomes that it works with."""
+"""The base class of converters, and the inputs and outcomes that they work with."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, Protocol, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from shardio.dataset.generation import ROWS
 from shardio.format.schema import Schema
@@ -66,39 +67,32 @@ class Outcome:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Converter(Protocol):
-    """A converter: a frozen dataclass whose fields are its options.
+class Converter(ABC):
+    """A converter of one kind of input: a frozen dataclass whose fields are its options.
 
     The constructor validates the options (InvalidArgument). Their values are recorded in the
     dataset, so they must be JSON values and contain no machine names or absolute paths; None, where
     it is the default, is not recorded. An append recreates the converter from the recorded options.
     Instances are pickled and sent to the workers.
 
-    Optional members:
-
-    * `error(source, sample)` compares the first sample of an input with its original. It returns
-      the sum of squared pixel differences and the number of values, or None if nothing is lost.
-    * `fitted(inputs)` is called before the first input is read. It returns the source with options
-      set that follow from the inputs, such as a schema; they are recorded like any other.
-    * `parts(inputs)` returns the names of inputs that are read together with another, by the name
-      of the input that gives the samples. `Input.parts` then counts as its content: if a part
-      changes, the input has changed. Parts are not passed to `samples`.
-    * `class_names()` returns the class names if the inputs have labels of their own: an empty
-      sequence if the classes have no names, None if folders are the classes.
-    * `step_s` is the CPU time in seconds that each step of `samples` may take, plus one second per
-      MiB of the input. A worker that takes more is killed; after the second time the input is
-      broken. It protects against libraries that loop forever on damaged files. Not enforced with
-      `workers=0`.
-    * `view()` returns the default view of a loader, as a generation stores it; by default rows.
+    Attributes:
+        kind: the name of the converter in the registry.
+        version: another one when the same input and options give other samples.
+        step_s: the CPU time in seconds that each step of `samples` may take, plus one second per
+            MiB of the input; None for no limit. A worker that takes more is killed; after the
+            second time the input is broken. It protects against libraries that loop forever on
+            damaged files. Not enforced with `workers=0`.
     """
 
-    kind: ClassVar[str]  # its name in the registry
-    version: ClassVar[str]  # changes when the same input and options give other samples
+    kind: ClassVar[str]
+    version: ClassVar[str]
+    step_s: ClassVar[float | None] = None
 
+    @abstractmethod
     def schema(self) -> Schema:
         """Return the schema of the samples."""
-        ...
 
+    @abstractmethod
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of one input and return its outcome. Reads only, writes nothing.
 
@@ -108,31 +102,55 @@ class Converter(Protocol):
         Raises:
             MediaError: the input is broken; the message becomes the reason.
         """
-        ...
 
     def libraries(self) -> Mapping[str, str]:
         """Return the versions of the libraries that determine the bytes of the samples."""
-        ...
+        return {}
+
+    def fitted(self, inputs: Sequence[Input]) -> Converter:
+        """Return the converter with options set that follow from the inputs, such as a schema.
+
+        Called before the first input is read; the options are recorded like any other.
+        """
+        return self
+
+    def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
+        """Return the names of inputs read together with another, by the name of that input.
+
+        `Input.parts` then counts as the content of the other, which gives the samples: if a part
+        changes, the input has changed. Parts are not passed to `samples`.
+        """
+        return {}
+
+    def class_names(self) -> Sequence[str] | None:
+        """Return the class names if the inputs have labels of their own.
+
+        An empty sequence if the classes have no names, None if folders are the classes.
+        """
+        return None
+
+    def view(self) -> Mapping[str, Any]:
+        """Return the default view of a loader, as a generation stores it; by default rows."""
+        return ROWS
+
+    def error(
+        self,
+        source: Input,
+        sample: Mapping[str, Any],
+    ) -> tuple[float, int] | None:
+        """Compare the first sample of an input with its original.
+
+        Returns the sum of squared pixel differences and the number of values; None if nothing is
+        lost.
+        """
+        return None
 
 
-def options_of(source: Converter) -> dict[str, Any]:
-    """Return the options of a source as they are recorded: without those left open."""
+def options_of(converter: Converter) -> dict[str, Any]:
+    """Return the options of a converter as they are recorded: without those left open."""
     found = {}
-    for known in dataclasses.fields(source):  # type: ignore[arg-type]
-        value = getattr(source, known.name)
+    for known in dataclasses.fields(converter):  # type: ignore[arg-type]
+        value = getattr(converter, known.name)
         if value is not None or known.default is not None:
             found[known.name] = value
     return found
-
-
-def classes_of(source: Converter) -> tuple[str, ...] | None:
-    """Return the class names if inputs have labels of their own; None if folders are classes."""
-    names: Callable[[], Sequence[str] | None] = getattr(source, "class_names", lambda: None)
-    found = names()
-    return None if found is None else tuple(found)
-
-
-def view_of(source: Converter) -> Mapping[str, Any]:
-    """Return the default view of the source's datasets: rows, unless it has a method `view`."""
-    view: Callable[[], Mapping[str, Any]] = getattr(source, "view", lambda: ROWS)
-    return view()

@@ -28,7 +28,7 @@ from shardio.conversion.append import (
     load_base,
     rebase,
 )
-from shardio.conversion.converter import options_of, view_of
+from shardio.conversion.converter import options_of
 from shardio.conversion.inputs import Listing, join_parts
 from shardio.conversion.journal import Unit, conversion_settings, cut_units, has_items
 from shardio.conversion.registry import (
@@ -42,7 +42,7 @@ from shardio.conversion.report import ConversionReport, InputReport, Progress
 from shardio.conversion.scheduler import ConversionState, run_on_ray, run_units
 from shardio.conversion.shard_uploader import ShardUploader
 from shardio.conversion.staging import Staging
-from shardio.conversion.worker import ConversionJob, convert_unit, source_step_s
+from shardio.conversion.worker import ConversionJob, convert_unit
 from shardio.dataset.generation import Generation, lineage_of
 from shardio.dataset.manifest import load, publish, publish_next
 from shardio.errors import InvalidArgument
@@ -216,7 +216,7 @@ def _unpublished_report(
         classes=state.classes,
         stopped=any(report.outcome == "not_processed" for report in reports),
         generation=0,
-        view=view_of(job.source),
+        view=job.source.view(),
     )
 
 
@@ -268,7 +268,7 @@ def _run(
     settings: Mapping[str, Any],
 ) -> None:
     state.report_start()
-    limited, n_workers = replace(job, step_s=source_step_s(job.source)), options.n_workers
+    limited, n_workers = replace(job, step_s=job.source.step_s), options.n_workers
     if options.engine.is_ray and units:
         run_on_ray(units, limited, options.engine, options.workers, state, settings)
         return
@@ -343,7 +343,7 @@ def _publish(
         inputs=[report.as_json() for report in reports],
         converter=converter,
         versions=job.source.libraries(),
-        view=view_of(job.source),
+        view=job.source.view(),
     )
 
 

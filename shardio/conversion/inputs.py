@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import lru_cache
@@ -310,17 +310,13 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
     return f"{hasher.intdigest():016x}"
 
 
-Parts = Mapping[str, Sequence[str]]
-
-
 def join_parts(listing: Listing, source: Converter) -> Listing:
     """Attach parts to inputs, as given by the source's method `parts`.
 
     An input with parts in its own folder, or with an empty list of parts, stands for that folder:
     its class is the folder above. A folder that holds only parts is not a class.
     """
-    find: Callable[[Sequence[Input]], Parts] = getattr(source, "parts", lambda _: {})
-    if not (parts := find(listing.inputs)):
+    if not (parts := source.parts(listing.inputs)):
         return listing
     by_name = {one.name: one for one in listing.inputs}
     part_of: dict[str, str] = {}  # part -> first input that has it

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 
 from shardio._workers.processes.serialization import pickled
 from shardio.conversion.append import load_base
-from shardio.conversion.converter import Input, Item, Outcome
+from shardio.conversion.converter import Converter, Input, Item, Outcome
 from shardio.conversion.execution import ConvertOptions, append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing
 from shardio.conversion.python_samples import as_mapping, infer_sample_schema, prepare_sample
@@ -142,7 +142,7 @@ _NO_SAMPLE: Final = object()
 
 
 @dataclass(frozen=True)
-class ItemSource:
+class ItemSource(Converter):
     """A source that calls `make` for each item; it returns a dict, several, or None for no sample.
 
     `function` is its recorded name; `names` are the field names of samples that are tuples.
@@ -164,10 +164,6 @@ class ItemSource:
         """Return the schema of the samples."""
         schema: Schema = vars(self)["_schema"]
         return schema
-
-    def libraries(self) -> Mapping[str, str]:
-        """Return no versions: the libraries that the function uses are unknown."""
-        return {}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of an item.

@@ -1,7 +1,7 @@
 """Registered converters: look them up by kind, and guess the kind from file names.
 
-Third-party converters are found through the entry-point group `shardio.converters`, which also
-has the built-in ones, and are imported on first use. In a checkout that is not installed, the
+Those of shardio are listed in `BUILT_IN`; third-party converters are found through the entry-point
+group `shardio.converters`. All are imported on first use. In a checkout that is not installed, the
 built-in converters lie beside the package.
 """
 
@@ -11,7 +11,8 @@ import dataclasses
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path, PurePath
@@ -23,33 +24,131 @@ from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.media import has_image_suffix, has_media_suffix, has_sound_suffix
 
 ENTRY_POINT_GROUP: Final = "shardio.converters"
-_BUILT_IN: Final = {
-    "arrayrecord": "shardio_converters.records.arrayrecord:ArrayRecords",
-    "arrays": "shardio_converters.arrays.npy:Arrays",
-    "arrow": "shardio_converters.tabular.arrow:Arrow",
-    "audio": "shardio_converters.media.audio:AudioFiles",
-    "hdf5": "shardio_converters.arrays.hdf5:Hdf5",
-    "images": "shardio_converters.media.images:Images",
-    "lerobot": "shardio_converters.robots.lerobot:LeRobot",
-    "mds": "shardio_converters.records.mds:Mds",
-    "tables": "shardio_converters.tabular.tables:Tables",
-    "tfrecord": "shardio_converters.records.tfrecord:TFRecords",
-    "tokens": "shardio_converters.records.tokens:TokenFiles",
-    "videos": "shardio_converters.media.videos:Videos",
-    "webdataset": "shardio_converters.records.webdataset:WebDataset",
-    "zarr": "shardio_converters.arrays.zarr:Zarr",
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A converter of shardio, as the table of kinds lists it.
+
+    Attributes:
+        target: the module and class.
+        unsupported: the words of a report for files that are not of the kind.
+        suffixes: endings of file names that choose the kind.
+        hints: endings to name in messages where files are recognized in another way.
+        packages: packages that the extra with the name of the kind installs.
+    """
+
+    target: str
+    unsupported: str
+    suffixes: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    def matches(self, name: str) -> bool:
+        """Return True if the end of a file name chooses the kind."""
+        return name.endswith(self.suffixes)
+
+
+VIDEOS: Final = "videos"
+IMAGES: Final = "images"
+AUDIO: Final = "audio"
+LEROBOT: Final = "lerobot"
+BUILT_IN: Final[Mapping[str, BuiltIn]] = {
+    VIDEOS: BuiltIn(
+        "shardio_converters.media.videos:Videos",
+        "not a video",
+        hints=(".mp4", ".mkv", ".webm", ".mov"),
+    ),
+    IMAGES: BuiltIn(
+        "shardio_converters.media.images:Images",
+        "not a picture",
+        hints=(".jpg", ".png", ".webp", ".tif"),
+        packages=("pillow", "PIL", "simplejpeg"),
+    ),
+    AUDIO: BuiltIn(
+        "shardio_converters.media.audio:AudioFiles",
+        "no sound",
+        hints=(".wav", ".flac", ".mp3", ".ogg"),
+    ),
+    LEROBOT: BuiltIn(
+        "shardio_converters.robots.lerobot:LeRobot",
+        "not part of a LeRobot dataset",
+        hints=("meta/info.json",),
+    ),
+    "zarr": BuiltIn(
+        "shardio_converters.arrays.zarr:Zarr",
+        "not part of a Zarr store",
+        ("zarr.json", ".zgroup", ".zarray", ".zarr.zip"),
+        packages=("zarr",),
+    ),
+    "hdf5": BuiltIn(
+        "shardio_converters.arrays.hdf5:Hdf5",
+        "no HDF5",
+        (".h5", ".hdf5", ".he5", ".nxs"),
+        packages=("h5py",),
+    ),
+    "arrays": BuiltIn(
+        "shardio_converters.arrays.npy:Arrays", "no arrays", (".npy", ".npz", ".safetensors")
+    ),
+    "mds": BuiltIn("shardio_converters.records.mds:Mds", "not an MDS shard", (".mds", ".mds.zstd")),
+    "webdataset": BuiltIn(
+        "shardio_converters.records.webdataset:WebDataset",
+        "not a tar",
+        (".tar", ".tar.gz", ".tar.zst", ".tgz"),
+    ),
+    "tfrecord": BuiltIn(
+        "shardio_converters.records.tfrecord:TFRecords",
+        "no records",
+        (
+            *(".tfrec", ".tfrecord", ".tfrecords"),
+            *(".tfrecord.gz", ".tfrecords.gz", ".tfrecord.zlib", ".tfrecords.zlib"),
+        ),
+        packages=("google_crc32c",),
+    ),
+    "arrayrecord": BuiltIn(
+        "shardio_converters.records.arrayrecord:ArrayRecords",
+        "no records",
+        (".array_record", ".arrayrecord"),
+        packages=("array_record",),
+    ),
+    "arrow": BuiltIn(
+        "shardio_converters.tabular.arrow:Arrow",
+        "no table",
+        (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc"),
+        packages=("pyarrow",),
+    ),
+    "tables": BuiltIn(
+        "shardio_converters.tabular.tables:Tables",
+        "no table",
+        (".csv", ".jsonl", ".ndjson", ".tsv"),
+    ),
+    "tokens": BuiltIn("shardio_converters.records.tokens:TokenFiles", "no tokens"),
 }
-_EXTRAS: Final = {
-    "array_record": "arrayrecord",
-    "google_crc32c": "tfrecord",
-    "h5py": "hdf5",
-    "pillow": "images",
-    "PIL": "images",
-    "pyarrow": "arrow",
-    "simplejpeg": "images",
-    "zarr": "zarr",
-}
-"""The extra that installs a package which a built-in converter may need."""
+"""The converters of shardio. Of kinds with suffixes, the first whose suffix a file has counts."""
+
+
+def converter_class(kind: str) -> type[Converter]:
+    """Import the converter of a kind.
+
+    Raises:
+        InvalidArgument: the kind is unknown, or no `Converter`.
+        UnsupportedEnvironment: a package that it needs is missing.
+    """
+    known = _entries()
+    if kind not in known:
+        raise InvalidArgument(
+            f"{kind!r}: unknown converter; expected one of {', '.join(sorted(known))}"
+        )
+    entry = known[kind]
+    if any(entry.value == one.target for one in BUILT_IN.values()):
+        _add_checkout_to_path(_package_of(entry))
+    try:
+        found = entry.load()
+    except ModuleNotFoundError as error:
+        raise _missing_package(kind, error) from error
+    if not (isinstance(found, type) and issubclass(found, Converter)):
+        raise InvalidArgument(f"{entry.value}: expected a subclass of shardio.Converter")
+    return found
 
 
 def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
@@ -59,44 +158,39 @@ def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
         InvalidArgument: the kind or an option is unknown, or a value is invalid.
         UnsupportedEnvironment: a package that it needs is missing.
     """
-    found = _find_entry(kind)
-    try:
-        converter = _load_converter(found)
-    except ModuleNotFoundError as error:
-        raise _missing_package(kind, error) from error
-    known = [f.name for f in dataclasses.fields(converter) if f.init]
+    found = converter_class(kind)
+    known = [f.name for f in dataclasses.fields(found) if f.init]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - known):
         raise InvalidArgument(
             f"{', '.join(unknown)}: not an option of the converter {kind!r}; its options are "
             f"{', '.join(known) or 'none'}"
         )
-    source: Converter = converter(**options)
+    converter = found(**options)
     try:
-        source.libraries()  # fail now, and not at the first input
+        converter.libraries()  # fail now, and not at the first input
     except ModuleNotFoundError as error:
         raise _missing_package(kind, error) from error
-    return source
+    return converter
 
 
-def fit_converter(source: Converter, inputs: Sequence[Input]) -> Converter:
-    """Return the source with options inferred from the inputs, if it has a method `fitted`.
+def fit_converter(converter: Converter, inputs: Sequence[Input]) -> Converter:
+    """Return the converter with options inferred from the inputs.
 
     Raises:
         InvalidArgument: they cannot be inferred.
         UnsupportedEnvironment: a package that is then needed is missing.
     """
-    fitted: Callable[[Sequence[Input]], Converter] = getattr(source, "fitted", lambda _: source)
     try:
-        found = fitted(inputs)
+        found = converter.fitted(inputs)
         found.libraries()
     except ModuleNotFoundError as error:
-        raise _missing_package(source.kind, error) from error
+        raise _missing_package(converter.kind, error) from error
     return found
 
 
 def _missing_package(kind: str, error: ModuleNotFoundError) -> UnsupportedEnvironment:
     package = (error.name or "").partition(".")[0]
-    extra = _EXTRAS.get(package)
+    extra = next((kind for kind, known in BUILT_IN.items() if package in known.packages), None)
     return UnsupportedEnvironment(
         f"the converter {kind!r} needs the package {package!r}, which is not installed: "
         f"{install_hint(extra) if extra else f'pip install {package}'}"
@@ -111,35 +205,18 @@ def known_kinds() -> list[str]:
 def _entries() -> dict[str, EntryPoint]:
     """Return the entry points by kind; a third-party converter overrides a built-in one.
 
-    Built-in ones are not read from the installed metadata, which may be older than a checkout.
+    Those of our own package are ignored: the installed metadata may be older than a checkout.
     """
-    built_in = {
-        name: EntryPoint(name, target, ENTRY_POINT_GROUP) for name, target in _BUILT_IN.items()
+    found = {
+        kind: EntryPoint(kind, known.target, ENTRY_POINT_GROUP) for kind, known in BUILT_IN.items()
     }
-    packages = {_package_of(entry) for entry in built_in.values()}
-    installed = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    return built_in | {
-        n: entry for n, entry in installed.items() if _package_of(entry) not in packages
-    }
-
-
-def _find_entry(kind: str) -> EntryPoint:
-    known = _entries()
-    if kind not in known:
-        raise InvalidArgument(
-            f"{kind!r}: unknown converter; expected one of {', '.join(sorted(known))}"
-        )
-    return known[kind]
+    ours = {_package_of(entry) for entry in found.values()}
+    installed = entry_points(group=ENTRY_POINT_GROUP)
+    return found | {entry.name: entry for entry in installed if _package_of(entry) not in ours}
 
 
 def _package_of(entry: EntryPoint) -> str:
     return entry.module.partition(".")[0]
-
-
-def _load_converter(entry: EntryPoint) -> Any:
-    if entry.value in _BUILT_IN.values():
-        _add_checkout_to_path(_package_of(entry))
-    return entry.load()
 
 
 def _add_checkout_to_path(package: str) -> None:
@@ -152,33 +229,6 @@ def _add_checkout_to_path(package: str) -> None:
             sys.path.append(str(beside))
 
 
-VIDEOS: Final = "videos"
-IMAGES: Final = "images"
-AUDIO: Final = "audio"
-SUFFIXES: Final[dict[str, tuple[str, ...]]] = {
-    "zarr": ("zarr.json", ".zgroup", ".zarray", ".zarr.zip"),
-    "hdf5": (".h5", ".hdf5", ".he5", ".nxs"),
-    "arrays": (".npy", ".npz", ".safetensors"),
-    "mds": (".mds", ".mds.zstd"),
-    "webdataset": (".tar", ".tar.gz", ".tar.zst", ".tgz"),
-    "tfrecord": (
-        *(".tfrec", ".tfrecord", ".tfrecords"),
-        *(".tfrecord.gz", ".tfrecords.gz", ".tfrecord.zlib", ".tfrecords.zlib"),
-    ),
-    "arrayrecord": (".array_record", ".arrayrecord"),
-    "arrow": (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc"),
-    "tables": (".csv", ".jsonl", ".ndjson", ".tsv"),
-}
-"""Kinds that are not media, with their file suffixes; the first match counts."""
-LEROBOT: Final = "lerobot"
-HINT_SUFFIXES: Final[dict[str, tuple[str, ...]]] = {
-    VIDEOS: (".mp4", ".mkv", ".webm", ".mov"),
-    AUDIO: (".wav", ".flac", ".mp3", ".ogg"),
-    IMAGES: (".jpg", ".png", ".webp", ".tif"),
-    LEROBOT: ("meta/info.json",),
-    **SUFFIXES,
-}
-"""Suffixes listed in the hint when nothing matches; of media only the most frequent ones."""
 _SHARD: Final = re.compile(r"-\d+-of-\d+")
 """The part of a file name that numbers it among several files."""
 _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?data/.+\.parquet"))
@@ -210,7 +260,7 @@ def kind_from_names(names: Iterable[str]) -> str | None:
     if any(map(has_media_suffix, names)):  # a GIF
         return VIDEOS
     ends = [_SHARD.sub("", name).lower() for name in names]
-    found = (kind for kind, known in SUFFIXES.items() if any(end.endswith(known) for end in ends))
+    found = (kind for kind, known in BUILT_IN.items() if any(map(known.matches, ends)))
     return next(found, None)
 
 
@@ -273,8 +323,9 @@ def _describe_files(reports: Sequence[InputReport]) -> str:
 
 def _list_kinds() -> str:
     """Return the known kinds, with the file names that indicate them."""
-    recognized = [f"{kind} ({_abbreviate(names)})" for kind, names in HINT_SUFFIXES.items()]
-    unrecognized = [kind for kind in known_kinds() if kind not in HINT_SUFFIXES]
+    hints = {kind: known.suffixes or known.hints for kind, known in BUILT_IN.items()}
+    recognized = [f"{kind} ({_abbreviate(names)})" for kind, names in hints.items() if names]
+    unrecognized = [kind for kind in known_kinds() if not hints.get(kind)]
     return (
         f"kinds recognized by file name: {', '.join(recognized)}; kinds that need --kind: "
         f"{', '.join(unrecognized)}"

@@ -352,12 +352,6 @@ CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
 _BYTES_PER_S: Final = 1 << 20  # a step may process a whole file
 
 
-def source_step_s(source: Converter) -> float | None:
-    """Return the CPU seconds that a source allows per step; None for no limit."""
-    found: float | None = getattr(source, "step_s", None)
-    return found
-
-
 def cpu_limit_s(step_s: float, source: Input) -> float:
     """Return the CPU seconds that a step may take for an input of this size."""
     n_bytes = source.n_bytes + sum(part.n_bytes for part in source.parts)

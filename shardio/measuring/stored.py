@@ -136,13 +136,11 @@ def _compared(
 ) -> Iterator[tuple[str, float]]:
     """Yield the name and PSNR of some inputs, compared with their stored form."""
     kind, options, _ = inherit_options(load(report.dataset), report.kind, {}, keep_partial=False)
-    error_of = getattr(make_converter(kind or report.kind, options), "error", None)
-    if error_of is None:
-        return
+    converter = make_converter(kind or report.kind, options)
     root = parse_pattern(src).root
     for one, row in _spread(list(_converted(report)), _MAX_COMPARED):
         path = os.path.join(root, original_name(one.name)) if os.path.isdir(root) else root
-        found = error_of(Input(one.name, path, one.n_bytes, one.label), dataset[row])
+        found = converter.error(Input(one.name, path, one.n_bytes, one.label), dataset[row])
         if found is not None:
             error, n_values = found
             psnr = _BEST_DB if not error else 10 * math.log10(255**2 * n_values / error)

@@ -19,6 +19,7 @@ import pytest
 import shardio
 from shardio import (
     Array,
+    Converter,
     DatasetWriter,
     Input,
     InvalidArgument,
@@ -40,7 +41,7 @@ NUMBERS = Schema({"n": Array("int64")})
 
 
 @dataclasses.dataclass(frozen=True)
-class Odd:
+class Odd(Converter):
     """A converter whose outcome is the content of its input."""
 
     kind: ClassVar[str] = "odd"
@@ -48,9 +49,6 @@ class Odd:
 
     def schema(self) -> Schema:
         return NUMBERS
-
-    def libraries(self) -> Mapping[str, str]:
-        return {}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         yield {"n": 1}

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
+from shardio import Converter, Input, Outcome, Schema
 from shardio.conversion import registry
 from shardio.conversion.registry import make_converter
 from shardio.errors import UnsupportedEnvironment
 
-PACKAGES = {**registry._EXTRAS}
+PACKAGES = {
+    package: kind for kind, known in registry.BUILT_IN.items() for package in known.packages
+}
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
 
 @dataclass(frozen=True)
-class Lacking:
+class Lacking(Converter):
     """A converter that misses the package it is told."""
 
     kind: ClassVar[str] = "lacking"
     version: ClassVar[str] = "1"
     package: str = ""
+
+    def schema(self) -> Schema:
+        raise NotImplementedError
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        raise NotImplementedError
 
     def libraries(self) -> Mapping[str, str]:
         raise ModuleNotFoundError(f"No module named '{self.package}.inner'", name=self.package)
@@ -34,8 +43,7 @@ class Lacking:
 @pytest.fixture(autouse=True)
 def found(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("lacking", f"{__name__}:Lacking", registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(registry, "_find_entry", lambda kind: entry)
-    monkeypatch.setattr(EntryPoint, "load", lambda self: Lacking)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
@@ -48,7 +56,3 @@ def test_a_package_of_an_extra_is_named_by_it(package: str) -> None:
 def test_another_package_is_named_by_itself() -> None:
     with pytest.raises(UnsupportedEnvironment, match="pip install theirs$"):
         make_converter("lacking", {"package": "theirs"})
-
-
-def test_our_converters_are_those_of_the_entry_points() -> None:
-    assert PROJECT["entry-points"][registry.ENTRY_POINT_GROUP] == registry._BUILT_IN

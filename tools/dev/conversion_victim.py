@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import shardio
-from shardio import Array, Input, MediaError, Outcome, Schema, Text
+from shardio import Array, Converter, Input, MediaError, Outcome, Schema, Text
 from shardio.conversion import journal
 from shardio.dataset import external_lists
 from shardio.storage import fs
@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {"kind": "victim", "shard_bytes": 30_000}
 
 
 @dataclasses.dataclass(frozen=True)
-class Victim:
+class Victim(Converter):
     """The converter: a word is a sample."""
 
     kind: ClassVar[str] = "victim"
@@ -38,10 +38,6 @@ class Victim:
     def schema(self) -> Schema:
         """Give the fields of a word."""
         return Schema({"text": Text(), "label": Array("int64"), "pad": Array("uint8", (5000,))})
-
-    def libraries(self) -> Mapping[str, str]:
-        """Give nothing: no library has a part in it."""
-        return {}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the words of one file."""

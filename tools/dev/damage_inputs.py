@@ -191,8 +191,9 @@ def flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
 def convert(folder: str, kind: str, result: str) -> None:
     """Convert, in a process of its own; what came of it goes into a file."""
     import shardio
+    from shardio.conversion.registry import converter_class
 
-    with mock.patch("shardio.conversion.execution.source_step_s", lambda _: STEP_S):
+    with mock.patch.object(converter_class(kind), "step_s", STEP_S):
         report = shardio.convert(folder, result + ".out", kind=kind, workers=2)
     samples: dict[str, list[dict[str, Any]]] = {}
     with shardio.open(result + ".out") as dataset:

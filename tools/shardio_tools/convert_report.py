@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, Final
 
 import shardio
+from shardio.conversion import BUILT_IN
 from shardio.measuring import StoredReport, source_bytes
 from shardio_tools.output import (
     OUTCOMES,
@@ -77,25 +78,6 @@ def _psnr_text(psnr_db: Mapping[str, float]) -> str:
 
 LISTED: Final = ("duplicate", "not_processed", "part", "unsupported", "empty", "modified", "broken")
 """Outcomes whose inputs are listed, most important last."""
-
-
-NOT_OF_KIND: Final = {
-    "arrayrecord": "no records",
-    "arrays": "no arrays",
-    "arrow": "no table",
-    "audio": "no sound",
-    "hdf5": "no HDF5",
-    "images": "not a picture",
-    "lerobot": "not part of a LeRobot dataset",
-    "mds": "not an MDS shard",
-    "tables": "no table",
-    "tfrecord": "no records",
-    "tokens": "no tokens",
-    "videos": OUTCOMES["unsupported"],
-    "webdataset": "not a tar",
-    "zarr": "not part of a Zarr store",
-}
-"""Text for files that are not of a converter's kind."""
 
 
 def no_samples_line(report: shardio.ConversionReport) -> str:
@@ -238,7 +220,8 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
         return
     words = OUTCOMES[outcome]
     if outcome == "unsupported":
-        words = NOT_OF_KIND.get(report.kind, "of another kind")
+        known = BUILT_IN.get(report.kind)
+        words = known.unsupported if known else "of another kind"
     if outcome == "empty" and report.kind not in MEDIA:
         words = "no sample"
     yield f"{words}: {format_count(len(group), 'file')}"

@@ -6,7 +6,7 @@ Arrays that a library reads by slices are read in blocks of rows aligned to thei
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -113,7 +113,7 @@ class NamedArray(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArraySamples(InferringConverter, ABC):
+class ArraySamples(InferringConverter):
     """A converter base that makes samples of named arrays; subclasses open the files.
 
     `fields` are sorted by name, so that an append has them in the same order.

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from shardio import (
     Array,
     Audio,
+    Converter,
     EncodedStream,
     Input,
     MediaError,
@@ -34,7 +35,7 @@ _NO_SOUND = "no sound"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AudioFiles:
+class AudioFiles(Converter):
     """A converter that makes one sample per file with audio, of its first track.
 
     Every packet is decoded once, to find damaged files.

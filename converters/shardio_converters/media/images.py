@@ -11,7 +11,17 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio import Array, Image, Input, InvalidArgument, MediaError, Outcome, Schema, Text
+from shardio import (
+    Array,
+    Converter,
+    Image,
+    Input,
+    InvalidArgument,
+    MediaError,
+    Outcome,
+    Schema,
+    Text,
+)
 from shardio.media import (
     MAX_SIDE,
     ImageFacts,
@@ -29,7 +39,7 @@ _HEAD_BYTES: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images:
+class Images(Converter):
     """A converter that makes one sample per image; each is decoded once, to find damaged files.
 
     With `size`, the short side is scaled to `size` pixels and the centre is cropped square;

@@ -18,6 +18,7 @@ import numpy as np
 from shardio import (
     Array,
     Audio,
+    Converter,
     EncodedStream,
     Input,
     InvalidArgument,
@@ -246,7 +247,7 @@ VIEW_KEYS: Final = ("frames", "stride", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Videos:
+class Videos(Converter):
     """A converter that stores videos whole, or as clips of `frames` frames, `stride` apart.
 
     A clip starts every `step` frames; by default where the one before it ends. The short side is

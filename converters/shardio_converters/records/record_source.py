@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ ONLY: Final = "record"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordConverter(InferringConverter, ABC):
+class RecordConverter(InferringConverter):
     """A converter base that makes one sample per record of a file.
 
     With `records="example"` a record is a tf.train.Example, and its features are fields; with

@@ -10,7 +10,7 @@ from typing import IO, Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Schema, Text
+from shardio import Array, Converter, Input, InvalidArgument, MediaError, Outcome, Schema, Text
 
 SUFFIX: Final = ".bin"
 DTYPES: Final = ("uint8", "uint16", "uint32", "int32", "int64")
@@ -26,7 +26,7 @@ Tokens = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenFiles:
+class TokenFiles(Converter):
     """A converter that splits a token stream into samples; concatenated, they are the stream again.
 
     With `eot`, the token between documents, each document is a sample: it begins with that token
@@ -95,10 +95,6 @@ class TokenFiles:
             raise InvalidArgument("dtype is unknown: it is inferred by fitted(), or passed")
         tokens = Array(self.dtype, (None,))
         return Schema({"tokens": tokens, "label": Array("int64"), "source": Text()})
-
-    def libraries(self) -> Mapping[str, str]:
-        """Return no versions: the stored bytes are those of the files, whatever reads them."""
-        return {}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a file."""
