@@ -1,7 +1,7 @@
-"""Any items, loaded in worker processes: the interface of tinyloader.
+"""Loading of arbitrary items in worker processes: the interface of tinyloader.
 
-A `Loader` loads one item; `load` calls it in this process, `load_with_workers` in others, with the
-arrays that it returns in shared memory. An `ItemIteration` is one pass over the items.
+A `Loader` loads one item. `load` calls it in this process; `load_with_workers` calls it in worker
+processes, whose arrays arrive in shared memory, and returns an `ItemIteration`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = ["ItemIteration", "Loader", "SharedMemoryShim", "load", "load_with_wor
 
 
 class Loader(ABC):
-    """An interface for loading items: make a request of each, load it in a worker, finish it here.
+    """An interface for loading items, in three steps: make a request, load it, finish the result.
 
-    `make_request` and `post_process` run in the process and thread that iterates, `load` in a
-    worker, which gets a copy of the loader when it starts: changes of that copy stay there.
+    `make_request` and `post_process` run in the process and thread that iterates. `load` runs in a
+    worker, on a copy of the loader made when the worker starts; changes of the copy stay there.
     """
 
     @abstractmethod
     def make_request(self, item: Any) -> Any:
-        """Return the request that `load` is called with for an item: small and picklable."""
+        """Return the argument of `load` for an item: a small value that can be pickled."""
 
     @abstractmethod
     def load(self, request: Any) -> Any:
@@ -46,7 +46,7 @@ class Loader(ABC):
     def post_process(self, response: Any) -> Any:
         """Turn the result of `load` into the value that the loop yields.
 
-        Arrays in the result lie in shared memory, and stay valid as long as they are held.
+        Arrays in `response` are in shared memory and stay valid for as long as they are held.
         """
 
     def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing
@@ -54,11 +54,11 @@ class Loader(ABC):
 
 
 class ItemIteration(Closing, Generator[Any, None, None]):
-    """The iterator that `load_with_workers` returns: a generator, also for a `with`; for one pass.
+    """The iterator that `load_with_workers` returns: a generator and a context manager.
 
-    Workers start with the `with`, or with the first item. They end, and then `shutdown` of the
-    loader is called, when the iterator is exhausted, fails, is closed or dropped; in a `with`,
-    `shutdown` is called at the end of the `with`.
+    Workers start on entering the `with` block, or with the first item. They stop when the iterator
+    is exhausted, fails, is closed or is garbage-collected; then the loader's `shutdown` is called,
+    within a `with` block not before its end.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
         self._is_over = self._is_closed = self._is_within = False
-        self._alone = SingleCaller("this pass is in use by another thread, which waits for an item")
+        self._alone = SingleCaller("another thread is waiting for an item of this iteration")
 
     def __enter__(self) -> Self:
         self._begin()
@@ -82,10 +82,10 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         return self
 
     def _begin(self) -> Generator[Any, None, None]:
-        """Start the workers, unless they have been."""
+        """Start the workers unless they are running."""
         if self._is_closed or self._is_over:
             raise ClosedError(
-                "this pass is over, or was closed; call load_with_workers again for another"
+                "this iteration has ended or was closed; call load_with_workers again for another"
             )
         if self._task_pool is None or self._body is None:
             task_pool = self._task_pool = self._start_task_pool()
@@ -97,13 +97,13 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         """Return the next item, as `__next__` does.
 
         Raises:
-            Exception: raised by the loader or the source, with a note of where.
-            BatchTimeout: it did not come within `timeout_s`.
-            WorkerDied: two workers crashed at the item.
-            ClosedError: the pass was closed before its end.
-            InvalidArgument: another thread, or its own source, asked for an item during the call.
+            Exception: raised by the loader or the source, with a note that names the item.
+            BatchTimeout: the item was not loaded within `timeout_s`.
+            WorkerDied: two workers crashed while loading the item.
+            ClosedError: the iteration was closed before its end.
+            InvalidArgument: another thread, or the source itself, is already in this call.
         """
-        with self._alone:  # the first caller continues
+        with self._alone:  # a second caller gets the error, the first one continues
             return self._next()
 
     def _next(self) -> Any:
@@ -117,12 +117,12 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             raise
 
     def throw(self, *raised: Any) -> Any:
-        """End the pass, and raise the exception."""
+        """End the iteration, and raise the exception."""
         self._leave()
         return super().throw(*raised)
 
     def _leave(self) -> None:
-        """End the pass; a `with` around it shuts the loader down."""
+        """End the iteration; within a `with` block, its end shuts the loader down."""
         self._is_over = True
         if self._is_within and self._task_pool is not None:
             self._body = None
@@ -131,7 +131,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             self.close()
 
     def close(self) -> None:
-        """End the workers, whatever they do; loaded items stay valid. Idempotent."""
+        """Stop the workers without waiting for their calls. Loaded items stay valid. Idempotent."""
         self._is_closed = True
         self._body = None
         if self._end is not None:
@@ -143,7 +143,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
 
     @property
     def skipped(self) -> tuple[SkippedItem, ...]:
-        """The items that were left out so far, with on_error="skip"."""
+        """The items skipped so far, with on_error="skip"."""
         return () if self._task_pool is None else tuple(self._task_pool.error_budget.skipped)
 
 
@@ -154,7 +154,7 @@ def values(
     feed = _Feed(task_pool, loader, source)
     ready: list[tuple[int, Any]] = []
     while _await_next(task_pool, feed, ready, timeout_s):
-        # Not bound to a name here: the loop alone decides how long the value lives.
+        # Not bound to a name here, which would keep the value alive while the caller uses it.
         yield _finished(loader, feed.given, *ready.pop())
     feed.raise_failure()
 
@@ -181,9 +181,9 @@ def _await_next(
 
 
 class _Feed:
-    """The items of a source on their way to a pool.
+    """Feeds the items of a source to a pool.
 
-    Keeps a failure of the source until its turn.
+    An exception of the source is kept, and raised after the items before it.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class _Feed:
     ) -> None:
         self._task_pool, self._loader, self._source = task_pool, loader, source
         self.given: dict[int, Any] = {}
-        """The items that were put, by their numbers."""
+        """The items in flight, by index."""
         self._failures: list[Exception] = []
 
     def fill(self) -> None:
@@ -199,7 +199,7 @@ class _Feed:
         while self._task_pool.has_room:
             try:
                 self._put_next()
-            except Exception as error:  # noqa: BLE001  # raised when its turn has come
+            except Exception as error:  # noqa: BLE001  # kept for raise_failure
                 self._failures.append(error)
                 self._task_pool.end()
 
@@ -222,9 +222,9 @@ class _Feed:
             raise
 
     def raise_failure(self) -> None:
-        """Raise the error that ended the items, after all items before it."""
+        """Raise the exception that ended the source, if there is one."""
         if self._failures:
-            raise self._failures.pop()  # popped, not kept: its traceback refers to this frame
+            raise self._failures.pop()  # popped, because its traceback refers to this frame
 
 
 def _finished(loader: Loader, given: dict[int, Any], number: int, response: Any) -> Any:
@@ -232,11 +232,12 @@ def _finished(loader: Loader, given: dict[int, Any], number: int, response: Any)
 
 
 def _called(loader: Loader, method: str, argument: Any, number: int, item: Any) -> Any:
-    """Return the result of a method of the loader in this process.
+    """Call a method of the loader in this process, and return its result.
 
     Raises:
-        Exception: raised by the method, with a note of where.
-        TransformError: it raised an exception that would end more than the item.
+        Exception: raised by the method, with a note that names the method and the item.
+        TransformError: the method raised StopIteration or GeneratorExit, which would end the
+            iteration.
     """
     try:
         return getattr(loader, method)(argument)
@@ -249,12 +250,12 @@ def _called(loader: Loader, method: str, argument: Any, number: int, item: Any) 
 
 
 def named(loader: Loader, method: str) -> str:
-    """Describe a method for messages."""
+    """Return the qualified name of a method, for messages."""
     return f"{type(loader).__name__}.{method}"
 
 
 def iterator(items: Any) -> Iterator[Any]:
-    """Yield the items of any iterable."""
+    """Return an iterator over `items`; raise InvalidArgument for a path or a non-iterable."""
     refuse_path("items", items)
     try:
         return iter(items)
@@ -263,7 +264,7 @@ def iterator(items: Any) -> Iterator[Any]:
 
 
 def _end(task_pool: TaskPool | InlinePool, loader: Any, owner_pid: int) -> None:
-    """End the workers, then shut the loader down; not in a fork, which owns neither."""
+    """Stop the workers, then shut the loader down, except in a forked child, which owns neither."""
     if os.getpid() != owner_pid:
         return
     try:
@@ -279,12 +280,12 @@ _METHODS: Final = ("make_request", "load", "post_process")
 
 
 class SharedMemoryShim(Loader):
-    """A loader around another, as tinyloader has one; it adds nothing.
+    """A wrapper around a loader, for compatibility with tinyloader; it adds nothing.
 
     Args:
-        loader: does the work.
-        smm: a SharedMemoryManager, or None; its memory is not used.
-        memory_pool_block_count: how far ahead items are loaded, as for `load_with_workers`.
+        loader: the wrapped loader.
+        smm: ignored; a SharedMemoryManager or None.
+        memory_pool_block_count: the default for `load_with_workers`.
     """
 
     def __init__(self, loader: Loader, smm: Any, memory_pool_block_count: int | None) -> None:
@@ -313,7 +314,7 @@ def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
     """Load items one by one, on demand, in this process.
 
     Raises:
-        Exception: raised by the loader or the source, with a note of the item.
+        Exception: raised by the loader or the source, with a note that names the item.
     """
     _check_loader(loader)
     task_pool = InlinePool(loader.load, is_called=named(loader, "load"))
@@ -337,24 +338,23 @@ def load_with_workers(
     """Load items in worker processes; yield the results of `post_process`, item by item.
 
     Args:
-        loader: loads an item; pickled once, by cloudpickle.
-        items: an iterable, which may be endless; items are taken one by one, a bounded number
-            ahead.
-        num_worker: the number of processes; by default the number of CPUs that this one may use. 0
-            loads in this process.
-        shared_memory_enabled: accepted and ignored: arrays always travel through shared memory.
-        memory_pool_block_count: the number of items in flight; at least, and by default, two for
-            each worker and two more.
-        order: "input", or "completion", the order in which items are loaded.
+        loader: the loader; pickled once, by cloudpickle.
+        items: an iterable, possibly endless; a bounded number of items is taken ahead.
+        num_worker: the number of processes; 0 loads in this process. By default the number of CPUs
+            available to this process.
+        shared_memory_enabled: ignored; arrays always pass through shared memory.
+        memory_pool_block_count: the number of items in flight; at least, and by default, two per
+            worker plus two.
+        order: the order of the results: "input" or "completion".
         on_error: "raise" the first failure of `load`, or "skip" the item.
-        max_skips: the number of items that may be skipped, from 0 up.
-        timeout_s: how long the loop waits for an item; None waits for ever.
-        memory_bytes: the budget of the shared memory, and the limit for one item; by default half
-            of the available memory.
-        start_method: how workers start: "zygote" or "spawn".
+        max_skips: with "skip", the number of items that may be skipped.
+        timeout_s: the maximum time to wait for an item; None for no limit.
+        memory_bytes: the budget of shared memory, and the limit for one item; by default half of
+            the available memory.
+        start_method: the start method of workers: "zygote" or "spawn".
 
     Raises:
-        InvalidArgument: an argument is not acceptable.
+        InvalidArgument: an argument is invalid.
     """
     _check_loader(loader)
     n_workers = usable_cpus() if num_worker is None else count("num_worker", num_worker, 0)

@@ -1,7 +1,7 @@
-"""MapView: the samples of a dataset by number, for torch's DataLoader.
+"""MapView: a map-style dataset over shards, for torch's DataLoader.
 
-They are what a ShardLoader would give: chosen fields, pictures and clips decoded, transformed. For
-those who must keep their DataLoader; a ShardLoader copies less.
+Its samples are those of a ShardLoader: chosen fields, pictures and clips decoded, transformed. It
+is meant for code that has to keep its DataLoader; a ShardLoader copies less.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ _OPTIONS: Final = (
 
 
 class MapView(Closing):
-    """Samples by number: `view[i]`, or several at once, which is what DataLoader asks for.
+    """Samples by index: `view[i]`, or several at once, as DataLoader requests them.
 
-    It travels to the workers of a DataLoader by pickle or by fork, and opens the dataset anew
-    there; `transform` may be a lambda or closure. Arrays are writable copies.
+    The view can be pickled or inherited by a fork; each worker of a DataLoader opens the dataset
+    again. `transform` may be a lambda or closure. Arrays are writable copies.
 
     Args:
-        dataset: a folder, or an open ShardDataset, also of a subset or selection.
-        options: of ShardLoader, those that say what a sample is: `fields`, `transform`, `decode`,
-            `clip`, `sound` and `pack`. What is drawn for a sample is not keyed by its position, but
-            follows from Python's global generator, which DataLoader seeds in every worker.
+        dataset: a folder, or an open ShardDataset, which may be a subset or selection.
+        options: the options of ShardLoader that define a sample: `fields`, `transform`, `decode`,
+            `clip`, `sound` and `pack`. Random numbers of a sample do not depend on its position:
+            their seed is drawn from Python's global generator, which DataLoader seeds per worker.
 
     Raises:
-        InvalidArgument: an option is not acceptable, or is none of these.
-        DatasetNotFound, …: from opening the dataset.
-        IndexError, TypeError: (later) there is no such sample; a number is no integer.
+        InvalidArgument: an option is invalid or not one of these.
+        DatasetNotFound, …: opening the dataset failed.
+        IndexError, TypeError: (later) an index is out of range or not an integer.
     """
 
     def __init__(self, dataset: str | os.PathLike[str] | Dataset, **options: Any) -> None:
         if unknown := sorted(options.keys() - {*_OPTIONS}):
             raise InvalidArgument(
-                f"{', '.join(unknown)}: no option of a view; there are {', '.join(_OPTIONS)}"
+                f"{', '.join(unknown)}: no option of a view; its options are {', '.join(_OPTIONS)}"
             )
         self._dataset: Any = dataset
         if isinstance(dataset, str | os.PathLike):
@@ -94,7 +94,7 @@ class MapView(Closing):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """Return the samples of these numbers, in this order, loaded together."""
+        """Return the samples with these indices, in this order, loaded as one batch."""
         numbers = [operator.index(index) for index in indices]
         for number in numbers:
             if not -self._n <= number < self._n:
@@ -109,16 +109,16 @@ class MapView(Closing):
         return samples
 
     def _opened(self, n_rows: int) -> ShardLoader:
-        """Return the loader of this process, whose batches have at least n_rows rows."""
+        """Return a loader owned by this process, with a batch size of at least n_rows."""
         if self._closed:
             raise ClosedError("the view is closed")
         if self._loader is None or self._pid != os.getpid() or self._n_at_once < n_rows:
             if self._loader is not None and self._pid == os.getpid():
                 self._loader.close()
             elif self._loader is not None:
-                # Inherited resources are not this process's to release
+                # Inherited from the parent, which releases it: keep it from being collected here.
                 self._of_parent = self._loader
-            # Each worker draws its own seed: with one for all, they would yield the same samples.
+            # Each worker draws its own seed; a common one would make them draw the same numbers.
             seed = random.getrandbits(63)
             self._loader = self._loader_of(n_rows, lambda _: np.array(self._asked), seed)
             self._pid, self._n_at_once = os.getpid(), n_rows
@@ -129,7 +129,7 @@ class MapView(Closing):
         return _unpacked, (type(self), packed)
 
     def close(self) -> None:
-        """Close the dataset's files. Samples that were returned stay valid. Idempotent."""
+        """Close the dataset's files. Returned samples stay valid. Idempotent."""
         self._closed = True
         if self._loader is not None and self._pid == os.getpid():
             self._loader.close()

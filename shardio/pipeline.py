@@ -1,8 +1,8 @@
-"""Items through functions to a loop: `Pipeline`, and `DataLoader`, which is one for training.
+"""Concurrent processing of a stream of items: `Pipeline`, and `DataLoader`, its form for training.
 
     source ─▶ preprocess, many at once ─▶ batches ─▶ aggregate ─▶ transfer ─▶ buffer ─▶ the loop
 
-Functions run in threads, or in processes; async ones in one event loop.
+Functions run in threads or in processes; async functions run in one event loop.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ _BUFFER: Final = 3
 
 
 class Pipeline(PipelineIterations):
-    """A chain of functions through which the items of a source reach a loop, several at once.
+    """A source of items and a chain of concurrent steps that process them.
 
-    Every method returns a new Pipeline and leaves this one unchanged; iterating begins a pass:
+    Every method returns a new Pipeline and leaves this one unchanged. Each `for` loop over it is
+    a new iteration of the source:
 
         pipeline = Pipeline(paths).pipe(decode, concurrency=4).aggregate(32).pipe(stack).sink(3)
         for batch in pipeline: ...
 
     Args:
-        source: an iterable or async iterable; iterated again for every pass.
-        on_error: "raise" the exception of a function, naming its item; or "skip" the item, which
-            `stats()` counts. Exceptions of the source are always raised.
-        max_skips: with "skip", the number of calls of a pass that may fail.
+        source: an iterable or async iterable; iterated again for every iteration of the pipeline.
+        on_error: "raise" the exception of a function with a note that names the item, or "skip"
+            the item; `stats()` lists skipped items. Exceptions of the source are always raised.
+        max_skips: with "skip", the number of calls in one iteration that may fail.
 
     Raises:
-        InvalidArgument: an argument is not acceptable.
+        InvalidArgument: an argument is invalid.
     """
 
     def __init__(
@@ -76,17 +77,17 @@ class Pipeline(PipelineIterations):
         order: Order = "completion",
         name: str | None = None,
     ) -> Pipeline:
-        """Call a function with every item.
+        """Add a step that calls a function with every item.
 
         Args:
-            function: returns a result, or None to drop the item; every result of a generator
-                function is an item of its own. Async functions and generators are awaited in an
-                event loop. A mapping or a sequence is indexed by the item.
-            concurrency: the number of items processed at once.
-            executor: None runs the function in threads; "process" in worker processes, whose arrays
-                arrive through shared memory; or an Executor of the caller.
-            order: the order of the results: as they are completed, or that of their items.
-            name: the name of the step in errors and statistics; by default the function's.
+            function: a function of an item. It returns a result, or None to drop the item; each
+                value that a generator function yields becomes an item. Async functions and
+                generators run in an event loop. A mapping or a sequence is indexed by the item.
+            concurrency: the maximum number of items processed at once.
+            executor: None for threads, "process" for worker processes, which return arrays through
+                shared memory, or an Executor of the caller.
+            order: the order of the results: "completion", or "input" for the order of the items.
+            name: the name of the step in errors and statistics; by default the function's name.
         """
         given = getattr(function, "__name__", None) or type(function).__name__
         step = piped(
@@ -101,19 +102,19 @@ class Pipeline(PipelineIterations):
         return self._with(step)
 
     def aggregate(self, n: int, *, drop_last: bool = False) -> Pipeline:
-        """Gather lists of `n` items; the last one may be shorter, or is dropped."""
+        """Collect items into lists of `n`; a shorter last list is dropped if `drop_last`."""
         drop = one_of("drop_last", drop_last, (True, False))
         return self._with(BatchStep(count("n", n, 1), drop))
 
     def disaggregate(self) -> Pipeline:
-        """Pass the elements of each item on one by one."""
+        """Replace each item by its elements, one by one."""
         thread_group = f"step {len(self._steps)}"
         return self._with(
             piped("function", each_of, name="disaggregate", thread_group=thread_group)
         )
 
     def sink(self, buffer: int = _BUFFER, *, timeout: float | None = None) -> Pipeline:
-        """Buffer at most `buffer` results; the loop waits `timeout` seconds for one."""
+        """Buffer up to `buffer` results; the loop waits at most `timeout` seconds for each."""
         made = self._with()
         made._n_buffered = count("buffer", buffer, 1)
         made._timeout_s = seconds("timeout", timeout)
@@ -128,10 +129,10 @@ class Pipeline(PipelineIterations):
         return made
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin a pass.
+        """Start an iteration of the source.
 
-        The iterator raises what functions raise, in their turn; BatchTimeout, when a result does
-        not come in time; TooManySkipped; WorkerDied. It is over then.
+        The iterator raises an exception of a function in place of its result, BatchTimeout if a
+        result is late, TooManySkipped and WorkerDied. After an exception it is exhausted.
         """
         make = partial(
             PipelineRunner,
@@ -145,26 +146,28 @@ class Pipeline(PipelineIterations):
 
 
 class DataLoader(PipelineIterations):
-    """A source, a function for every item, batches, and a function for every batch.
+    """A loader that preprocesses items, collects them into batches and aggregates each batch.
 
     Args:
-        src: iterable or async iterable, asked anew for every iteration. One that can be iterated
-            only once, as a generator, has nothing left for the next.
-        preprocessor: a function of an item, or a mapping to look it up in; None from it drops the
-            item. Of a generator function every result counts. Sync or async.
-        batch_size: how many of these make a list; None makes none.
-        drop_last: whether the last list is dropped if it is shorter.
-        aggregator: a function of a list, or of an item where there are no lists. Sync or async.
-        transfer_fn: a function of what comes out; all its calls of a pass are made by one thread.
-        buffer_size: how many results may wait for the loop.
-        num_threads: that preprocessor and aggregator have together.
-        timeout: seconds to wait for a result; None for ever.
-        output_order: "completion": as items are ready; "input": in the order of the source.
-        executor: where the preprocessor runs: as in `Pipeline.pipe`, with `num_threads` workers.
+        src: an iterable or async iterable; iterated again for every iteration of the loader. A
+            one-shot iterable, such as a generator, is exhausted after the first.
+        preprocessor: a function of an item, sync or async, or a mapping in which the item is looked
+            up. It returns None to drop the item; a generator function yields any number of results.
+        batch_size: the number of results in a list; None passes them on one by one.
+        drop_last: True to drop the last list if it is shorter.
+        aggregator: a function of a list, or of a result if `batch_size` is None. Sync or async.
+        transfer_fn: a function of an aggregated result; one thread makes all calls.
+        buffer_size: the maximum number of finished results that wait for the loop.
+        num_threads: the number of threads shared by preprocessor and aggregator.
+        timeout: the maximum time to wait for a result, in seconds; None for no limit.
+        output_order: "completion" for the order in which items are ready, or "input" for the order
+            of the source.
+        executor: the executor of the preprocessor, as in `Pipeline.pipe`, with `num_threads`
+            workers.
         on_error, max_skips: as in `Pipeline`.
 
     Raises:
-        InvalidArgument: an argument is not acceptable.
+        InvalidArgument: an argument is invalid.
     """
 
     def __init__(
@@ -211,13 +214,13 @@ class DataLoader(PipelineIterations):
             steps.append(one_for_one(piped("transfer_fn", transfer_fn, thread_group="transfer_fn")))
         self._steps = tuple(steps)
         self._position, self._loaded = ResumePosition(), ResumePosition()
-        self._newest: object = None  # the iteration whose position is reported
+        self._newest: object = None  # identifies the iteration whose position state_dict reports
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin a pass over `src`, or go on where `load_state_dict` has said.
+        """Start an iteration of `src`, or resume at the position given to `load_state_dict`.
 
-        The iterator raises what functions raise, in their turn; BatchTimeout, when a result does
-        not come in time; TooManySkipped; WorkerDied. It is over then.
+        The iterator raises an exception of a function in place of its result, BatchTimeout if a
+        result is late, TooManySkipped and WorkerDied. After an exception it is exhausted.
         """
         self.check_open()
         source, start, begin = self._supply.begin_at(self._loaded)
@@ -240,19 +243,20 @@ class DataLoader(PipelineIterations):
         return self.iterate(make, self._timeout_s, note)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the latest iteration, after its last result.
+        """Return the position of the latest iteration, behind the last result that it yielded.
 
         Raises:
-            InvalidArgument: results come in no order, or the source cannot resume in the middle.
+            InvalidArgument: `output_order` is not "input", or the source cannot resume in the
+                middle.
         """
         self._check_order()
         return self._supply.state_of(self._position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the next iteration where another was.
+        """Make the next iteration start at the position in `state`, a result of `state_dict`.
 
         Raises:
-            InvalidArgument: it is no such state, or of another source, or as in `state_dict`.
+            InvalidArgument: `state` is invalid or belongs to another source, or as in `state_dict`.
         """
         self._check_order()
         self._loaded = self._position = self._supply.position_in(state)
@@ -266,19 +270,19 @@ class DataLoader(PipelineIterations):
             )
 
     def __len__(self) -> int:
-        """Return the number of results of a pass, dropped and skipped ones included.
+        """Return the number of results of an iteration, dropped and skipped ones included.
 
         Raises:
-            TypeError: the source has no length, or the preprocessor is a generator.
+            TypeError: the source has no length, or the preprocessor is a generator function.
         """
         n_items = self._supply.count()
         if self._call is not None and self._call.yields_many:
             raise TypeError(
-                "there is no length: the preprocessor is a generator function, and gives any "
-                "number of results for an item"
+                "a DataLoader whose preprocessor is a generator function has no length: an item "
+                "yields any number of results"
             )
         n_whole, n_left = divmod(n_items, self._n_per_result)
         return n_whole + (n_left > 0 and not self._drops_last)
 
-    def __bool__(self) -> bool:  # true even if it is empty or has no length
+    def __bool__(self) -> bool:  # True even for an empty source, or one without a length
         return True
