@@ -3,9 +3,9 @@
     transform = Compose(RandomResizedCrop(112), HorizontalFlip(), Normalize(mean, std))
     loader = shardio.ShardLoader("out/", batch_size=32, transform=transform)
 
-A picture is uint8 (height, width, 3), a clip (frames, height, width, 3). All pictures and clips of
-a sample change alike, by one draw: frames of a clip, and fields of the same moment. Random numbers
-come from the sample's generator, so results do not depend on the worker that fills the batch.
+A picture is uint8 (height, width, 3), a clip uint8 (frames, height, width, 3). Parameters are drawn
+once per sample and apply to all its pictures and clips. Random numbers come from the sample's
+generator, so results do not depend on the worker that fills the batch.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Change = Callable[[Pixels], npt.NDArray[Any]]
 
 
 class PictureTransform(ABC):
-    """A transform of the pictures and clips of a sample, by one draw for all.
+    """A transform of the pictures and clips of a sample, with one draw for all of them.
 
-    Called as f(sample, rng). `fields` are their names; without it, all uint8 arrays of (height,
-    width, 3) or (frames, height, width, 3). The given sample is not modified. Other fields pass
+    Called as f(sample, rng). It changes the named `fields`, by default all uint8 arrays of shape
+    (height, width, 3) or (frames, height, width, 3). It returns a new sample; other fields pass
     through.
 
     Raises:
@@ -46,7 +46,7 @@ class PictureTransform(ABC):
         self._fields = None if fields is None else _names(fields)
 
     def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Draw, and return the sample with its pictures changed."""
+        """Return a copy of the sample with its pictures changed by one draw."""
         made = dict(sample)
         pictures = self._pictures(sample)
         if not pictures:
@@ -59,10 +59,10 @@ class PictureTransform(ABC):
 
     @abstractmethod
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        """Draw the change for all pictures of one sample, which have this size."""
+        """Draw the change for the pictures of one sample, all of this size."""
 
     def _pictures(self, sample: Mapping[str, Any]) -> dict[str, Pixels]:
-        """Return the pictures of a sample; an optional field may have none."""
+        """Return the pictures of a sample, without the missing ones of optional fields."""
         if self._fields is None:
             found = {name: value for name, value in sample.items() if _is_picture(value)}
             if not found:
@@ -74,8 +74,7 @@ class PictureTransform(ABC):
         for name in self._fields:
             if name not in sample:
                 raise SchemaError(
-                    f"{type(self).__name__} is to change field {name!r}, which a sample of "
-                    f"{_describe(sample)} does not have"
+                    f"{type(self).__name__}: no field {name!r} in a sample of {_describe(sample)}"
                 )
             if sample[name] is not None and not _is_picture(sample[name]):
                 raise SchemaError(
@@ -88,9 +87,9 @@ class PictureTransform(ABC):
         sizes = {pixels.shape[-3:-1] for pixels in pictures.values()}
         if len(sizes) > 1:
             raise SchemaError(
-                f"{type(self).__name__} changes all pictures of a sample alike, so they must be of "
-                f"one height and width; found {_describe(pictures)}: name fields of one size with "
-                "`fields=`, in one transform for each"
+                f"{type(self).__name__} changes all pictures of a sample alike, so they must have "
+                f"one height and width; found {_describe(pictures)}. Use one transform per size, "
+                "and name its fields with `fields=`"
             )
         ((height, width),) = sizes
         return int(height), int(width)
@@ -100,12 +99,12 @@ def _names(fields: Any) -> tuple[str, ...]:
     names = (fields,) if isinstance(fields, str) or not isinstance(fields, Iterable) else fields
     found = tuple(names)
     if not found or not all(isinstance(name, str) for name in found):
-        raise InvalidArgument(f"fields must be a field's name, or several; found {fields!r}")
+        raise InvalidArgument(f"fields must be one or more names of fields; found {fields!r}")
     return found
 
 
 def check_bounds(name: str, given: Any, *, least: float, most: float) -> tuple[float, float]:
-    """Check a pair of numbers, the first at most the second, from least to most."""
+    """Return a pair of numbers; raise InvalidArgument unless least <= low <= high <= most."""
     try:
         low, high = (float(value) for value in given)
     except (TypeError, ValueError):
@@ -135,18 +134,18 @@ def _describe(sample: Mapping[str, Any]) -> str:
 
 
 class Compose:
-    """A transform that calls others in turn, each with the result of the one before.
+    """A chain of transforms, each called with the result of the previous one.
 
     User functions may be mixed in: f(sample) or f(sample, rng), dict to dict. All draw from the
-    same generator, in their order.
+    same generator, in order.
 
     Raises:
-        InvalidArgument: a transform cannot be called like this, or there is none.
+        InvalidArgument: there is no transform, or one takes other arguments.
     """
 
     def __init__(self, *transforms: Callable[..., Mapping[str, Any]]) -> None:
         if not transforms:
-            raise InvalidArgument("Compose takes one transform or more, each as an argument")
+            raise InvalidArgument("Compose takes one or more transforms, each as an argument")
         for transform in transforms:
             if not callable(transform):
                 raise InvalidArgument(f"Compose takes functions of a sample; found {transform!r}")
@@ -162,25 +161,25 @@ class Compose:
 Floats = npt.NDArray[np.floating[Any]]
 
 _GREY: Final = np.array([0.299, 0.587, 0.114])
-"""The weights of red, green and blue in luma: BT.601."""
+"""Weights of red, green and blue in luma (BT.601)."""
 _TO_YIQ: Final = np.array([_GREY, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _FROM_YIQ: Final = np.linalg.inv(_TO_YIQ)
 _CHUNK_PIXELS: Final = 8192
-"""Pixels whose floats fit in a core's cache: little more than half of the time of a whole clip."""
+"""Chunks whose floats fit a core's cache take little more than half of the time of a whole clip."""
 
 
 class ColorJitter(PictureTransform):
-    """Changes brightness, contrast, saturation and hue, each by a factor drawn uniformly.
+    """Random changes of brightness, contrast, saturation and hue.
 
-    The draws are those of torchvision's transform of this name: a factor of brightness, contrast or
-    saturation is uniform from 1 - x to 1 + x, and not below 0; a shift of hue is uniform from -x to
-    x, where 1 is a full turn. A pair instead of a number gives these two bounds. Brightness scales
-    all levels, contrast their distance from the mean grey of the picture or clip, saturation the
-    distance of each pixel from its own grey. Hue rotates colours around the grey axis and keeps
-    their luma, as in NVIDIA DALI; torchvision rotates them in HSV, which takes much longer.
+    The distributions are those of torchvision's ColorJitter. For a parameter x, the factor of
+    brightness, contrast or saturation is uniform from max(0, 1 - x) to 1 + x; the shift of hue is
+    uniform from -x to x, where 1 is a full turn. A pair instead of x sets the two bounds.
 
-    All four together are one linear map of a pixel's levels, rounded and clipped once. Before
-    clipping their order makes no difference, so none is drawn.
+    Brightness scales all levels, contrast their distance from the mean grey of the picture or clip,
+    saturation the distance of each pixel from its own grey. Hue rotates colours around the grey
+    axis and keeps their luma, as in NVIDIA DALI; torchvision rotates them in HSV, which takes much
+    longer. The four are applied as one linear map of a pixel's levels, rounded and clipped once.
+    Without clipping in between, their order makes no difference, so none is drawn.
 
     Raises:
         InvalidArgument: a parameter is not valid.
@@ -206,7 +205,7 @@ class ColorJitter(PictureTransform):
         self._hue = check_bounds("hue", hue, least=-0.5, most=0.5)
 
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        # Always four draws, so that one parameter does not change the draws of the others.
+        # Always four draws: a parameter then does not change the draws of the others.
         brightness, contrast, saturation = (rng.uniform(*factor) for factor in self._factors)
         angle = 2 * math.pi * rng.uniform(*self._hue)
         colours = brightness * contrast * _colour_map(saturation, angle)
@@ -219,15 +218,14 @@ class ColorJitter(PictureTransform):
 
 
 class Normalize(PictureTransform):
-    """Converts levels to floats: (level / 255 - `mean`) / `std`, per channel.
+    """Conversion of levels to floats: (level / 255 - `mean`) / `std`, per channel.
 
-    So mean and standard deviation are given for levels from 0 to 1, as in torchvision. Use it last:
-    other transforms here take uint8.
+    Use Normalize last: the other transforms take uint8.
 
     Args:
-        mean, std: three numbers, or one for all channels.
-        dtype: of the result.
-        fields: names of the pictures; all by default.
+        mean, std: three numbers, or one for all channels, for levels from 0 to 1 as in torchvision.
+        dtype: the dtype of the result.
+        fields: the names of the pictures; all by default.
 
     Raises:
         InvalidArgument: a parameter is not valid.
@@ -255,7 +253,7 @@ class Normalize(PictureTransform):
         return self._normalized
 
     def _normalized(self, pixels: Pixels) -> Floats:
-        # Whole rows at once: over three channels at a time NumPy is four times slower.
+        # Whole rows at once: NumPy is four times slower when it broadcasts over three channels.
         width = pixels.shape[-2]
         rows = np.ascontiguousarray(pixels).reshape(-1, width * 3)
         made = np.multiply(rows, np.tile(self._scale, width), dtype=np.float32)
@@ -264,7 +262,7 @@ class Normalize(PictureTransform):
 
 
 def _colour_map(saturation: float, angle: float) -> Floats:
-    """Return the linear map of saturation and hue; its columns are the images of R, G and B."""
+    """Return the matrix of saturation and hue; its columns are the images of R, G and B."""
     cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
     turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # from red towards green
     found: Floats = _FROM_YIQ @ turned @ _TO_YIQ
@@ -279,7 +277,7 @@ def _mean_grey(pixels: Pixels) -> float:
 
 
 def _map_levels(pixels: Pixels, colours: Floats, grey: float) -> Pixels:
-    """Map levels, add `grey`, round and clip."""
+    """Multiply each pixel by the matrix `colours`, add `grey`, round and clip."""
     given = np.ascontiguousarray(pixels).reshape(-1, 3)
     made = np.empty_like(given)
     of_rgb = colours.T.astype(np.float32)
@@ -307,25 +305,21 @@ def _channels(name: str, given: float | Sequence[float]) -> Floats:
         found = np.full(3, np.nan)
     if not np.isfinite(found).all():
         raise InvalidArgument(
-            f"{name} must be a number for each of three channels, or one for all; found {given!r}"
+            f"{name} must be three numbers, one per channel, or one for all; found {given!r}"
         )
     return found
 
 
 def require_pillow(who: str) -> None:
-    """Check that Pillow is installed, without importing it.
-
-    Raises:
-        UnsupportedEnvironment: it is not.
-    """
+    """Raise UnsupportedEnvironment unless Pillow is installed; do not import it."""
     if importlib.util.find_spec("PIL") is None:
         raise UnsupportedEnvironment(f"{who} needs Pillow: {install_hint('images')}")
 
 
 def resize_frames(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Resize a picture or each frame of a clip; the result is new memory.
+    """Return a resized copy of a picture or of each frame of a clip.
 
-    Linear; when shrinking, over all pixels that a new one covers, so that nothing flickers.
+    Interpolation is linear, with antialiasing when shrinking.
     """
     made = np.empty((*pixels.shape[:-3], height, width, 3), np.uint8)
     frames = pixels.reshape(-1, *pixels.shape[-3:]) if pixels.ndim == 3 else pixels
@@ -339,20 +333,19 @@ _MAX_SIDE: Final = 16384
 
 
 class RandomResizedCrop(PictureTransform):
-    """Crops a box of random area, aspect ratio and position, and resizes it to `size`.
+    """A crop of random area, aspect ratio and position, resized to `size`.
 
     The draw is that of C. Szegedy et al., "Going deeper with convolutions" (2014), as in
-    torchvision: the area is uniform between the bounds of `scale`, shares of the picture's; the
-    ratio of width to height is log-uniform between the bounds of `ratio`; the position is uniform
-    over all that fit. A box larger than the picture is drawn again; after ten tries it is the
-    largest that `ratio` allows, in the centre. Resizing is linear, over all pixels of the box that
-    a new pixel covers.
+    torchvision: the share of the picture's area is uniform between the bounds of `scale`, the
+    aspect ratio is log-uniform between the bounds of `ratio`, and the position is uniform. A box
+    that does not fit the picture is drawn again; after ten tries, the largest centred box that
+    `ratio` allows is used. Resizing is linear, with antialiasing when shrinking.
 
     Args:
-        size: (height, width) of the result in pixels; a number stands for both.
-        scale: shares of the picture's area.
-        ratio: width over height.
-        fields: names of the pictures; all by default.
+        size: (height, width) of the result in pixels, or one number for both.
+        scale: bounds of the crop's share of the picture's area.
+        ratio: bounds of width / height.
+        fields: the names of the pictures; all by default.
 
     Raises:
         InvalidArgument: a parameter is not valid.
@@ -375,7 +368,7 @@ class RandomResizedCrop(PictureTransform):
         require_pillow(type(self).__name__)
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-        """Draw a crop for a picture of this size: top, left, height and width."""
+        """Draw a crop for a picture of this size; return its top, left, height and width."""
         for _ in range(_MAX_TRIES):
             area = rng.uniform(*self._scale) * height * width
             aspect = math.exp(rng.uniform(*self._log_ratio))
@@ -400,7 +393,7 @@ class RandomResizedCrop(PictureTransform):
 
 
 class HorizontalFlip(PictureTransform):
-    """Mirrors left and right, with probability `p`.
+    """A left-right flip with probability `p`.
 
     Raises:
         InvalidArgument: `p` is not from 0 to 1.
@@ -418,7 +411,7 @@ class HorizontalFlip(PictureTransform):
 
 
 def _mirror(pixels: Pixels) -> Pixels:
-    # As pixels of three bytes rather than single bytes: less than half the time.
+    # Viewed as pixels of three bytes: less than half the time of single bytes.
     whole = np.ascontiguousarray(pixels).view("V3")
     return np.ascontiguousarray(whole[..., ::-1, :]).view(np.uint8)
 
@@ -432,7 +425,7 @@ def _sides(size: Any) -> tuple[int, int]:
     sides = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(sides) != 2 or not all(isinstance(n, int) and 0 < n <= _MAX_SIDE for n in sides):
         raise InvalidArgument(
-            f"size must be (height, width) in pixels, or a number for both, from 1 to {_MAX_SIDE}; "
+            f"size must be (height, width) or one number, in pixels, from 1 to {_MAX_SIDE}; "
             f"found {size!r}"
         )
     return sides
