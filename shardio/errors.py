@@ -1,35 +1,34 @@
-"""Every error shardio raises.
+"""The exceptions that shardio raises.
 
-Each class also derives from the builtin that fits, so that callers who know nothing of shardio
-can catch what they expect.
+Each class also derives from the built-in exception that fits best.
 
     ShardioError
-    ├── DataError                       something on disk is bad (exit code 1)
-    │   ├── ShardCorrupt                ValueError      bytes of a shard break a rule of the format
-    │   │   ├── ChecksumMismatch                        ... in particular: a hash does not match
-    │   │   └── ShardChanged                            ... was cut short or replaced while in use
-    │   ├── ShardIncomplete             ValueError      a writer never finished this file
-    │   ├── ShardUnsupported            ValueError      needs a newer version or another feature
-    │   ├── DatasetCorrupt              ValueError      dataset.json, a generation, shards disagree
+    ├── DataError                       data on disk is invalid (exit code 1)
+    │   ├── ShardCorrupt                ValueError      bytes of a shard violate the format
+    │   │   ├── ChecksumMismatch                        a stored hash does not match its bytes
+    │   │   └── ShardChanged                            a shard was changed while in use
+    │   ├── ShardIncomplete             ValueError      a shard was never finished by its writer
+    │   ├── ShardUnsupported            ValueError      a shard needs a newer version or feature
+    │   ├── DatasetCorrupt              ValueError      manifest and shards of a dataset disagree
     │   └── MediaError                  ValueError      a video or image cannot be decoded
     ├── ShardNotFound                   FileNotFoundError
     ├── ShardExists                     FileExistsError
     ├── DatasetNotFound                 FileNotFoundError
     ├── DatasetExists                   FileExistsError
     ├── DatasetConflict                 FileExistsError another writer published first
-    ├── InvalidArgument                 ValueError      an option or argument is not acceptable
-    ├── SchemaError                     ValueError      a schema or a sample is not acceptable
+    ├── InvalidArgument                 ValueError      an option or argument is invalid
+    ├── SchemaError                     ValueError      a schema or a sample is invalid
     ├── TransformError                  RuntimeError    the user's transform failed
-    ├── WorkerDied                      RuntimeError    a worker process ended too early
+    ├── WorkerDied                      RuntimeError    a worker process exited before its result
     ├── TooManySkipped                  RuntimeError    more samples failed than may be skipped
-    ├── BatchTimeout                    TimeoutError    a batch did not come in time
-    ├── StoreUnavailable                OSError         an object store gave nothing for too long
+    ├── BatchTimeout                    TimeoutError    a batch was not ready in time
+    ├── StoreUnavailable                OSError         an object store did not answer in time
     ├── StoreAccessDenied               PermissionError an object store refuses the credentials
-    ├── CacheFull                       OSError         no room for a shard from an object store
-    ├── ServerUnreachable               ConnectionError no server sends batches any more
-    ├── ClosedError                     RuntimeError    something is used after close()
-    ├── InsufficientMemory              MemoryError     says needed and available bytes
-    └── UnsupportedEnvironment          RuntimeError    something is missing here (exit code 3)
+    ├── CacheFull                       OSError         the cache has no space for a shard
+    ├── ServerUnreachable               ConnectionError no server sends batches
+    ├── ClosedError                     RuntimeError    an object is used after close()
+    ├── InsufficientMemory              MemoryError     there is not enough memory
+    └── UnsupportedEnvironment          RuntimeError    something needed is missing (exit code 3)
 """
 
 from __future__ import annotations
@@ -68,19 +67,19 @@ __all__ = [
 
 
 class ShardioError(Exception):
-    """Base of every error that shardio raises on purpose."""
+    """The base class of shardio's exceptions."""
 
 
 class DataError(ShardioError):
-    """Something on disk is bad: the data, not the call."""
+    """The data on disk is invalid."""
 
 
 class ShardCorrupt(DataError, ValueError):
-    """Bytes of a shard break a rule of the format.
+    """Bytes of a shard violate a rule of the format.
 
-    `code` is a stable name of the rule (`"overlap"`, `"padding"`, …); the other attributes say
-    where: `path`, `section`, `field`, `sample` (row in the shard), `offset` (byte in the file),
-    `expected` and `found`. Each is None where it does not apply.
+    `code` is a stable name of the rule (`"overlap"`, `"padding"`, …). The attributes `path`,
+    `section`, `field`, `sample` (row in the shard), `offset` (byte in the file), `expected` and
+    `found` are None where they do not apply.
     """
 
     def __init__(
@@ -123,14 +122,14 @@ def _rebuild(kind: type[ShardCorrupt], what: str, state: dict[str, Any]) -> Shar
 
 
 class ChecksumMismatch(ShardCorrupt):
-    """A stored hash does not match the bytes it covers: they changed after they were written."""
+    """A stored hash does not match its bytes, which changed after they were written."""
 
 
 class ShardChanged(ShardCorrupt):
-    """A shard was cut short, replaced or written to while in use: nothing published ever is.
+    """A shard was truncated, replaced or written to while in use; shardio never does this.
 
-    `code` is `"file_size"`, `"replaced"` or `"changed"`. Where a worker process was lost to it, the
-    cause is the WorkerDied. Restore the shard, or publish the dataset anew, and open it again.
+    `code` is `"file_size"`, `"replaced"` or `"changed"`. If it crashed a worker, `__cause__` is the
+    WorkerDied. Restore the shard or publish the dataset again, then open it again.
     """
 
     def at(
@@ -141,7 +140,7 @@ class ShardChanged(ShardCorrupt):
         sample: int | None = None,
         offset: int | None = None,
     ) -> ShardChanged:
-        """Itself, with its place where that is not known yet."""
+        """Set those of the attributes that are None yet; return self."""
         if self.section is None:
             self.section = section
         if self.field is None:
@@ -154,15 +153,15 @@ class ShardChanged(ShardCorrupt):
 
 
 class ShardIncomplete(DataError, ValueError):
-    """A writer never finished this file; nothing in it can be read. Write it again."""
+    """The shard was never finished by its writer and cannot be read. Write it again."""
 
 
 class ShardUnsupported(DataError, ValueError):
-    """The file needs a newer shardio, or a feature this one lacks; it is not damaged."""
+    """The shard needs a newer shardio, or a feature this one lacks; the file is not damaged."""
 
 
 class DatasetCorrupt(DataError, ValueError):
-    """`dataset.json`, a generation, or the shards they name do not agree."""
+    """`dataset.json`, a generation and the shards that they list do not agree."""
 
 
 class MediaError(DataError, ValueError):
@@ -174,7 +173,7 @@ class ShardNotFound(ShardioError, FileNotFoundError):
 
 
 class ShardExists(ShardioError, FileExistsError):
-    """There is a file of this name; shards are never overwritten."""
+    """A file of this name exists; shards are never overwritten."""
 
 
 class DatasetNotFound(ShardioError, FileNotFoundError):
@@ -186,11 +185,11 @@ class DatasetExists(ShardioError, FileExistsError):
 
 
 class DatasetConflict(ShardioError, FileExistsError):
-    """Another writer published this generation first; nothing of theirs was changed."""
+    """Another writer published this generation first; its files were not changed."""
 
 
 class InvalidArgument(ShardioError, ValueError):
-    """An option or argument is not acceptable; the message lists what is."""
+    """An option or argument is invalid; the message lists the valid ones."""
 
 
 class SchemaError(ShardioError, ValueError):
@@ -198,52 +197,52 @@ class SchemaError(ShardioError, ValueError):
 
 
 class TransformError(ShardioError, RuntimeError):
-    """The user's transform raised (the message holds the traceback), or its result does not fit."""
+    """The user's transform raised (the message has the traceback) or returned an invalid result."""
 
 
 class WorkerDied(ShardioError, RuntimeError):
-    """A worker process ended without finishing its task."""
+    """A worker process exited without finishing its task."""
 
 
 class TooManySkipped(ShardioError, RuntimeError):
-    """More samples of an epoch failed than `max_skips` allows; the message names the last."""
+    """More samples failed in an epoch than `max_skips` allows; the message names the last one."""
 
 
 class BatchTimeout(ShardioError, TimeoutError):
-    """A batch did not come within `timeout_s`; the message says what every worker was doing."""
+    """A batch was not ready within `timeout_s`; the message reports what each worker was doing."""
 
 
 class StoreUnavailable(ShardioError, OSError):
-    """An object store gave nothing within the deadline; the message says what failed last."""
+    """An object store did not answer by the deadline; the message reports the last failure."""
 
 
 class StoreAccessDenied(ShardioError, PermissionError):
-    """An object store refuses: credentials are missing, wrong or expired, or may not do this."""
+    """An object store refuses access: credentials are missing, wrong, expired or insufficient."""
 
 
 class CacheFull(ShardioError, OSError):
-    """The disk of the cache is full, and what lies in it is in use; the message has the bytes."""
+    """The cache's disk is full, and all its shards are in use; the message has the sizes."""
 
 
 class ServerUnreachable(ShardioError, ConnectionError):
-    """No server answers, or none that knows this client's key; the message says what was heard."""
+    """No server answers, or none accepts this client's key; the message lists their answers."""
 
 
 class ClosedError(ShardioError, RuntimeError):
-    """A loader, reader or writer is used after it was closed, or in a forked child."""
+    """A loader, reader or writer was used after it was closed, or in a forked child."""
 
 
 class InsufficientMemory(ShardioError, MemoryError):
-    """There is not enough memory; the message says needed and available bytes."""
+    """There is not enough memory; the message has the needed and available bytes."""
 
 
 class UnsupportedEnvironment(ShardioError, RuntimeError):
-    """A platform feature, program or package is missing; the message says how to get it."""
+    """A platform feature, program or package is missing; the message explains how to get it."""
 
 
 def install_hint(extra: str) -> str:
     """Return the command that installs an extra of shardio.
 
-    It names the checkout: on package indexes, the name `shardio` is taken by another project.
+    The command names a checkout: on package indexes, another project has the name `shardio`.
     """
     return f"pip install '.[{extra}]' in a checkout of shardio"

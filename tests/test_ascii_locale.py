@@ -124,7 +124,7 @@ def test_a_path_that_the_locale_cannot_express_is_refused_with_the_way_out(
     code = f"import shardio\ntry:\n    {call}\nexcept ValueError as error:\n    print(ascii(error))"
     done = run_python(code.encode("ascii", "backslashreplace").decode(), folder=tmp_path)
     assert done.stdout.startswith(f'InvalidArgument("{what} is ')
-    assert "ascii, cannot express; set PYTHONUTF8=1" in done.stdout
+    assert "ascii, cannot encode; set PYTHONUTF8=1" in done.stdout
 
 
 @pytest.mark.parametrize(

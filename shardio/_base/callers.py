@@ -1,4 +1,4 @@
-"""User code around the library: signatures, options typed by habit, the stack level of warnings."""
+"""Inspection of calling code: signatures, unknown options, the stack level of warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from shardio.errors import InvalidArgument
 
 
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
-    """Return True if a user's function is called as f(given, rng) rather than f(given)."""
+    """Return True if a user's function has to be called as f(given, rng) rather than f(given).
+
+    Args:
+        name: the option that holds the function, for the message.
+        given: the name of the first parameter, for the message.
+        function: the user's function.
+
+    Raises:
+        InvalidArgument: the function takes other arguments.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have no signature
@@ -30,16 +39,16 @@ def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
 def refuse_unknown_options(
     name: str, given: Iterable[str], known: Iterable[str], habits: Mapping[str, str]
 ) -> None:
-    """Refuse options that a function does not have, and say what to write instead.
+    """Raise an error for options that a function does not have, with what to write instead.
 
     Args:
-        name: of the function, for the message.
-        given: the names of the options.
-        known: the names of those that it has.
-        habits: for options of other libraries, what to write here.
+        name: the name of the function, for the message.
+        given: the names of the options that the caller wrote.
+        known: the names of the function's options.
+        habits: advice on options of other libraries, by name.
 
     Raises:
-        TypeError: one is unknown.
+        TypeError: an option is unknown.
     """
     known = list(known)
     for option in given:
@@ -53,7 +62,7 @@ def refuse_unknown_options(
 
 
 def caller_stacklevel() -> int:
-    """Return the `stacklevel` with which a warning of the calling function points at user code."""
+    """Return the `stacklevel` that makes a warning of the calling function point at user code."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("shardio."):
         frame, level = frame.f_back, level + 1

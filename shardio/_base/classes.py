@@ -1,4 +1,4 @@
-"""Building blocks of classes: closing by `with`, and a cached property without a lock."""
+"""Base classes for context managers, and a cached property without a lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["cached_property"]
 
 
 class Closing(ABC):
-    """A context manager that calls `close` at the end of its `with`, also after an exception."""
+    """A context manager that calls `close` on exit, also after an exception."""
 
     @abstractmethod
     def close(self) -> object:
@@ -39,7 +39,7 @@ class Publishing(Closing):
 
     @abstractmethod
     def abort(self) -> None:
-        """Remove everything that was written and publish nothing. Idempotent."""
+        """Remove all output written so far and publish nothing. Idempotent."""
 
     def __exit__(
         self,
@@ -59,9 +59,9 @@ _Value = TypeVar("_Value")
 class cached_property(Generic[_Value]):  # a decorator, as `property` is
     """A property that is computed once and then stored in the object's `__dict__`.
 
-    There is no lock: two threads may both compute the value on first use, and the last one is kept.
-    `functools.cached_property` holds one lock per property, for all objects of a class, until
-    Python 3.12; a process forked while another thread holds it deadlocks.
+    There is no lock: two threads may both compute the value on first use, and the later value is
+    kept. Before Python 3.12, `functools.cached_property` has one lock per property for all objects
+    of a class; a process forked while another thread holds the lock deadlocks.
     """
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:

@@ -1,7 +1,7 @@
-"""File names as stored UTF-8 text, and as Python spells them.
+"""Conversion of file names between stored UTF-8 text and Python strings.
 
-Python decodes names by the locale: in an ASCII locale, `ß` becomes two surrogates. Stored names do
-not depend on the locale, so a stored name becomes a path by its bytes.
+Python decodes file names by the locale: in an ASCII locale, `ß` becomes two surrogates. Stored
+names do not depend on the locale.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _ESCAPE: Final = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 
 
 def stored_name(name: str) -> str:
-    """Return a file name as text that can be stored; bytes that are not UTF-8 are escaped.
+    r"""Return a file name as text that can be stored; bytes that are not UTF-8 become `\xNN`.
 
-    Escapes are hexadecimal. Different names stay different: in a name that contains escapes, or
-    text that looks like one, backslashes are doubled.
+    Different names stay different: in a name that gets escapes or already contains `\x`,
+    backslashes are doubled.
     """
     raw = os.fsencode(name)
     try:
@@ -32,7 +32,7 @@ def stored_name(name: str) -> str:
 
 
 def original_name(stored: str) -> str:
-    """Return the file name from which `stored_name` made `stored`, as Python spells it here."""
+    """Return the file name of which `stored` is the stored name, decoded by the current locale."""
     raw = stored.encode()
     if "\\x" in stored:
         raw = _ESCAPE.sub(lambda found: bytes.fromhex((found[1] or b"5c").decode()), raw)
@@ -40,29 +40,29 @@ def original_name(stored: str) -> str:
 
 
 def local_name(text: str) -> str:
-    """Return a UTF-8 file name as Python spells it in the current locale."""
+    """Return a UTF-8 file name as Python decodes it in the current locale."""
     return os.fsdecode(text.encode())
 
 
 def utf8_name(name: str) -> str:
-    """Return a file name as Python spells it in a UTF-8 locale."""
+    """Return a file name as Python decodes it in a UTF-8 locale."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
 def check_encodable(path: str | os.PathLike[str], what: str) -> None:
-    """Check that the file system encoding can express a path. Paths that Python listed always pass.
+    """Check that the file system encoding can encode a path. Paths that Python listed always pass.
 
     Raises:
-        InvalidArgument: it cannot; the message starts with `what`.
+        InvalidArgument: the path cannot be encoded; the message starts with `what`.
     """
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
         if error.encoding == "utf-8":  # half of a surrogate pair
-            reason = "which is no name that a folder or file can have"
+            reason = "which no file or folder can be called"
         else:
             reason = (
                 f"which the file system encoding of this process, {error.encoding}, cannot "
-                "express; set PYTHONUTF8=1, or use a UTF-8 locale"
+                "encode; set PYTHONUTF8=1, or use a UTF-8 locale"
             )
         raise InvalidArgument(f"{what} is {os.fspath(path)!r}, {reason}") from error

@@ -14,15 +14,17 @@ from typing import Any, Final, Self
 
 @dataclass(frozen=True, slots=True)
 class LoadingStats:
-    """The cost of one iteration, or of several together; times in seconds.
+    """Times (in seconds) and counters of one iteration, or the sum of several.
 
-    `elapsed_s` is the loop's time from its start to now or to its end: `waiting_s` for data,
-    `hand_over_s` for making batches and sending tasks, and `body_s` in the loop's own code.
+    `elapsed_s` is the time from the start of the loop to now or to its end. It is the sum of
+    `waiting_s` for data, `hand_over_s` for building batches and sending tasks, and `body_s` in the
+    loop's own code.
 
-    `filling_s` is the time that all workers together spent filling batches: `reading_s` on copying
-    stored values, `checking_s` on hashes, `decoding_s` on compressed records, `transforming_s` in
-    the transform, the batch_transform and a collate function. Of records, one in seven is timed and
-    counts for seven. Without workers, `filling_s` is part of `waiting_s`.
+    `filling_s` is the time that all workers together spent filling batches. It is the sum of
+    `reading_s` for copying stored values, `checking_s` for hashes, `decoding_s` for compressed
+    records, and `transforming_s` in the transform, the batch_transform and a collate function. One
+    record in seven is timed and counts for seven. Without workers, `filling_s` is part of
+    `waiting_s`.
 
     `ready_s` is the time that filled batches waited for the loop, summed over batches.
     """
@@ -38,15 +40,14 @@ class LoadingStats:
     n_batches: int = 0
     n_samples: int = 0
     n_bytes: int = 0
-    """Bytes of the values in those batches."""
+    """Bytes of the values in the batches."""
     n_skipped: int = 0
-    """Skipped samples; `n_samples` includes them, as another sample fills their row."""
+    """Skipped samples; `n_samples` includes them, because another sample takes their row."""
     n_copies: int = 0
     """Batches copied out of their blocks because user code held all other blocks."""
     n_restarts: int = 0
     """Workers that crashed and were replaced."""
     n_blocks_made: int = 0
-    """Blocks created."""
 
     @property
     def body_s(self) -> float:
@@ -55,13 +56,13 @@ class LoadingStats:
 
     @property
     def reading_s(self) -> float:
-        """Worker time spent copying stored values: all filling time not counted elsewhere."""
+        """Worker time spent copying stored values: the filling time not counted elsewhere."""
         apart_s = self.checking_s + self.decoding_s + self.transforming_s
         return max(0.0, self.filling_s - apart_s)
 
     @property
     def queue_depth(self) -> float:
-        """The average number of filled batches that wait for the loop."""
+        """The average number of filled batches waiting for the loop."""
         return self.ready_s / self.elapsed_s if self.elapsed_s else 0.0
 
     def __add__(self, other: Self) -> LoadingStats:
@@ -77,7 +78,7 @@ class LoadingStats:
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """The result of `loader.stats()`: figures of the latest iteration and the total of all."""
+    """The result of `loader.stats()`: the latest iteration, and the total of all iterations."""
 
     epoch: int
     n_workers: int
@@ -96,7 +97,7 @@ class LoaderStats:
 
 @dataclass(frozen=True, slots=True)
 class SkippedItem:
-    """An item that failed and was left out (with on_error="skip").
+    """An item that failed and was skipped (with on_error="skip").
 
     `index` counts items from 0; `item` is its shortened repr; `error` is the name of the
     exception's class, and `text` its message.
@@ -117,15 +118,15 @@ class ItemStats:
     n_taken: int = 0
     """Items whose values were returned."""
     n_skipped: int = 0
-    """Items that failed and were left out."""
+    """Items that failed and were skipped."""
     n_restarts: int = 0
     """Workers that crashed and were replaced."""
     n_copies: int = 0
     """Values copied out of their blocks because user code held all other blocks."""
     n_bytes: int = 0
-    """Bytes of the values that arrived in blocks: all but small ones."""
+    """Bytes of the values that arrived in blocks; small values do not."""
     calling_s: float = 0.0
-    """Time that all workers together have spent in the function."""
+    """Time in the function, summed over workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,48 +143,47 @@ class StageStats:
     n_dropped: int
     """Calls that returned None, which drops an item."""
     n_failed: int
-    """Calls that failed."""
     busy_s: float
     """Time in the stage's function, summed over threads."""
     waiting_s: float
-    """Time that items waited for a free thread of the stage, summed over items."""
+    """Time spent waiting for a free thread of the stage, summed over items."""
     elapsed_s: float
     """The time covered by these figures."""
 
     @property
     def queue_depth(self) -> float:
-        """The average number of items that wait for the stage."""
+        """The average number of items waiting for the stage."""
         return self.waiting_s / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
     def n_busy(self) -> float:
         """The average number of concurrent calls.
 
-        Near `concurrency`, the stage is the bottleneck.
+        A stage with a value near `concurrency` is the bottleneck.
         """
         return self.busy_s / self.elapsed_s if self.elapsed_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStats:
-    """The result of `stats()` of a DataLoader or Pipeline: its latest iteration, so far."""
+    """The result of `stats()` of a DataLoader or Pipeline: the latest iteration, so far."""
 
     stages: tuple[StageStats, ...]
-    """The stages from the source on, without batching."""
+    """The stages in the order of the pipeline, batching excluded."""
     n_results: int
-    """Results that the loop has received."""
+    """Results received by the loop."""
     skipped: tuple[SkippedItem, ...]
-    """Failures that were left out (with on_error="skip"); a batch is named by its last item."""
+    """Failed items or batches (with on_error="skip"); a batch has the index of its last item."""
     waiting_s: float
     """Time that the loop has waited for results."""
     elapsed_s: float
     """Time from the start of the iteration to its end or to now."""
     buffer_depth: float
-    """The average number of results that wait for the loop."""
+    """The average number of results waiting for the loop."""
 
     @property
     def n_skipped(self) -> int:
-        """The number of calls that failed and were left out."""
+        """The number of calls that failed and were skipped."""
         return len(self.skipped)
 
     def as_json(self) -> dict[str, Any]:
@@ -197,17 +197,15 @@ CHECK, DECODE, TRANSFORM = range(3)
 """Indexes into `PHASE_TIMES.sums_ns`."""
 
 TIMED_EVERY: Final = 7
-"""Of records, one in seven is timed and counts for seven: two clock readings cost as much as the
-hash of a short record. A prime, since clips of a video may come in eights.
+"""One record in seven is timed and counts for seven, because two clock readings cost as much as the
+hash of a short record. A prime number, because clips of a video may come in groups of eight.
 """
 
 now_ns = perf_counter_ns
-"""The clock of all timers; shared by the processes of one machine."""
+"""The clock of all timers; the processes of a machine share it."""
 
 
 class _PhaseTimes(threading.local):
-    """The sums of one thread."""
-
     def __init__(self) -> None:
         self.sums_ns = [0, 0, 0]
 

@@ -228,7 +228,7 @@ def test_an_invalid_folder_name_is_refused(
 ) -> None:
     (lines / "cwd").mkdir()
     monkeypatch.chdir(lines / "cwd")
-    message = r"out \(OUT\) is (empty|'a.*, not a valid folder name|'a.* no name that a folder)"
+    message = r"out \(OUT\) is (empty|'a.*, not a valid folder name|'a.* no file or folder)"
     with pytest.raises(InvalidArgument, match=message):
         shardio.convert(lines if source == "files" else [{"x": 1}], out)
     assert not [*Path().iterdir()]
