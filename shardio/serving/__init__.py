@@ -1,7 +1,7 @@
 """Serve the batches of a dataset to loaders on other machines, over ZeroMQ.
 
-`make_server` is what `shardio serve` runs; the other side is `shardio.connect`.
-Names are imported on first use: a client needs nothing of the server.
+`shardio serve` runs the server of `make_server`; `shardio.connect` is its client.
+Names are imported on first use, because clients do not need the server's modules.
 """
 
 from __future__ import annotations

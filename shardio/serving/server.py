@@ -1,13 +1,13 @@
-"""A server: one socket for all clients, a session for each, and a gatekeeper if there are keys.
+"""The server: one socket for all clients, a session per client, and a gatekeeper for keys.
 
     main thread    socket ──▶ sessions (tell)      threads of sessions ──▶ outgoing ──▶ socket
                    gatekeeper                                  (an event wakes the main thread)
 
-The gatekeeper decides on every client's key before ZeroMQ reads anything else, by the protocol ZAP
-(RFC 27): a request has version, id, domain, the client's address, identity, mechanism and
-credentials; the answer has version, id, a code, its text, a user and metadata.
+The gatekeeper checks each client's key by the ZAP protocol (RFC 27), before ZeroMQ reads anything
+else. A ZAP request has version, id, domain, the client's address, identity, mechanism and
+credentials; the answer has version, id, status code, status text, user and metadata.
 
-`stop` is for any thread and for signal handlers, `close` for another thread than that of `run`.
+`stop` may be called from any thread or signal handler, `close` from any thread but that of `run`.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ _N_FRAMES: Final = 7
 
 
 class Gatekeeper:
-    """The ZAP socket that ZeroMQ asks; it has to exist before any client can connect.
+    """The ZAP handler that admits clients by their keys; create it before any client can connect.
 
     Args:
-        context: of the sockets that it guards.
-        keys: of the admitted clients.
+        context: the ZeroMQ context of the sockets that it guards.
+        keys: the keys of the server and of the clients to admit.
     """
 
     def __init__(self, context: Any, keys: ServerKeys) -> None:
@@ -76,7 +76,7 @@ class Gatekeeper:
         self.socket.bind(_ENDPOINT)
 
     def answer(self) -> None:
-        """Answer one request, if there is any."""
+        """Answer one request if there is one."""
         try:
             frames = self.socket.recv_multipart(self._zmq.NOBLOCK)
         except self._zmq.Again:
@@ -84,7 +84,7 @@ class Gatekeeper:
         request_id = frames[1] if len(frames) > 1 else b""
         try:
             code, message = (b"200", b"OK") if self._is_known(frames) else (b"400", b"unknown key")
-        except OSError as error:  # connections from anywhere may have used up all file descriptors
+        except OSError as error:  # e.g. unknown clients have used up all file descriptors
             code, message = str(ASK_AGAIN).encode(), str(error.strerror).encode("ascii", "replace")
         self.socket.send_multipart([_VERSION, request_id, code, message, b"", b""])
 
@@ -96,19 +96,22 @@ class Gatekeeper:
 
 _BEAT_S: Final = 1.0
 _GRACE_S: Final = 10.0
-"""The time the session of a lost client is kept for it to come back."""
+"""The time for which the session of a lost client is kept, in case the client reconnects."""
 _TOKEN_LETTERS: Final = 32
 _AT_ONCE: Final = 64
-"""Messages that are read before others have their turn."""
+"""Messages read before anything else is done."""
 _MAX_UNSENT: Final = 4 * MAX_AHEAD
-"""The queued messages of one client, bounded by credit; a client that reads none counts as lost."""
+"""Messages queued for one client. Credit bounds them; a client that reads none counts as lost."""
 _MAX_UNHEARD: Final = 16
-"""Messages of one client that have come and wait for their turn; each may have 4 MiB."""
+"""Unread messages of one client, each of up to 4 MiB."""
 _GOODBYE_S: Final = 2.0
 
 
 class _Client:
-    """A session, and where its client is: `gone_s` says since when it is nowhere."""
+    """A session and the ZeroMQ identity of its client.
+
+    `gone_s` is the time at which the client was lost, None while it is connected.
+    """
 
     def __init__(self, identity: bytes, session: Session) -> None:
         self.identity, self.session = identity, session
@@ -116,18 +119,18 @@ class _Client:
 
 
 class Server(Closing):
-    """A server of batches: owns the socket and all sessions.
+    """A server of batches. It owns its socket and all sessions.
 
     Args:
         make_loader: makes a loader from a client's options.
-        served: what batches depend on, besides the dataset and these options.
-        bind: the address; the port `*` stands for any free one.
-        keys: CURVE keys; None to serve this machine only.
+        served: values that batches depend on, apart from the dataset and the client's options.
+        bind: the address to listen at; the port `*` stands for any free port.
+        keys: CURVE keys; None to serve only this machine.
         most_clients: the maximum number of sessions.
 
     Raises:
-        InvalidArgument: the address is invalid, in use, or open to others without keys.
-        UnsupportedEnvironment: pyzmq is missing, or too few files may be open.
+        InvalidArgument: the address is invalid, in use, or open to other machines without keys.
+        UnsupportedEnvironment: pyzmq is missing, or the limit of open files is too low.
     """
 
     def __init__(
@@ -143,9 +146,9 @@ class Server(Closing):
         asked = parse(bind)
         if keys is None and not asked.is_loopback:
             raise InvalidArgument(
-                f"{asked} is open to other machines, and without keys to everybody there: "
-                "`shardio serve --make-keys DIR` makes some, pass them as --keys DIR; or bind "
-                "tcp://127.0.0.1, which ssh -L reaches"
+                f"{asked} is open to other machines, and without keys to anybody there: make keys "
+                "with `shardio serve --make-keys DIR` and pass --keys DIR, or bind tcp://127.0.0.1 "
+                "and forward the port with ssh -L"
             )
         self._make_loader, self._served = make_loader, served
         self._most_clients = most_clients
@@ -155,18 +158,18 @@ class Server(Closing):
         self._outgoing: deque[tuple[Session, Frames]] = deque()
         self._is_stopping = False
         self._at_work = threading.Lock()
-        """Held by `run`, whose sockets no other thread may close."""
-        self._of_the_bell = threading.RLock()  # reentrant: a signal may arrive while it is held
+        """Held by `run`: no other thread may close its sockets."""
+        self._of_the_bell = threading.RLock()  # reentrant, because signal handlers acquire it
         check_files(OWN_FILES)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context = zmq.Context()
         self.n_garbled = 0
         try:
-            # First: ZeroMQ accepts every client as long as no gatekeeper answers.
+            # First, because ZeroMQ accepts every client while there is no gatekeeper.
             self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
             self._socket = self._listen(asked, keys)
             self.address: str = self._socket.last_endpoint.rstrip(b"\0").decode()
-            """The address it listens at."""
+            """The address that the server listens at."""
         except BaseException:
             self.close()
             raise
@@ -175,7 +178,7 @@ class Server(Closing):
         zmq, socket = self._zmq, self._context.socket(self._zmq.ROUTER)
         socket.linger = 0
         socket.sndhwm, socket.rcvhwm = _MAX_UNSENT, _MAX_UNHEARD
-        # A client that connects and stays silent uses up a descriptor
+        # A client that connects and stays silent would hold a file descriptor.
         socket.handshake_ivl = SILENCE_MS
         socket.router_mandatory = True
         socket.maxmsgsize = MAX_HEAD_BYTES
@@ -192,11 +195,11 @@ class Server(Closing):
 
     @property
     def sessions(self) -> list[Session]:
-        """The sessions that have a client, or wait for it to come back."""
+        """The sessions whose clients are connected or may still reconnect."""
         return [client.session for client in self._clients.values()]
 
     def run(self) -> None:
-        """Serve until `stop`, or `close`."""
+        """Serve until `stop` or `close` is called."""
         with self._at_work:
             self._run()
 
@@ -219,7 +222,7 @@ class Server(Closing):
                 self._beat()
 
     def stop(self) -> None:
-        """End `run`, from wherever."""
+        """End `run`; for any thread or signal handler."""
         self._is_stopping = True
         self._ring()
 
@@ -258,17 +261,17 @@ class Server(Closing):
             self._clients[token].session.tell(head)
 
     def _admit(self, identity: bytes, head: dict[str, Any]) -> None:
-        """Make a session, or give a client that was cut off its own back."""
+        """Create a session for a client, or attach a client that reconnects to its session."""
         token = text(head, "token")
         if len(token) != _TOKEN_LETTERS:
             raise MalformedMessage("an invalid token")
         try:
             if number(head, "version") != VERSION:
                 raise InvalidArgument(
-                    f"the server speaks version {VERSION} of shardio's messages, the client "
+                    f"the server uses version {VERSION} of shardio's protocol, the client "
                     f"{head['version']}: install the same shardio on both"
                 )
-            if self._by_identity.get(identity, token) != token:  # a connection has one session
+            if self._by_identity.get(identity, token) != token:  # one session per connection
                 self._release_worker(self._by_identity[identity])
             client = self._clients.get(token)
             if client is not None and client.session.is_running:
@@ -287,17 +290,17 @@ class Server(Closing):
         self._by_identity[identity] = token
 
     def _check_room(self) -> None:
-        """Make sure that one more session is allowed, besides those that are about to end."""
+        """Raise UnsupportedEnvironment if there are too many sessions, open or ending."""
         self._ending = [session for session in self._ending if session.is_running]
         n, n_ending = len(self._clients), len(self._ending)
         if n >= self._most_clients or n + n_ending >= 2 * self._most_clients:
             raise UnsupportedEnvironment(
-                f"the server has {n} clients, ends the loaders of {n_ending} that have gone, and "
-                "takes no more (--max-clients)"
+                f"the server accepts no more clients (--max-clients): it has {n}, and is still "
+                f"closing the loaders of {n_ending} former ones"
             )
 
     def _send_out(self) -> None:
-        """Send what sessions have posted."""
+        """Send the messages that sessions have queued."""
         try:
             os.eventfd_read(self._bell)
         except BlockingIOError:
@@ -314,7 +317,7 @@ class Server(Closing):
             client.gone_s = time.monotonic()
 
     def _send(self, identity: bytes, frames: Frames) -> bool:
-        """Send a message; return False if its client is gone."""
+        """Send a message; return False if the client is gone."""
         try:
             self._socket.send_multipart([identity, *frames], self._zmq.NOBLOCK, copy=False)
         except self._zmq.ZMQError:
@@ -322,10 +325,10 @@ class Server(Closing):
         return True
 
     def _beat(self) -> None:
-        """Send heartbeats, and drop lost clients."""
+        """Send heartbeats, and end the sessions of lost clients."""
         now_s = time.monotonic()
         over = {token for token, each in self._clients.items() if not each.session.is_running}
-        self._send_out()  # the sessions' last messages
+        self._send_out()  # last messages of the sessions in `over`
         for token, client in list(self._clients.items()):
             if token in over:
                 self._release_worker(token)
@@ -374,26 +377,27 @@ def make_server(
     start_method: StartMethod = "zygote",
     max_clients: int = 16,
 ) -> Server:
-    """Make a server of a dataset, which the caller owns; `run` serves until `stop`.
+    """Return a server of a dataset; `run` serves until `stop`, and the caller closes the server.
 
-    Every client gets its own loader, with the options that it requests and the ones given here.
+    Each client gets its own loader, with the client's options and those given here.
 
     Args:
         dataset: a folder.
-        bind: the address to listen at, as "tcp://127.0.0.1:5555"; the port `*` stands for any free
-            one.
+        bind: the address to listen at, such as "tcp://127.0.0.1:5555"; the port `*` stands for any
+            free port.
         keys: the folder made by `make_keys`; without it, only this machine is served.
         num_workers, transform, batch_transform, memory_bytes, start_method: options of ShardLoader,
             for the loader of each client.
-        access: as `shardio.open` takes it.
+        access: as in `shardio.open`.
         max_clients: the maximum number of clients at a time.
 
     Raises:
-        InvalidArgument: an option is not acceptable, or the address is open to others without keys.
+        InvalidArgument: an option is invalid, or the address is open to other machines without
+            keys.
         DatasetNotFound, DatasetCorrupt, …: the dataset cannot be opened.
         UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
     """
-    # Otherwise these errors would reach the first client only.
+    # Checked here, because only clients would see the errors of a loader.
     for name, given, function in (
         ("transform", "sample", transform),
         ("batch_transform", "batch", batch_transform),
@@ -405,7 +409,7 @@ def make_server(
             count(name, value, least)
     path = os.fspath(dataset)
     with open_dataset(path):
-        pass  # damage is reported before any client connects
+        pass  # report damage before any client connects
 
     def make_loader(options: dict[str, Any]) -> ShardLoader:
         opened = {name: options.pop(name) for name in ("subset", "verify") if name in options}
@@ -431,7 +435,7 @@ def make_server(
 
 
 def _named(function: Callable[..., Any] | None) -> str | None:
-    """Return the name of a function, which identifies it for clients."""
+    """Return a name by which clients can tell functions apart; None for no function."""
     if function is None:
         return None
     name = getattr(function, "__qualname__", type(function).__name__)

@@ -1,7 +1,7 @@
 """The session of one client: its loader, and a thread that sends its batches.
 
-The server's thread passes messages in (`tell`); the session sends through `post`, from its own
-thread. It sends ahead as far as the client's credit allows, and never beyond its limit of bytes.
+The server's thread passes messages in (`tell`); the session's thread sends through `post`. It sends
+batches ahead within the client's credit and its own limit of bytes.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from shardio.serving.client.protocol import (
 )
 
 MAX_UNTAKEN_BYTES: Final = 256 << 20
-"""Of batches that were sent and that no loop has got, or that have not left, whatever a client says
-of them; unless a single one is larger."""
+"""The limit for batches that the client's loop has not taken, and for batches still in ZeroMQ's
+queue. A single batch may exceed it."""
 MAX_AHEAD: Final = 1 << 10
-"""Batches, whatever a client grants."""
+"""The maximum number of batches sent ahead, however many a client grants."""
 _MAX_TOLD: Final = 16
-"""Messages that wait for the loader; a client waits for most of its answers."""
+"""Messages waiting for the session; a client waits for the answers to most of its messages."""
 _LOOK_S: Final = 0.05
-"""The interval at which it checks for room, where that depends on the network."""
+"""The interval of checks for room, when room depends on the network."""
 
 Head = dict[str, Any]
 Frames = list[Any]
 
 
 class Session:
-    """A loader and a thread, both owned until `leave`, or until the process exits.
+    """The session of one client. It owns a loader and a thread until `leave`.
 
     Args:
-        head: the message that opens it.
-        make_loader: makes the loader of these options.
-        served: what else its batches depend on.
-        post: sends the frames of a message to the client.
+        head: the client's "open" message.
+        make_loader: makes a loader from the client's options.
+        served: values that batches depend on, apart from the dataset and the client's options.
+        post: queues the frames of a message to the client.
 
     Raises:
         MalformedMessage: the message is invalid.
-        UnsupportedEnvironment: no more threads can be started.
+        UnsupportedEnvironment: no thread can be started.
     """
 
     def __init__(
@@ -68,41 +68,41 @@ class Session:
         self._told: deque[Head] = deque()
         self._is_leaving = False
         self._beginning: dict[str, Any] = {}
-        """The first state of the loader."""
+        """The initial state of the loader."""
         self._follows: dict[str, Any] = {}
-        """The state that its next iteration begins with, if nothing is loaded."""
+        """The state with which the loader's next iteration begins unless a state is loaded."""
         self._number: int | None = None
-        """The pass that is under way."""
+        """The client's number for the current iteration."""
         self._batches: LoaderIterator | None = None
         self._step = self._taken = self._upto = 0
         self._untaken: deque[tuple[int, int]] = deque()
-        """Step and bytes of the batches sent and not taken."""
+        """Step and bytes of each batch that was sent and not taken by the client's loop."""
         self._unsent: deque[tuple[weakref.ref[Any], int]] = deque()
-        """Blocks that ZeroMQ may still hold, also of passes that are over, and their bytes."""
+        """Blocks that ZeroMQ may still hold, with their bytes; also those of earlier iterations."""
         self._n_untaken_bytes = self.n_sent = 0
         self._thread = threading.Thread(target=self._run, name="shardio session", daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:
             raise UnsupportedEnvironment(
-                f"the server can start no thread for one more client: {error}"
+                f"the server cannot start a thread for one more client: {error}"
             ) from error
 
     @property
     def is_running(self) -> bool:
-        """True if it has a loader, or is about to have one."""
+        """True until the session's thread has ended."""
         return self._thread.is_alive()
 
     @property
     def n_untaken_bytes(self) -> int:
-        """Bytes of the batches that were sent, and that the client's loop has not got."""
+        """Bytes of the batches that were sent and not taken by the client's loop."""
         return self._n_untaken_bytes
 
     def tell(self, head: Head) -> None:
         """Accept a message of the client.
 
         Raises:
-            MalformedMessage: it is invalid, or sent before the answer to the one before.
+            MalformedMessage: the message is invalid, or too many wait for an answer.
         """
         with self._changed:
             if head["kind"] == "credit":
@@ -112,21 +112,21 @@ class Session:
             elif len(self._told) < _MAX_TOLD:
                 self._told.append(head)
             else:
-                raise MalformedMessage(f"{_MAX_TOLD} messages, none of them answered yet")
+                raise MalformedMessage(f"more than {_MAX_TOLD} messages without an answer")
             self._changed.notify()
 
     def leave(self) -> None:
-        """End, after the batch that is being made."""
+        """Make the session end after the current batch."""
         with self._changed:
             self._is_leaving = True
             self._changed.notify()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it has ended."""
+        """Wait until the session has ended."""
         self._thread.join(timeout_s)
 
     def _grant(self, head: Head) -> None:
-        """Record the client's credit: its loop has got batches, and wants more."""
+        """Record the client's credit: the batches that its loop took, and those it now allows."""
         if number(head, "number") != self._number:
             return
         self._taken = max(self._taken, min(self._step, number(head, "taken")))
@@ -151,7 +151,7 @@ class Session:
             loader = self._make_loader(handshake.from_json(self._asked))
             self._beginning = self._follows = loader.state_dict()
             self._say_opened(loader)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the client is to know
+        except Exception as error:  # noqa: BLE001  # reported to the client
             if loader is not None:
                 loader.close()
             self._fail(error)
@@ -171,7 +171,7 @@ class Session:
         )
 
     def _go_on(self, loader: ShardLoader) -> bool:
-        """Act upon a message, or send a batch; False when it is to end."""
+        """Handle a message or send a batch; return False once the session has to end."""
         with self._changed:
             while not (self._is_leaving or self._told or self._may_send):
                 self._changed.wait(_LOOK_S if self._is_granted else None)
@@ -183,7 +183,7 @@ class Session:
                 self._send_next(loader)
             else:
                 self._act(loader, head)
-        except Exception as error:  # noqa: BLE001  # likewise
+        except Exception as error:  # noqa: BLE001  # reported to the client
             failed = self._number
             self._stop()
             self._fail(error, failed)
@@ -201,14 +201,14 @@ class Session:
 
     @property
     def n_unsent_bytes(self) -> int:
-        """Bytes of the blocks that have not left: a client may grant, and read nothing."""
+        """Bytes of the blocks in ZeroMQ's queue; a client may grant credit and yet read nothing."""
         while self._unsent and self._unsent[0][0]() is None:
             self._unsent.popleft()
         return sum(n_bytes for _, n_bytes in self._unsent)
 
     def _act(self, loader: ShardLoader, head: Head) -> None:
         kind = head["kind"]
-        if kind == "open":  # the client lost the connection and has reconnected
+        if kind == "open":  # the client has reconnected
             self._stop()
             self._say_opened(loader)
         elif kind == "check":
@@ -225,7 +225,7 @@ class Session:
         self._stop()
         self._number = number(head, "number")
         state, ahead = mapping(head, "state"), number(head, "ahead", MAX_AHEAD)
-        if state != self._follows:  # otherwise workers may have begun with it already
+        if state != self._follows:  # if equal, workers may already be filling its batches
             loader.load_state_dict(state)
         self._follows = {}
         self._batches = batches = cast(LoaderIterator, iter(loader))
@@ -246,8 +246,8 @@ class Session:
         head, block = pack_batch(batch)
         if len(block) > self._most_bytes:
             raise InsufficientMemory(
-                f"batch {batch.step} has {len(block)} bytes, and the client takes at most "
-                f"{self._most_bytes}: lower batch_size there, or raise memory_bytes"
+                f"batch {batch.step} has {len(block)} bytes, more than the client's limit of "
+                f"{self._most_bytes}: lower batch_size or raise memory_bytes at the client"
             )
         with self._changed:
             self._step = batch.step + 1
@@ -258,7 +258,7 @@ class Session:
         self._say("batch", block, number=self._number, state=loader.state_dict(), **head)
 
     def _stop(self) -> None:
-        """Leave the pass that is under way."""
+        """End the current iteration."""
         with self._changed:
             self._number = self._batches = None
             self._untaken.clear()

@@ -81,7 +81,7 @@ def test_a_secret_that_others_may_read_is_refused(folder: Path) -> None:
 def test_a_file_that_is_no_key_or_is_not_there_is_named(folder: Path) -> None:
     public = folder / "client" / "server.public"
     public.write_text("no key")
-    with pytest.raises(InvalidArgument, match=f"{re.escape(str(public))}: expected a key"):
+    with pytest.raises(InvalidArgument, match=f"{re.escape(str(public))}: not a key"):
         client_keys(folder / "client")
     public.unlink()
     with pytest.raises(InvalidArgument, match=f"{re.escape(str(public))}: this key cannot be read"):

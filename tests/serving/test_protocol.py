@@ -110,7 +110,7 @@ def test_a_claim_of_more_than_came_is_refused_before_anything_is_made_of_it(
 ) -> None:
     head, block = pack_batch(batches[0])
     layout = layout_text(batches[0].filled[0]).replace('"rows":5', '"rows":4000000000')
-    with pytest.raises(MalformedMessage, match="where its layout needs"):
+    with pytest.raises(MalformedMessage, match="its layout needs"):
         unpack_batch({**head, "layout": layout}, block.tobytes())
     with pytest.raises(MalformedMessage, match="rows in a block for"):
         unpack_batch({**head, "rows": 6}, block.tobytes())
@@ -181,7 +181,7 @@ def test_a_weighted_sampler_travels() -> None:
     told = json.loads(json.dumps(handshake.as_json({"sampler": given})))
     found = handshake.from_json(told)["sampler"]
     assert (found.weights, found.replacement, found.n_draws) == ([0.0, 1 / 7, 2 / 7], False, 2)
-    with pytest.raises(MalformedMessage, match="sampler is no WeightedSampler"):
+    with pytest.raises(MalformedMessage, match="sampler is not a WeightedSampler"):
         handshake.from_json({"sampler": {"weights": [1]}})
 
 
@@ -193,7 +193,7 @@ def test_a_sampler_travels_if_it_holds_positions() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter([1])
 
-    with pytest.raises(InvalidArgument, match=r"sampler is iterated anew .*pass a sequence"):
+    with pytest.raises(InvalidArgument, match=r"sampler is iterated again .*pass a sequence"):
         handshake.as_json({"sampler": Drawing()})
 
 

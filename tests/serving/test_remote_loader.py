@@ -113,9 +113,9 @@ def test_options_that_are_data_mean_the_same_there(
     [
         ({"transform": dict}, "shardio serve --transform"),
         ({"num_workers": 2}, "shardio serve --workers"),
-        ({"reuse": True}, "reuse is not for"),
-        ({"sampler": range}, "nothing that runs travels"),
-        ({"collate": dict}, "nothing that runs travels"),
+        ({"reuse": True}, "reuse is not an option of a remote loader"),
+        ({"sampler": range}, "code cannot be sent"),
+        ({"collate": dict}, "code cannot be sent"),
         ({"fields": ["nothing"]}, "fields must be different ones of"),
         ({"clip": "all"}, "clip must be a Clip"),
         ({"clip": Clip(8)}, "clip"),
@@ -138,7 +138,7 @@ def test_an_option_that_is_wrong_or_decided_there_is_refused(
 def test_what_no_message_can_say_is_refused_at_once(server: Server, loader: RemoteLoader) -> None:
     state = loader.state_dict()
     for number in (np.int64(4), float("nan")):
-        with pytest.raises(InvalidArgument, match="what travels to a server is JSON"):
+        with pytest.raises(InvalidArgument, match="cannot be sent to a server as JSON"):
             loader.load_state_dict({**state, "position": number})
     with pytest.raises(InvalidArgument, match="bytes of JSON; a server takes at most"):
         shardio.connect(server.address, 4, sampler=np.zeros(2_500_000, np.int64))
@@ -300,11 +300,11 @@ def test_a_transform_runs_there_and_its_errors_arrive(path: str) -> None:
 
 
 def test_where_nobody_listens_it_says_so_in_time() -> None:
-    with pytest.raises(ServerUnreachable, match=r"tcp://127\.0\.0\.1:1: no server listens there"):
+    with pytest.raises(ServerUnreachable, match=r"tcp://127\.0\.0\.1:1: no server listens"):
         shardio.connect("tcp://127.0.0.1:1", 4, output="numpy", timeout_s=0.1)
 
 
 def test_another_machine_is_not_asked_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDIO_KEYS", raising=False)
-    with pytest.raises(InvalidArgument, match="no connection without keys"):
+    with pytest.raises(InvalidArgument, match="connections to other machines need keys"):
         shardio.connect("tcp://192.0.2.1:5555", 4, output="numpy")

@@ -234,9 +234,9 @@ def test_an_answer_that_does_not_come_from_a_server_that_is_there_is_overdue(
     [
         ("opened", {"state": {}}, "epoch is null"),
         ("begun", {"last": 9}, "the epoch ended instead of batch 8"),
-        ("begun", {"last": 2}, "batch 2 of epoch 0 came instead of 2"),
-        ("begun", {"kind": "end"}, "end came before the epoch had begun"),
-        ("batch", {"epoch": 5}, "batch 0 of epoch 5 came instead of 0"),
+        ("begun", {"last": 2}, "received batch 2 of epoch 0 instead of 2"),
+        ("begun", {"kind": "end"}, "received end before the epoch had begun"),
+        ("batch", {"epoch": 5}, "received batch 0 of epoch 5 instead of 0"),
         ("batch", {"kind": "end"}, "the epoch ended instead of batch 0"),
     ],
 )
@@ -263,7 +263,7 @@ def test_a_server_that_is_full_when_it_returns_is_waited_for(path: str) -> None:
         other = shardio.connect(address, 4, **HOW)
         with ThreadPoolExecutor(1) as pool:
             rest = pool.submit(lambda: list(map(bits, batches)))
-            wait_until(lambda: "takes no more" in far._stream._servers.last_error)
+            wait_until(lambda: "accepts no more" in far._stream._servers.last_error)
             other.close()
             found += rest.result()
     assert found == local_bits(path, 4)
@@ -309,7 +309,7 @@ def test_another_version_of_the_messages_is_refused_on_either_side(
             shardio.connect(server.address, 4, **HOW)
         monkeypatch.undo()
         monkeypatch.setattr("shardio.serving.client.handshake.VERSION", 7)
-        with pytest.raises(InvalidArgument, match="this is version 7: install the same shardio"):
+        with pytest.raises(InvalidArgument, match="this client 7: install the same shardio"):
             shardio.connect(server.address, 4, **HOW)
 
 
@@ -361,5 +361,5 @@ def test_who_listens_and_says_nothing_is_no_server(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("shardio.serving.client.batch_stream._SILENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
-        with pytest.raises(ServerUnreachable, match="it has sent nothing for"):
+        with pytest.raises(ServerUnreachable, match="the server has sent nothing for"):
             _asks(address, None, timeout_s=0.1)

@@ -1,11 +1,11 @@
-"""Batches of a server, one pass after another, across lost connections.
+"""Stream of batches from a server, across epochs and lost connections.
 
     lost ──(connect)──▶ opening ──(opened)──▶ open ──▶ batches
       ▲                    │                   │
       └──── after a while ─┴── lost, silent ───┘
 
-A batch depends only on the state that it begins with. So a server that returns, or another one of
-the same dataset, resumes after the last batch received, and no batch comes twice or is left out.
+A batch depends only on the loader's state before it. After a lost connection, the same server or
+another server of the dataset therefore resumes with the batch after the last received one.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ _NO_ERROR: Final = "the server is alive and reports no error"
 
 
 class Stream(Closing):
-    """A connection, which it owns, to one of several servers of a dataset.
+    """A stream of batches from one of several servers of a dataset. It owns its connection.
 
-    It is for one thread at a time, but `close` is for any.
+    For one thread at a time; `close` and `interrupt` may be called from any thread.
 
     Args:
-        addresses: of servers; another one is tried when one is lost.
-        keys: of CURVE.
-        options: of the loader, as JSON.
-        most_bytes: of batches received and not taken.
-        most_ahead: of batches received and not taken; None for as many as fit.
-        timeout_s: how long to wait for a batch, and for a server; None for ever, and 60 seconds.
+        addresses: the servers; when one is lost, the next is tried.
+        keys: CURVE keys; None for no encryption.
+        options: the options of the loader, as JSON values.
+        most_bytes: the maximum size of the batches received and not taken.
+        most_ahead: the maximum number of batches received and not taken.
+        timeout_s: the maximum time to wait for a batch, and for a server; None for no limit, and
+            60 seconds.
     """
 
     def __init__(
@@ -73,40 +74,41 @@ class Stream(Closing):
         self._opening = pack_given("open", version=VERSION, **more)
         self._most_bytes, self._most_ahead, self._timeout_s = most_bytes, most_ahead, timeout_s
         self._link: Link | None = None
-        self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
+        self._lock = threading.RLock()  # ZeroMQ sockets are not thread-safe
         self._is_open = self._is_closed = False
         self._pid = this_process.pid
         self.n_losses = 0
         self.opened: Opened | None = None
         self._asked: bytes | None = None
-        """A question that has no answer yet."""
+        """The "check" message that has no answer yet."""
         self._answer: State | None = None
         self._pass = 0
+        """The number of the current iteration in messages."""
         self._is_going = False
-        """True while the pass has batches that have not come."""
+        """True while batches of the iteration are still to be received."""
         self._begun: State | None = None
         self._state: State = {}
-        """The state after the last batch received, from which the pass resumes."""
+        """The state after the last received batch, from which the iteration resumes."""
         self._next = 0
-        """The step of the next batch that comes."""
+        """The step of the next batch to be received."""
         self._n_batch_bytes = 0
         self.queue: deque[Arrived] = deque()
 
     def open(self) -> Opened:
-        """Wait for a server that makes the loader.
+        """Wait until a server has created the loader.
 
         Raises:
-            ServerUnreachable: there is none.
-            ShardioError: it cannot make such a loader.
+            ServerUnreachable: no server can be reached.
+            ShardioError: the server cannot create the loader.
         """
         self._wait(lambda: self.opened, "an answer")
         return cast(Opened, self.opened)
 
     def check(self, state: State) -> None:
-        """Ask the server to check that a state is one of this loader.
+        """Ask the server to check that a state belongs to this loader.
 
         Raises:
-            InvalidArgument: it is not.
+            InvalidArgument: the state is invalid or belongs to another loader.
         """
         self._answer, self._asked = None, pack_given("check", state=state)
         try:
@@ -118,7 +120,7 @@ class Stream(Closing):
             self._asked = None
 
     def begin(self, state: State) -> tuple[int, int, int]:
-        """Begin a pass; return its epoch, its first step, and the one after its last."""
+        """Start an iteration; return its epoch, its first step, and the step after its last."""
         self.queue.clear()
         self._begun, self._state, self._is_going = None, state, True
         with self._lock:
@@ -129,18 +131,18 @@ class Stream(Closing):
         return begun["epoch"], begun["first"], begun["last"]
 
     def take(self, wait_s: float | None = None) -> Arrived | None:
-        """Return the next batch; None at the end (`is_over`) or if none comes within `wait_s`.
+        """Return the next batch; None at the end (`is_over`) or if none arrives within `wait_s`.
 
         Raises:
-            BatchTimeout, ServerUnreachable: it does not come.
-            ShardioError: raised by the server's loader.
-            ClosedError: the connection was closed.
+            BatchTimeout, ServerUnreachable: the batch does not arrive in time.
+            ShardioError: an error of the server's loader.
+            ClosedError: the stream was closed.
         """
         self._check_open()
         if wait_s is None:
             self._wait(lambda: self.queue or not self._is_going, f"batch {self._next}")
         elif not self.queue and self._is_going:
-            self._go_on(wait_s, 0.0)  # a caller that polls never leaves the stream alone for long
+            self._go_on(wait_s, 0.0)  # callers that pass wait_s poll frequently
         if not self.queue:
             return None
         arrived = self.queue.popleft()
@@ -153,18 +155,18 @@ class Stream(Closing):
 
     @property
     def last_error(self) -> str:
-        """Return the last messages of servers that were lost and have not come back."""
+        """The last messages of the servers that were lost and have not returned."""
         return self._servers.last_error
 
     @property
     def is_over(self) -> bool:
-        """True if all batches of the pass were taken."""
+        """True if all batches of the iteration were taken."""
         return not self._is_going and not self.queue
 
     def stop(self) -> None:
-        """End the pass before its end."""
+        """Abort the current iteration."""
         if self._pid != this_process.pid:
-            return  # a fork drops what belongs to another process
+            return  # a forked child does not own the connection
         with self._lock:
             if self._is_going and self._link is not None:
                 self._link.send(pack("stop", number=self._pass))
@@ -174,17 +176,17 @@ class Stream(Closing):
 
     @property
     def sockets(self) -> tuple[Any, ...]:
-        """The sockets that become readable when there may be a batch."""
+        """The sockets that become readable when a batch may have arrived."""
         return () if self._link is None else self._link.sockets
 
     def close(self) -> None:
-        """Take leave of the server, and close the connection. Idempotent."""
-        self.interrupt()  # first: a waiting thread then releases the lock
+        """Tell the server that the client is leaving, and close the connection. Idempotent."""
+        self.interrupt()  # first, so that a waiting thread releases the lock
         with self._lock:
             self._leave()
 
     def interrupt(self) -> None:
-        """Make a waiting thread raise ClosedError soon; `close` is to follow."""
+        """Make a waiting thread raise ClosedError soon. Call `close` afterwards."""
         self._is_closed = True
 
     def _leave(self) -> None:
@@ -195,16 +197,16 @@ class Stream(Closing):
 
     @property
     def _n_ahead(self) -> int:
-        """Return how many batches may be under way or waiting here."""
+        """The maximum number of batches in transit or in the queue."""
         if not self._n_batch_bytes:
             return min(_FIRST_AHEAD, self._most_ahead)
         return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
 
     def _wait(self, is_there: Callable[[], object], what: str) -> None:
-        """Handle messages until a batch or the end has arrived.
+        """Handle messages until `is_there` returns a true value.
 
         Raises:
-            BatchTimeout: it does not arrive in time, although the server is alive.
+            BatchTimeout: `timeout_s` has passed, although the server is alive.
         """
         entered_s = time.monotonic()
         while not is_there():
@@ -217,14 +219,17 @@ class Stream(Closing):
                 )
 
     def _go_on(self, wait_s: float, entered_s: float) -> None:
-        """Handle one message, or the lack of one; the loop was elsewhere until `entered_s`."""
+        """Handle one message, or a silent server.
+
+        Silence counts from `entered_s` at the earliest, because nothing was received before.
+        """
         with self._lock:
             self._check_open()
             self._hear(wait_s, entered_s)
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ClosedError("this iteration was ended, by close() or kill()")
+            raise ClosedError("this iteration was ended by close() or kill()")
 
     def _hear(self, wait_s: float, entered_s: float) -> None:
         try:
@@ -235,14 +240,14 @@ class Stream(Closing):
             if found is not None:
                 self._act(*found)
             elif time.monotonic() - max(link.heard_s, entered_s) > _SILENCE_S:
-                raise Lost(f"it has sent nothing for {_SILENCE_S:.0f} s")
+                raise Lost(f"the server has sent nothing for {_SILENCE_S:.0f} s")
         except Lost as lost:
             self._lose(lost)
         except MalformedMessage as garbled:
             self._lose(Lost(f"received something that is not a message of a server: {garbled}"))
 
     def _connect(self, wait_s: float) -> Link | None:
-        """Return the connection; None if it is not yet time to try again."""
+        """Return the connection, made if needed; None before the next attempt is due."""
         if self._link is not None:
             return self._link
         if not self._servers.wait(wait_s):
@@ -253,7 +258,7 @@ class Stream(Closing):
         return self._link
 
     def _lose(self, lost: Lost) -> None:
-        """Give a connection up and turn to the next server."""
+        """Close the connection and switch to the next server."""
         self.n_losses += self._is_open
         self._disconnect()
         self._servers.lose(lost)
@@ -265,7 +270,7 @@ class Stream(Closing):
             self._link = None
 
     def _act(self, head: dict[str, Any], block: Any) -> None:
-        """Act upon a message."""
+        """Handle a message."""
         kind = head["kind"]
         if kind == "opened":
             self._enter(head)
@@ -273,14 +278,14 @@ class Stream(Closing):
             self._answer = head
             self._servers.see_progress()
         elif kind == "no_session":
-            raise Lost("it has no session for this client: it was restarted")
+            raise Lost("the server has no session for this client: it was restarted")
         elif kind == "failed":
             self._fail(head)
         elif kind != "heartbeat" and self._is_open and number(head, "number") == self._pass:
             self._advance(kind, head, block)
 
     def _enter(self, head: dict[str, Any]) -> None:
-        """Handle a server's new loader: if it equals the one before, resume with it."""
+        """Handle "opened": resume with the server's new loader if it has the same batches."""
         opened = Opened.of(head, self._servers.current)
         if self.opened is not None:
             opened.check_follows(self.opened, self._servers.current)
@@ -293,18 +298,18 @@ class Stream(Closing):
             self._servers.see_progress()
 
     def _iterate(self) -> None:
-        self._pass += 1  # messages of the pass before are ignored
+        self._pass += 1  # messages of the previous iteration are ignored
         ahead = max(1, self._n_ahead - len(self.queue))
         if self._link is not None:
             message = {"number": self._pass, "state": self._state, "ahead": ahead}
             self._link.send(pack("iterate", **message))
 
     def _advance(self, kind: str, head: dict[str, Any], block: Any) -> None:
-        """Handle a message of the current pass."""
+        """Handle a message of the current iteration."""
         if kind == "begun":
             self._see_begun(head)
         elif self._begun is None:
-            raise Lost(f"{kind} came before the epoch had begun")
+            raise Lost(f"received {kind} before the epoch had begun")
         elif kind == "batch":
             self._take_in(head, block)
         elif kind == "end":
@@ -319,17 +324,18 @@ class Stream(Closing):
             self._begun, self._next = head, first
             return
         left = range(self._next, self._begun["last"])
-        # At the end of an epoch, servers may differ in whether they count an incomplete batch.
+        # As ranges, which are equal if both are empty: at the end of an epoch, servers may differ
+        # in whether they count an incomplete batch.
         if epoch != self._begun["epoch"] or range(first, last) != left:
             raise Lost(
-                f"it has batches {first} to {last} of epoch {epoch}, and not {left.start} to "
-                f"{left.stop} of {self._begun['epoch']}"
+                f"the server has batches {first} to {last} of epoch {epoch}; expected "
+                f"{left.start} to {left.stop} of epoch {self._begun['epoch']}"
             )
 
     def _take_in(self, head: dict[str, Any], block: Any) -> None:
         place, begun = (number(head, "epoch"), number(head, "step")), cast(State, self._begun)
         if place != (begun["epoch"], self._next) or self._next >= begun["last"]:
-            raise Lost(f"batch {place[1]} of epoch {place[0]} came instead of {self._next}")
+            raise Lost(f"received batch {place[1]} of epoch {place[0]} instead of {self._next}")
         state, batch = mapping(head, "state"), unpack_batch(head, block)
         self._n_batch_bytes = max(self._n_batch_bytes, len(block))
         self.queue.append(Arrived(batch, state, len(block)))
@@ -338,13 +344,13 @@ class Stream(Closing):
         self._servers.see_progress()
 
     def _fail(self, head: dict[str, Any]) -> None:
-        """Raise the server's error, unless it belongs to a pass that is over."""
+        """Raise the server's error unless it belongs to an earlier iteration."""
         if head.get("number") is not None and number(head, "number") != self._pass:
             return
         error = protocol.from_json(mapping(head, "error"))
-        if not self._is_open:  # this server could not make a loader: another one may
+        if not self._is_open:  # this server could not create the loader; another one may
             if self.opened is not None and isinstance(error, UnsupportedEnvironment):
-                raise Lost(str(error))  # such as a server that now has all clients of another one
+                raise Lost(str(error))  # e.g. it is full of clients of another lost server
             self._leave()
         self._is_going = False
         if isinstance(error, InsufficientMemory):

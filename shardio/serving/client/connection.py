@@ -1,12 +1,12 @@
-"""One connection of a client to a server, the choice among several servers, and the keys of both.
+"""A client's connection to a server, the choice among several servers, and the keys of both sides.
 
-Keys are CURVE's, in files of one line each, 40 characters of Z85:
+Keys are CURVE keys. Each is a file with one line, the key as 40 characters of Z85:
 
-    FOLDER/server.secret           stays with the server
+    FOLDER/server.secret           the server's key, kept at the server
     FOLDER/server.public
-    FOLDER/clients/NAME.public     a client that the server accepts
-    FOLDER/NAME/server.public      this folder is for the client: the server that it trusts,
-    FOLDER/NAME/client.secret      and its own key
+    FOLDER/clients/NAME.public     the key of an accepted client
+    FOLDER/NAME/server.public      copied to the client: the key of the server
+    FOLDER/NAME/client.secret      copied to the client: its own key
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _MAX_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """The key of a server, and the folder of the clients that it serves."""
+    """The secret key of a server, and the folder of the keys of its clients."""
 
     secret: bytes = field(repr=False)
     clients: Path
 
     def knows(self, public: bytes) -> bool:
-        """Return True if a client has this key; the folder is read each time, so keys may change.
+        """Return True if a client has this public key. The folder is read on every call.
 
-        A file that is not a key, such as one just being written, is ignored.
+        Files that are not keys, for example because they are being written, are ignored.
 
         Raises:
-            OSError: neither the folder nor its files can be read, as when no more files may be
+            OSError: the folder or a file cannot be read, for example because too many files are
                 open.
         """
         for name in os.listdir(self.clients):
@@ -70,7 +70,7 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """The key of a client, and that of the server that it trusts."""
+    """The keys of a client, and the public key of its server."""
 
     server: bytes
     public: bytes
@@ -78,18 +78,18 @@ class ClientKeys:
 
 
 def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
-    """Make the keys of a client, and those of the server if there are none; returns its folder.
+    """Create the keys of a client, and those of the server if missing; return the client's folder.
 
-    Files of secrets are for this user alone.
+    Only this user may read the files of secret keys.
 
     Raises:
-        InvalidArgument: there are keys of that name, or it is no name.
+        InvalidArgument: the name is invalid, or keys of this name exist.
         UnsupportedEnvironment: pyzmq is missing.
     """
     zmq, place = zeromq("a server"), Path(folder)
     if not _NAME.fullmatch(client) or client == "clients":
         raise InvalidArgument(
-            f"a client's name has letters, digits, _, . and -, and is not 'clients'; "
+            "a client's name consists of letters, digits, _, . and -, and is not 'clients'; "
             f"found {client!r}"
         )
     own = place / client
@@ -107,7 +107,7 @@ def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
     own.mkdir(mode=0o700)
     _write(own / "client.secret", secret, 0o600)
     _write(own / "server.public", _read(place / "server.public"), 0o644)
-    _write(listed, public, 0o644)  # written last: the client's files are complete by then
+    _write(listed, public, 0o644)  # last, when the client's files are complete
     return own
 
 
@@ -115,13 +115,14 @@ def server_keys(folder: str | os.PathLike[str]) -> ServerKeys:
     """Read the keys of a server.
 
     Raises:
-        InvalidArgument: a file is missing, is no key, or is a secret that others may read.
+        InvalidArgument: a file is missing or not a key, or others may read a secret.
     """
     place = Path(folder)
     clients = place / "clients"
     if not clients.is_dir():
         raise InvalidArgument(
-            f"{clients}: no such folder of clients' keys: shardio serve --make-keys {place}"
+            f"{clients}: no such folder of clients' keys; make it with "
+            f"`shardio serve --make-keys {place}`"
         )
     for path in clients.glob("*.public"):
         _read(path)
@@ -129,10 +130,12 @@ def server_keys(folder: str | os.PathLike[str]) -> ServerKeys:
 
 
 def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
-    """Read the keys of a client, from where SHARDIO_KEYS says if no folder is given; or None.
+    """Read the keys of a client from `folder`, by default the folder named by SHARDIO_KEYS.
+
+    Return None if neither is set.
 
     Raises:
-        InvalidArgument: a file is missing, is no key, or is a secret that others may read.
+        InvalidArgument: a file is missing or not a key, or others may read a secret.
         UnsupportedEnvironment: pyzmq is missing.
     """
     found = os.environ.get(_VARIABLE) if folder is None else folder
@@ -146,7 +149,7 @@ def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
 
 
 def z85(key: bytes) -> bytes:
-    """Encode a key of 32 bytes as its files have it: 4 bytes are 5 digits of base 85."""
+    """Encode a key of 32 bytes as Z85: each 4 bytes become 5 digits of base 85."""
     found = bytearray()
     for (word,) in struct.iter_unpack(">I", key):
         found += bytes(_DIGITS[word // 85**place % 85] for place in (4, 3, 2, 1, 0))
@@ -164,7 +167,7 @@ def _read_secret(path: Path) -> bytes:
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
         raise InvalidArgument(
-            f"{path}: others may read this secret, its mode is {mode:o}: chmod 600 {path}"
+            f"{path}: others may read this secret key (mode {mode:o}): chmod 600 {path}"
         )
     return key
 
@@ -176,49 +179,49 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise InvalidArgument(
             f"{path}: this key cannot be read ({error.strerror}): "
-            "`shardio serve --make-keys` makes a server's keys, and a folder of them for a client"
+            "`shardio serve --make-keys` makes the keys of a server and a folder for a client"
         ) from error
     if not _FORM.fullmatch(key):
-        raise InvalidArgument(f"{path}: expected a key, 40 characters of Z85")
+        raise InvalidArgument(f"{path}: not a key; expected 40 characters of Z85")
     return key
 
 
 HEARTBEAT_MS: Final = 2_000
 """The interval of heartbeats in both directions, sent by ZeroMQ's own thread."""
 SILENCE_MS: Final = 10_000
-"""After which a connection is given up."""
+"""The time without a message after which a connection counts as lost."""
 
 ASK_AGAIN: Final = 300
-"""The ZAP code for a client whose admission is unknown."""
+"""The ZAP code sent if clients' keys cannot be read: a temporary error."""
 
 _LEAVE_MS: Final = 200
 _EVENT: Final = struct.Struct("=HI")
 _DENIED: Final = "the server does not know this client's key"
 _NO_HANDSHAKE: Final = (
-    "the handshake failed: the server has another key than this client's server.public says, or "
-    "one side has keys and the other none"
+    "the handshake failed: this client's server.public is not the key of the server, or only one "
+    "side has keys"
 )
 
 
 class Lost(Exception):
-    """The connection is of no more use; the text says why."""
+    """The connection is unusable; the message has the reason."""
 
 
 class Denied(Lost):
-    """The server will not talk to a client of this key."""
+    """The server does not accept this client's key."""
 
 
 class Link(Closing):
-    """The socket to one server, owned; for one thread at a time.
+    """A connection to one server. It owns its sockets, and is for one thread at a time.
 
     Args:
-        address: of the server.
-        keys: of CURVE; None only on this machine.
+        address: the address of the server.
+        keys: CURVE keys; None only for a server on this machine.
         most_bytes: the maximum size of a received block.
 
     Raises:
         InvalidArgument: ZeroMQ does not accept the address.
-        UnsupportedEnvironment: too few files may be open, or pyzmq is missing.
+        UnsupportedEnvironment: pyzmq is missing, or the limit of open files is too low.
     """
 
     def __init__(self, address: Address, keys: ClientKeys | None, most_bytes: int) -> None:
@@ -251,7 +254,7 @@ class Link(Closing):
     def _set_up(self, keys: ClientKeys | None) -> None:
         socket = self._socket
         socket.linger = 0
-        socket.rcvhwm = socket.sndhwm = 0  # credit bounds the messages under way
+        socket.rcvhwm = socket.sndhwm = 0  # no limit: credit bounds the messages in transit
         socket.maxmsgsize = self._most_bytes
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
         socket.ipv6 = self.address.is_ipv6
@@ -260,17 +263,17 @@ class Link(Closing):
             socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
 
     def send(self, message: bytes) -> None:
-        """Send a message, now or when there is a connection; drop it if the handshake failed."""
-        # After a failed handshake ZeroMQ removes the queue, and a send would wait for ever. The
+        """Queue a message for the server; drop it if the handshake has failed."""
+        # After a failed handshake ZeroMQ removes the queue, and a send would block forever. The
         # monitor reports the failure to `receive`.
         with contextlib.suppress(self._zmq.Again):
             self._socket.send(message, self._zmq.NOBLOCK)
 
     def receive(self, wait_s: float) -> tuple[dict[str, Any], Any] | None:
-        """Return the next message and its block, if it has one; None if none comes in time.
+        """Return the next message and its block or None; None if nothing arrives within `wait_s`.
 
         Raises:
-            Lost: nothing more will come, or the data is not a message.
+            Lost: the connection is lost, or the data is not a message.
         """
         zmq = self._zmq
         found = self._take()
@@ -299,7 +302,7 @@ class Link(Closing):
         return found
 
     def _look(self) -> None:
-        """Handle events of the socket's monitor."""
+        """Raise Lost for an event of the socket's monitor, if there is one."""
         zmq = self._zmq
         try:
             frames = self._monitor.recv_multipart(zmq.NOBLOCK)
@@ -307,9 +310,9 @@ class Link(Closing):
             return
         event, value = _EVENT.unpack(frames[0])
         if event == zmq.EVENT_CONNECT_RETRIED:
-            raise Lost("no server listens there, or the host does not exist")
+            raise Lost("no server listens at this address, or the host does not exist")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == ASK_AGAIN:
-            raise Lost("the server cannot read the keys of its clients at the moment")
+            raise Lost("the server currently cannot read the keys of its clients")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise Denied(f"{_DENIED} ({value})")
         if event in (
@@ -321,11 +324,11 @@ class Link(Closing):
 
     @property
     def sockets(self) -> tuple[Any, Any]:
-        """The sockets that become readable when `receive` has something."""
+        """The sockets that become readable when `receive` has something to do."""
         return self._socket, self._monitor
 
     def leave(self, message: bytes) -> None:
-        """Send a last message, if that takes no time, and close the connection."""
+        """Send a last message, waiting at most `_LEAVE_MS` for it, and close the connection."""
         if not self._context.closed:
             self.send(message)
             self._end(_LEAVE_MS)
@@ -341,16 +344,16 @@ class Link(Closing):
 
 
 _PATIENCE_S: Final = 60.0
-"""The time servers may be away by default."""
+"""The default time for which all servers may be unreachable."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
 class Servers:
-    """The servers of a dataset, tried one after the other.
+    """The servers of a dataset, tried in turn.
 
     Args:
-        addresses: where they are.
-        timeout_s: how long all servers may be unreachable; None for 60 seconds.
+        addresses: their addresses.
+        timeout_s: the time for which all servers may be unreachable; None for 60 seconds.
     """
 
     def __init__(self, addresses: Sequence[Address], timeout_s: float | None) -> None:
@@ -358,19 +361,19 @@ class Servers:
         self._patience_s = _PATIENCE_S if timeout_s is None else timeout_s
         self._denied: set[Address] = set()
         self._said: dict[Address, str] = {}
-        """The last message of each lost server."""
+        """The reason of each server's last loss."""
         self._lost_s: float | None = None
-        """Since when none has done anything."""
+        """The time of the first loss since a server last made progress."""
         self._pause_s, self._try_s = _FIRST_PAUSE_S, 0.0
 
     @property
     def current(self) -> Address:
-        """Whose turn it is."""
+        """The server to connect to."""
         return self._addresses[0]
 
     @property
     def last_error(self) -> str:
-        """Return the last messages of the servers lost since one was at work."""
+        """The reasons of the losses since a server last made progress."""
         return "; ".join(f"{where}: {what}" for where, what in self._said.items())
 
     def wait(self, wait_s: float) -> bool:
@@ -381,10 +384,11 @@ class Servers:
         return left_s <= 0
 
     def lose(self, lost: Lost) -> None:
-        """Turn to the next server, after a back-off that grows each time.
+        """Switch to the next server, after a back-off that grows with each loss.
 
         Raises:
-            ServerUnreachable: there has been none for too long, or none admits this client.
+            ServerUnreachable: all servers have been unreachable for too long, or refuse this
+                client.
         """
         now_s, address = time.monotonic(), self._addresses.pop(0)
         self._addresses.append(address)
@@ -397,12 +401,12 @@ class Servers:
         if away_s >= self._patience_s or self._denied.issuperset(self._addresses):
             message = self.last_error
             self.see_progress()  # after progress, the full patience applies again
-            raise ServerUnreachable(f"no server to load from, for {away_s:.0f} s now: {message}")
+            raise ServerUnreachable(f"no server to load from for {away_s:.0f} s: {message}")
         self._try_s = now_s + self._pause_s
         self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
 
     def see_progress(self) -> None:
-        """Record that a server is at work: the back-off starts over with the next loss."""
+        """Record that a server works: reset the back-off and the reasons of losses."""
         self._pause_s, self._lost_s = _FIRST_PAUSE_S, None
         self._said.clear()
         self._denied.clear()

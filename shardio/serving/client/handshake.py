@@ -1,6 +1,6 @@
-"""The opening of a session: the options a client requests, and the loader a server reports.
+"""The opening of a session: the options that a client sends, and the loader that a server reports.
 
-Only options that are data travel, as JSON.
+Options are sent as JSON; functions cannot be sent.
 """
 
 from __future__ import annotations
@@ -54,26 +54,24 @@ ELSEWHERE: Final = {
     "num_workers": "shardio serve --workers N",
     "transform": "shardio serve --transform module:function",
     "batch_transform": "shardio serve --batch-transform module:function",
-    "access": "its server opens the dataset",
-    "start_method": "its server starts the workers",
-    "preload": "its server reads the dataset",
-    "reuse": "every batch that arrives has memory of its own",
+    "access": "the server opens the dataset",
+    "start_method": "the server starts the workers",
+    "preload": "the server reads the dataset",
+    "reuse": "every received batch has its own memory",
 }
-"""Options that a loader of a server's batches does not take, and where that is decided."""
+"""Options that a remote loader does not take, with what decides them instead."""
 
 
 def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a loader, those that are given, as JSON can say them.
+    """Return the options that are not None as JSON values.
 
     Raises:
-        InvalidArgument: an option cannot be sent as data, or does not apply to remote loaders.
+        InvalidArgument: an option cannot be sent as JSON, or does not apply to remote loaders.
     """
     found: dict[str, Any] = {}
     for name, value in options.items():
         if name in ELSEWHERE:
-            raise InvalidArgument(
-                f"{name} is not for a loader of a server's batches: {ELSEWHERE[name]}"
-            )
+            raise InvalidArgument(f"{name} is not an option of a remote loader: {ELSEWHERE[name]}")
         if value is not None:
             found[name] = _as_json(name, value)
     return found
@@ -90,13 +88,13 @@ def _as_json(name: str, value: Any) -> Any:
         return {"weights": np.asarray(value.weights).tolist(), **options}
     if callable(value):
         raise InvalidArgument(
-            f"{name} is a function, and nothing that runs travels to a server; found {value!r}"
+            f"{name} is a function, and code cannot be sent to a server; found {value!r}"
         )
     if name == "collate" and isinstance(value, Mapping):
         return {str(field): _plain(rule) for field, rule in value.items()}
     if name == "sampler" and isinstance(value, Iterable) and not holds_positions(value):
         raise InvalidArgument(
-            "sampler is iterated anew for each epoch, and nothing that runs travels to a server: "
+            "sampler is iterated again for each epoch, and code cannot be sent to a server: "
             f"pass a sequence of positions; found {value!r}"
         )
     if name == "sampler" and isinstance(value, Set | Mapping):
@@ -118,14 +116,14 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the ShardLoader that a client requests; the loader checks values.
+    """Return the options of ShardLoader in a client's message; the loader checks their values.
 
     Raises:
-        MalformedMessage: there is an option that no client may request.
-        InvalidArgument: a clip, sound or pack is not acceptable.
+        MalformedMessage: an option is not for clients.
+        InvalidArgument: a clip, sound or pack is invalid.
     """
     if unknown := found.keys() - KNOWN:
-        raise MalformedMessage(f"options that are none of a client: {sorted(unknown)}")
+        raise MalformedMessage(f"unknown options: {sorted(unknown)}")
     return {name: _from_json(name, value) for name, value in found.items()}
 
 
@@ -134,18 +132,18 @@ def _from_json(name: str, value: Any) -> Any:
         kind = RECORDS[name]
         known = {each.name for each in fields(kind)}
         if not isinstance(value, dict) or not value.keys() <= known:
-            raise MalformedMessage(f"{name} is no {kind.__name__}")
+            raise MalformedMessage(f"{name} is not a {kind.__name__}")
         given = {each: _given(each, part) for each, part in value.items()}
         try:
             return kind(**given)
         except InvalidArgument:
             raise
-        # Numbers beyond the limits of Python's arithmetic
+        # ArithmeticError: for numbers too large to compute with
         except (ArithmeticError, TypeError, ValueError) as error:
-            raise MalformedMessage(f"{name} is no {kind.__name__}: {error}") from error
+            raise MalformedMessage(f"{name} is not a {kind.__name__}: {error}") from error
     if name == "sampler" and isinstance(value, dict):
         if value.keys() != {"weights", "replacement", "n_draws"}:
-            raise MalformedMessage("sampler is no WeightedSampler")
+            raise MalformedMessage("sampler is not a WeightedSampler")
         return WeightedSampler(**value)
     if name == "collate" and isinstance(value, dict):
         return {field: _tuple(rule) for field, rule in value.items()}
@@ -154,8 +152,8 @@ def _from_json(name: str, value: Any) -> Any:
 
 def _given(name: str, value: Any) -> Any:
     if name in _FRACTIONS and isinstance(value, str):
-        if not _FRACTION.fullmatch(value):  # 1e999999999 would be computed for hours
-            raise MalformedMessage(f"{name} is no fraction")
+        if not _FRACTION.fullmatch(value):  # Fraction("1e999999999") takes hours
+            raise MalformedMessage(f"{name} is not a fraction")
         return Fraction(value)
     return _tuple(value)
 
@@ -169,7 +167,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A batch, and the state of a loader after it."""
+    """A received batch, and the loader's state after it."""
 
     batch: Batch
     state: State
@@ -178,7 +176,11 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A loader at a server: `state` is its first one, `served` what else its batches depend on."""
+    """A server's loader.
+
+    `state` is the loader's initial state. `served` has the values that batches depend on, apart
+    from the dataset and the client's options.
+    """
 
     lineage: str
     generation: int
@@ -188,16 +190,16 @@ class Opened:
 
     @classmethod
     def of(cls, head: Mapping[str, Any], address: Address) -> Self:
-        """Read the message of a server.
+        """Parse an "opened" message.
 
         Raises:
-            InvalidArgument: it is of another version.
-            MalformedMessage: it is no such message.
+            InvalidArgument: the server has another version of the protocol.
+            MalformedMessage: the message is invalid.
         """
         if number(head, "version") != VERSION:
             raise InvalidArgument(
-                f"{address} speaks version {head['version']} of shardio's messages, this is "
-                f"version {VERSION}: install the same shardio on both"
+                f"{address} uses version {head['version']} of shardio's protocol, this client "
+                f"{VERSION}: install the same shardio on both"
             )
         number(mapping(head, "state"), "epoch")
         return cls(
@@ -209,15 +211,15 @@ class Opened:
         )
 
     def check_follows(self, before: Opened, address: Address) -> None:
-        """Make sure that its batches are those of another one.
+        """Check that the loader has the same batches as the one before.
 
         Raises:
-            InvalidArgument: naming what differs.
+            InvalidArgument: the loaders differ; the message names the difference.
         """
         for name in ("lineage", "served"):
             was, found = getattr(before, name), getattr(self, name)
             if was != found:
                 raise InvalidArgument(
-                    f"{address} serves other batches than this loader began with: {name} is "
-                    f"{found!r}, and was {was!r}"
+                    f"{address} serves other batches than the server before: {name} is {found!r}, "
+                    f"and was {was!r}"
                 )

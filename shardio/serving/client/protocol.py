@@ -1,26 +1,25 @@
-"""The messages between a server and its clients: JSON, and the bytes of a block behind a batch's.
+"""The messages between a server and its clients: JSON, followed by a block for a batch.
 
     client                                          server
-      open      who, options                  ──▶
-                                              ◀──   opened   lineage, length, first state
-      iterate   pass, state, how many ahead   ──▶
-                                              ◀──   begun    pass, epoch, steps
-                                              ◀══   batch    pass, step, state after it; a block
-      credit    pass, taken, up to            ──▶
-                                              ◀──   end      pass, state of the next epoch
+      open      token, options                ──▶
+                                              ◀──   opened   lineage, length, initial state
+      iterate   number, state, batches ahead  ──▶
+                                              ◀──   begun    number, epoch, steps
+                                              ◀══   batch    number, step, next state; a block
+      credit    number, taken, up to          ──▶
+                                              ◀──   end      number, state of the next epoch
       check     state                         ──▶
                                               ◀──   checked  epoch
       stop, close                             ──▶
                                               ◀──   heartbeat, failed, no_session
 
-Every message is one head, an object with its `kind`; a batch has a second frame. A server sends
-`heartbeat` once a second, and `no_session` to a client without a session. Errors travel as JSON:
-class name, message, and the place in a shard. No code travels.
+The first frame of a message is its head, a JSON object with its `kind`; a batch has a second frame.
+`number` identifies an iteration. A server sends `heartbeat` once a second, and `no_session` to a
+client without a session. Errors are sent as JSON: class name, message, and location in a shard. No
+code is sent.
 
-An `Address` is a server as `tcp://host:port`; it knows whether the server is on this machine.
-
-A batch travels as the filled block of its worker, of which only the used part is sent. The receiver
-reads it like a block of its own, after `check` has checked its numbers.
+A batch is sent as the used part of the block that a worker filled. After `check`, the receiver
+reads it like a block of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _SCHEME: Final = "tcp://"
 
 
 class Address(NamedTuple):
-    """A host and a port; `port` is "*" where a server takes any that is free."""
+    """The address of a server, as `tcp://host:port`; the port "*" stands for any free port."""
 
     host: str
     port: str
@@ -64,7 +63,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """True if it leads only to this machine; a name other than localhost does not."""
+        """True if the address is only reachable from this machine; of names, only localhost is."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -80,11 +79,7 @@ def is_address(value: Any) -> bool:
 
 
 def parse(text: Any) -> Address:
-    """Parse an address.
-
-    Raises:
-        InvalidArgument: it is not one.
-    """
+    """Parse an address; raise InvalidArgument if it is invalid."""
     found = _FORM.fullmatch(text) if isinstance(text, str) else None
     if found is None or (found[2] != "*" and int(found[2]) > 65535):
         raise InvalidArgument(f"an address is tcp://host:port; found {text!r}")
@@ -92,23 +87,24 @@ def parse(text: Any) -> Address:
 
 
 def parse_all(value: str | Sequence[str]) -> tuple[Address, ...]:
-    """Parse one address, or several different ones.
+    """Parse an address or a list of addresses.
 
     Raises:
-        InvalidArgument: one is invalid or repeated, or there is none.
+        InvalidArgument: an address is invalid or repeated, or the list is empty.
     """
     given = value if isinstance(value, list | tuple) else [value]
     found = tuple(parse(each) for each in given)
     if not found or len(set(found)) < len(found):
-        raise InvalidArgument(f"address must be one, or a list of different ones; found {value!r}")
+        raise InvalidArgument(
+            f"address must be an address or a list of different addresses; found {value!r}"
+        )
     return found
 
 
 VERSION: Final = 1
-"""Of all this; both sides must have the same."""
+"""The version of the protocol; both sides must have the same."""
 
 MAX_HEAD_BYTES: Final = 4 << 20
-"""Of a message without a block."""
 
 FROM_CLIENT: Final = frozenset({"open", "iterate", "credit", "check", "stop", "close"})
 FROM_SERVER: Final = frozenset(
@@ -123,35 +119,34 @@ class MalformedMessage(ValueError):
 
 
 def pack(kind: str, **more: Any) -> bytes:
-    """Pack the head of a message; in ASCII, since names of files may not be UTF-8."""
+    """Return the head of a message as JSON in ASCII, because file names may not be UTF-8."""
     return _ENCODER.encode({"kind": kind, **more}).encode("ascii")
 
 
 def pack_given(kind: str, **more: Any) -> bytes:
-    """Pack the head of a message with values of the user.
+    """Return the head of a message that holds values of the user.
 
     Raises:
-        InvalidArgument: JSON cannot represent them, or they are too long for a server.
+        InvalidArgument: JSON cannot represent the values, or they are too long for a server.
     """
     try:
         message = pack(kind, **more)
     except (TypeError, ValueError) as error:
         names = ", ".join(more)
-        raise InvalidArgument(f"{names}: what travels to a server is JSON: {error}") from error
+        raise InvalidArgument(f"{names}: cannot be sent to a server as JSON: {error}") from error
     if len(message) > MAX_HEAD_BYTES:
         raise InvalidArgument(
             f"options or a state of {len(message)} bytes of JSON; a server takes at most "
-            f"{MAX_HEAD_BYTES}: a longer sampler is for a loader that reads "
-            "the dataset itself"
+            f"{MAX_HEAD_BYTES}. For a longer sampler, read the dataset with a ShardLoader"
         )
     return message
 
 
 def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:
-    """Return the head of a message of one of these kinds, after checking its frames.
+    """Check the frames of a message, which must be of one of `kinds`; return its head.
 
     Raises:
-        MalformedMessage: it is not such a message.
+        MalformedMessage: the message is invalid.
     """
     if not 1 <= len(frames) <= 2:
         raise MalformedMessage(f"a message of {len(frames)} frames")
@@ -176,15 +171,15 @@ def number(head: Mapping[str, Any], name: str, most: int = MAX) -> int:
     """Return a number from 0 up to `most` from a message."""
     found = head.get(name)
     if type(found) is not int or not 0 <= found <= most:
-        raise MalformedMessage(f"{name} is {_shown(found)}, and not a number from 0 to {most}")
+        raise MalformedMessage(f"{name} is {_shown(found)}, not a number from 0 to {most}")
     return found
 
 
 def text(head: Mapping[str, Any], name: str) -> str:
-    """Return a text from a message."""
+    """Return a string from a message."""
     found = head.get(name)
     if not isinstance(found, str):
-        raise MalformedMessage(f"{name} is {_shown(found)}, and not a text")
+        raise MalformedMessage(f"{name} is {_shown(found)}, not a string")
     return found
 
 
@@ -192,7 +187,7 @@ def mapping(head: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return an object from a message."""
     found = head.get(name)
     if not isinstance(found, dict):
-        raise MalformedMessage(f"{name} is {_shown(found)}, and not an object")
+        raise MalformedMessage(f"{name} is {_shown(found)}, not an object")
     return found
 
 
@@ -200,7 +195,7 @@ def items(head: Mapping[str, Any], name: str) -> list[Any]:
     """Return a list from a message."""
     found = head.get(name)
     if not isinstance(found, list):
-        raise MalformedMessage(f"{name} is {_shown(found)}, and not a list")
+        raise MalformedMessage(f"{name} is {_shown(found)}, not a list")
     return found
 
 
@@ -214,7 +209,7 @@ _MAX_CHARACTERS: Final = 1 << 16
 
 
 def as_json(error: BaseException) -> dict[str, Any]:
-    """Return an error as JSON values; a foreign one is described by its class."""
+    """Return an error as JSON values; one that is not of shardio becomes a ShardioError."""
     name = type(error).__name__
     if not isinstance(error, ShardioError) or name not in errors.__all__:
         return {"class": "ShardioError", "text": _cut(f"{name}: {error}")}
@@ -229,10 +224,10 @@ def as_json(error: BaseException) -> dict[str, Any]:
 
 
 def from_json(found: Mapping[str, Any]) -> ShardioError:
-    """Return the error that a server reports.
+    """Return the error for the JSON values of `as_json`.
 
     Raises:
-        MalformedMessage: it is not one.
+        MalformedMessage: the values are invalid.
     """
     name, what = text(found, "class"), text(found, "text")
     kind: Any = getattr(errors, name) if name in errors.__all__ else ShardioError
@@ -245,7 +240,7 @@ def from_json(found: Mapping[str, Any]) -> ShardioError:
 
 
 def _cut(message: str) -> str:
-    """Return a text cut to the maximum length of a message."""
+    """Return a text with its middle cut out if it is too long."""
     if len(message) <= _MAX_CHARACTERS:
         return message
     half = _MAX_CHARACTERS // 2
@@ -262,7 +257,7 @@ Block = npt.NDArray[np.uint8]
 
 @functools.lru_cache(maxsize=16)
 def layout_text(layout: BlockLayout) -> str:
-    """Return a layout as text for `layout_of`."""
+    """Return a layout as JSON for `layout_of`."""
     schema = layout.schema.to_json().decode("utf-8")
     whole = [slot.name for slot in layout.whole]
     return canonical_json({"schema": schema, "whole": whole, "rows": layout.n_rows}).decode("utf-8")
@@ -270,10 +265,10 @@ def layout_text(layout: BlockLayout) -> str:
 
 @functools.lru_cache(maxsize=16)
 def layout_of(content: str) -> BlockLayout:
-    """Return the layout of the blocks that a server sends.
+    """Return the layout for a result of `layout_text`.
 
     Raises:
-        MalformedMessage: it is not a layout.
+        MalformedMessage: the text is not a layout.
     """
     try:
         found = read_json(content)
@@ -282,7 +277,7 @@ def layout_of(content: str) -> BlockLayout:
         schema = Schema.from_json(text(found, "schema").encode("utf-8"))
         whole, n_rows = items(found, "whole"), number(found, "rows", _MAX_ROWS)
         if not all(isinstance(schema.get(n), Array) for n in whole if isinstance(n, str)):
-            raise MalformedMessage("a layout with arrays that its schema does not have")
+            raise MalformedMessage("a layout with arrays that are not in its schema")
         return layout_of_received_batches(schema, n_rows, frozenset(map(str, whole)))
     except MalformedMessage:
         raise
@@ -291,7 +286,7 @@ def layout_of(content: str) -> BlockLayout:
 
 
 def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
-    """Return the head of a batch's message, and the used part of its block."""
+    """Return the values of a batch's head, and the used part of its block."""
     layout, block, n_rows = batch.filled
     head = {
         "layout": layout_text(layout),
@@ -304,7 +299,7 @@ def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
 
 
 def _heap_bytes(layout: BlockLayout, block: Block, n_rows: int) -> int:
-    """Return how much of the heap the values of a batch use."""
+    """Return the number of bytes of the heap that the values of a batch use."""
     end = 0
     for slot in layout.varying:
         extents = layout.extents(block, slot)[:n_rows]
@@ -316,10 +311,10 @@ def _heap_bytes(layout: BlockLayout, block: Block, n_rows: int) -> int:
 
 
 def unpack_batch(head: Mapping[str, Any], content: Any) -> Batch:
-    """Return the batch of a message, over a copy of its block aligned as tensors need it.
+    """Return the batch of a message; its arrays are views of an aligned copy of the block.
 
     Raises:
-        MalformedMessage: its block does not fit the layout.
+        MalformedMessage: the head is invalid, or the block does not fit its layout.
     """
     layout, n_rows = layout_of(text(head, "layout")), number(head, "rows", _MAX_ROWS)
     received = np.frombuffer(content, np.uint8)
@@ -345,23 +340,23 @@ def _skipped(found: Any) -> Skipped:
 
 
 def check(layout: BlockLayout, block: Block, n_rows: int) -> None:
-    """Check that all places in a block lie inside it.
+    """Check that all offsets and sizes in a block stay within the block.
 
     Raises:
-        MalformedMessage: naming the field and the offending place.
+        MalformedMessage: a value is invalid; the message names the field.
     """
     if not n_rows <= layout.n_rows:
         raise MalformedMessage(f"a batch of {n_rows} rows in a block for {layout.n_rows}")
     if len(block) < layout.heap:
         raise MalformedMessage(
-            f"a block of {len(block)} bytes, where its layout needs {layout.heap}"
+            f"a block of {len(block)} bytes; its layout needs at least {layout.heap}"
         )
     heap_bytes = len(block) - layout.heap
     if n_rows and int(layout.origins(block)["status"][:n_rows].max()) > SKIPPED:
         raise MalformedMessage("a row in an unknown state")
     for slot in layout.presence:
         if n_rows and int(layout.present(block, slot)[:n_rows].view(np.uint8).max()) > 1:
-            raise MalformedMessage(f"field {slot.name!r}: its presence is neither 0 nor 1")
+            raise MalformedMessage(f"field {slot.name!r}: a presence byte that is not 0 or 1")
     for varying in layout.varying:
         _check_extents(layout, block, n_rows, varying, heap_bytes)
     for whole, (place, *shape) in zip(layout.whole, layout.heads(block), strict=True):
@@ -384,7 +379,7 @@ def _check_extents(
     field = layout.schema[slot.name]
     if isinstance(field, Array):
         shapes = layout.shapes(block, slot)[:n_rows].astype(np.float64)
-        # Exact up to the largest possible heap; a dimension of 0 bounds the others as well.
+        # Floats are exact up to the largest possible heap. Dimensions are limited even if one is 0.
         is_wrong = shapes.prod(axis=1) * field.numpy.itemsize != sizes
         if bool((is_wrong | (np.maximum(shapes, 1).prod(axis=1) >= _MAX_VALUES)).any()):
             raise MalformedMessage(

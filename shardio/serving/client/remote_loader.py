@@ -1,4 +1,4 @@
-"""RemoteLoader, which is `shardio.connect`: a loader of batches that a server decodes."""
+"""RemoteLoader, alias `shardio.connect`: a loader of batches that a server decodes."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ _MAX_AHEAD: Final = 16
 
 
 class RemoteLoader(Closing):
-    """Iterates over the batches of a dataset that a server reads and decodes.
+    """A loader whose batches a server reads and decodes.
 
-    The batches are those of a ShardLoader of that dataset with the same options, bit for bit, and
-    so is `state_dict()`. A server that is lost in the middle of an epoch is waited for, or another
-    address is asked; every batch comes once. One loader is for one process, and one thread at a
-    time; a new iteration ends the one before.
+    The batches and `state_dict()` are bit for bit those of a ShardLoader of the served dataset with
+    the same options. If the server is lost in the middle of an epoch, the loader reconnects to it
+    or to another address, and continues without losing or repeating a batch. It is for one process
+    and one thread at a time; a new iteration ends the previous one.
 
     Args:
-        address: "tcp://host:port", or a list of them, of servers of the same dataset.
-        batch_size: as for ShardLoader, and so are `output`, `device` and all other options that are
-            data; what is decided where the server runs is refused.
-        keys: the folder of this client's keys, by default what SHARDIO_KEYS says; needed for
-            anything but this machine.
-        prefetch: how many batches are asked for ahead, 16 by default.
-        memory_bytes: of the batches that have arrived, by default at most 1 GiB.
-        timeout_s: how long to wait for a batch or an answer, and how long a server may be away; by
-            default for ever, and 60 seconds.
+        address: "tcp://host:port", or a list of addresses of servers of the same dataset.
+        batch_size: as in ShardLoader, like `output`, `device` and all other options that are data.
+            Options that the server decides are refused.
+        keys: the folder of this client's keys, by default the one named by SHARDIO_KEYS; required
+            for other machines.
+        prefetch: the number of batches requested ahead, 16 by default.
+        memory_bytes: the limit for received batches, by default at most 1 GiB.
+        timeout_s: the maximum time to wait for a batch or an answer, and for an unreachable server;
+            by default no limit, and 60 seconds.
 
     Raises:
-        InvalidArgument: an option is not acceptable, here or to the server.
-        ServerUnreachable: (also in the loop) no server answers, or none knows this client's key.
-        BatchTimeout: (also in the loop) a server is alive, and does not answer in time.
-        ShardCorrupt, TransformError, …: as the server's loader.
+        InvalidArgument: this side or the server does not accept an option.
+        ServerUnreachable: (also in the loop) no server answers, or none accepts this client's key.
+        BatchTimeout: (also in the loop) the server is alive but does not answer in time.
+        ShardCorrupt, TransformError, …: errors of the server's loader.
     """
 
     def __init__(
@@ -110,41 +110,41 @@ class RemoteLoader(Closing):
 
     @property
     def address(self) -> str | list[str]:
-        """The address, or addresses, of its servers."""
+        """The address or addresses of the servers."""
         found = [str(each) for each in self._addresses]
         return found[0] if len(found) == 1 else found
 
     @property
     def lineage(self) -> str:
-        """Of the dataset, which tells it from others."""
+        """The identifier of the dataset."""
         return self._opened().lineage
 
     @property
     def generation(self) -> int:
-        """The number of the dataset's state that the server has open."""
+        """The generation of the dataset that the server has open."""
         return self._opened().generation
 
     @property
     def served(self) -> State:
-        """The names of the functions that the server runs on samples and batches, None for none."""
+        """The names of the server's `transform` and `batch_transform`, or None."""
         return self._opened().served
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest iteration, or the one to be resumed next; 0 at first."""
+        """The epoch of the latest iteration, or of a loaded state; 0 before the first."""
         found: int = self._next["epoch"] if self._latest is None else self._latest.epoch
         return found
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch, for this rank."""
+        """Return the number of batches of an epoch for this rank."""
         return self._opened().n_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """Start the next epoch, or go on with the one that `load_state_dict` was given."""
+        """Start the next epoch, or resume from the state given to `load_state_dict`."""
         return RemoteIterator(self, self.begin())
 
     def begin(self) -> RemotePass:
-        """Begin what `iter(loader)` iterates over."""
+        """Start an iteration; `iter(loader)` returns an iterator over it."""
         self.check_open()
         if self._latest is not None:
             self._latest.end()
@@ -157,7 +157,7 @@ class RemoteLoader(Closing):
         return begun
 
     def _warn_of_no_batch(self, begun: RemotePass) -> None:
-        """Warn, once for a loader, of a whole epoch of which tail="drop" leaves nothing."""
+        """Warn, once per loader, if tail="drop" leaves no batch of an epoch."""
         asked, n = self._asked, begun.state["rows"]
         if asked.get("tail") != "drop" or self._has_warned or begun.state["position"] or not n:
             return
@@ -166,7 +166,7 @@ class RemoteLoader(Closing):
             warn_of_no_batch(begun.epoch, n, asked["batch_size"], asked["world_size"])
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
-        """Iterate, and show how far it is, as `ShardLoader.progress` does."""
+        """Iterate with a progress bar, as `ShardLoader.progress` does."""
         begun = self.begin()
         return ProgressBar(
             RemoteIterator(self, begun),
@@ -178,23 +178,24 @@ class RemoteLoader(Closing):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict` to resume after the loop's current batch.
+        """Return the state from which to resume after the loop's current batch.
 
-        A ShardLoader of the same dataset and options takes it as well, and the other way round.
+        States of a ShardLoader with the same dataset and options are interchangeable with it.
         """
         latest = self._latest
         return dict(self._next if latest is None or latest.is_exhausted else latest.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the next iteration where the state was taken, with the very next sample.
+        """Make the next iteration resume from a state, with the sample after its last batch.
 
         Raises:
-            InvalidArgument: it is no such state, or one of another dataset, subset, seed or order.
+            InvalidArgument: `state` is invalid or belongs to another dataset, subset, seed or
+                order.
         """
         self.check_open()
         if not isinstance(state, Mapping):
             raise InvalidArgument(
-                f"load_state_dict: expected what state_dict() gave; found {state!r}"
+                f"load_state_dict: expected a result of state_dict(); found {state!r}"
             )
         if self._latest is not None:
             self._latest.end()
@@ -202,19 +203,19 @@ class RemoteLoader(Closing):
         self._next, self._latest = dict(state), None
 
     def stats(self) -> LoaderStats:
-        """Return the loading figures of this side: waiting, handing over, bytes received.
+        """Return the figures of this side: waiting, handing over, bytes received.
 
-        `n_restarts` is how often a server was lost.
+        `n_restarts` is the number of lost connections.
         """
         latest = LoadingStats() if self._latest is None else self._latest.stats()
         return LoaderStats(self.epoch, 0, latest, self._totals + latest)
 
     def close(self) -> None:
-        """Leave the server; batches that are held stay valid. May be called again."""
+        """Leave the server. Batches that are held stay valid. Idempotent."""
         self._finalizer()
 
     def interrupt(self) -> None:
-        """Make a waiting thread raise ClosedError soon; `close` is to follow."""
+        """Make a waiting thread raise ClosedError soon. Call `close` afterwards."""
         self._stream.interrupt()
 
     def _opened(self) -> Opened:
@@ -224,13 +225,16 @@ class RemoteLoader(Closing):
         return opened
 
     def check_open(self) -> None:
-        """Raise ClosedError after `close`, and in a fork of the process that made it."""
+        """Raise ClosedError after `close`, and in a forked child."""
         if not self._finalizer.alive or self._pid != this_process.pid:
-            raise ClosedError("this loader was closed, or made before this process was forked")
+            raise ClosedError("this loader was closed, or created before this process was forked")
 
 
 class RemoteIterator:
-    """An iterator over a RemoteLoader; keeps it alive, and ends its pass when it is dropped."""
+    """An iterator over a RemoteLoader, which it keeps alive.
+
+    The iteration ends when the iterator is garbage-collected.
+    """
 
     def __init__(self, loader: RemoteLoader, begun: RemotePass) -> None:
         self._loader, self._pass = loader, begun
@@ -250,12 +254,12 @@ class RemoteIterator:
 
 
 class RemotePass:
-    """One pass over an epoch, as far as it has come.
+    """One iteration of a RemoteLoader.
 
     Args:
-        stream: where batches come from.
-        adapter: makes tensors of their arrays; None for arrays.
-        state: where it begins.
+        stream: the stream of batches, borrowed.
+        adapter: converts arrays to tensors; None leaves arrays.
+        state: the loader's state to start from.
     """
 
     def __init__(self, stream: Stream, adapter: TensorAdapter | None, state: State) -> None:
@@ -268,10 +272,10 @@ class RemotePass:
         self.epoch, self.first_step, self.last_step = stream.begin(state)
 
     def take(self, wait_s: float | None) -> Batch | None:
-        """Return the next batch; None at the end (`is_exhausted`) or if none comes in `wait_s`."""
+        """Return the next batch; None at the end (`is_exhausted`) or after `wait_s` without one."""
         if self.is_over:
             if not self.is_exhausted:
-                raise ClosedError("this iteration was ended, by close() or by the next one")
+                raise ClosedError("this iteration was ended by close() or by a new iteration")
             return None
         entered_s = time.monotonic()
         try:
@@ -298,7 +302,7 @@ class RemotePass:
         self._n_skipped += len(batch.skipped)
         if self._adapter is not None:
             batch = batch.of(self._adapter.wrap)
-        self.state = arrived.state  # set last: from here on the batch counts as consumed
+        self.state = arrived.state  # last: from here on the batch counts as consumed
         return batch
 
     def end(self) -> None:
@@ -322,14 +326,14 @@ class RemotePass:
         )
 
     def so_far(self) -> str:
-        """Describe how much has come, and the last message of a lost server."""
+        """Describe the progress, and the reason if a server was lost."""
         n_done, n = self.first_step + self._n_batches, self.last_step
         message = f": {self._stream.last_error}" if self._stream.last_error else ""
-        return f"{n_done} of {n} batches have come{message}"
+        return f"{n_done} of {n} batches received{message}"
 
     @property
     def sockets(self) -> tuple[Any, ...]:
-        """The sockets that become readable when there may be a batch."""
+        """The sockets that become readable when a batch may have arrived."""
         return self._stream.sockets
 
 
@@ -337,13 +341,13 @@ def _check_keys(addresses: Sequence[Address], keys: ClientKeys | None) -> None:
     for address in addresses:
         if keys is None and not address.is_loopback:
             raise InvalidArgument(
-                f"{address} is another machine, to which there is no connection without keys: "
-                "`shardio serve --make-keys DIR` there makes a folder of them for this client, "
+                f"{address} is another machine, and connections to other machines need keys: make "
+                "a folder of keys for this client there with `shardio serve --make-keys DIR`, then "
                 "pass keys= or set SHARDIO_KEYS"
             )
 
 
 def _let_go(owner_pid: int, stream: Stream) -> None:
-    """Leave the server; in a fork of the owner nothing."""
+    """Leave the server, except in a forked child."""
     if os.getpid() == owner_pid:
         stream.close()

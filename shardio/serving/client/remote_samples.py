@@ -1,7 +1,6 @@
-"""Samples of several servers of one dataset, as they come: what MultiLoader does with addresses.
+"""Samples from several servers of one dataset, in order of arrival; used by MultiLoader.
 
-Each server has a part of every epoch, as if it were one of several ranks, and all together have
-every sample once.
+Each server sends the share of one rank, so that an epoch has each sample once.
 """
 
 from __future__ import annotations
@@ -22,31 +21,30 @@ from shardio.errors import BatchTimeout, ClosedError, InvalidArgument, ShardioEr
 from shardio.serving.client.remote_loader import RemoteLoader, RemotePass
 
 _AT_ONCE: Final = 32
-"""Samples that travel together, if the user does not say."""
+"""The default number of samples per message."""
 _STEP_MS: Final = 100
 _OURS: Final = (
     *("output", "device", "rank", "world_size", "tail", "collate"),
     *("keys", "memory_bytes", "timeout_s"),
 )
-"""Options of a loader that are decided here."""
+"""Options of a loader that RemoteSamples sets itself."""
 
 
 class RemoteSamples(Closing):
-    """The samples of several servers, with a loader, which it owns, for each.
-
-    An iteration is an epoch.
+    """The samples of several servers. It owns a RemoteLoader for each server.
 
     Args:
-        addresses: of the servers.
-        options: options of ShardLoader, for all servers.
+        addresses: the addresses of the servers.
+        options: options of ShardLoader for all servers.
         keys: the folder of this client's keys.
-        memory_bytes: of all received batches together.
-        timeout_s: how long to wait for a sample, and for a server; None for ever, and 60 seconds.
-        say: receives a line about each event.
+        memory_bytes: the limit for the received batches of all servers together.
+        timeout_s: the maximum time to wait for a sample, and for a server; None for no limit, and
+            60 seconds.
+        say: called with a line of text about each event.
 
     Raises:
-        InvalidArgument: an option is not acceptable, or they serve different datasets.
-        ServerUnreachable: as RemoteLoader.
+        InvalidArgument: an option is invalid, or the servers have different datasets.
+        ServerUnreachable: as in RemoteLoader.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class RemoteSamples(Closing):
         say: Callable[[str], object],
     ) -> None:
         if given := [name for name in _OURS if name in options]:
-            raise InvalidArgument(f"options: MultiLoader decides {given[0]} itself: leave it out")
+            raise InvalidArgument(f"options: MultiLoader decides {given[0]} itself; leave it out")
         self._timeout_s, self._say, self.skipped = timeout_s, say, list[SkippedItem]()
         self.lock, self._is_closed, self._pid = threading.Lock(), False, this_process.pid
         self._addresses = list(addresses)
@@ -85,37 +83,37 @@ class RemoteSamples(Closing):
                 self._check_shares(rank)
                 if (found := loader.served.get("batch_transform")) is not None:
                     raise InvalidArgument(
-                        f"{address} runs {found} on whole batches, of which there are no samples: "
-                        "load them with ShardLoader, or serve without --batch-transform"
+                        f"{address} runs {found} on whole batches, and MultiLoader needs samples: "
+                        "use shardio.connect, or serve without --batch-transform"
                     )
             undo.pop_all()
 
     def _check_shares(self, rank: int) -> None:
-        """Make sure that a server has the same samples as the first."""
+        """Raise InvalidArgument unless a server has the same samples as the first server."""
         loader, first = self._loaders[rank], self._loaders[0]
         if loader.lineage != first.lineage:
             raise InvalidArgument(
                 f"{self._addresses[rank]} serves the dataset of lineage {loader.lineage}, "
-                f"{self._addresses[0]} that of {first.lineage}: servers that share an epoch serve "
-                "one dataset"
+                f"{self._addresses[0]} that of {first.lineage}: servers that share an epoch must "
+                "serve one dataset"
             )
         if loader.generation != first.generation:
             raise InvalidArgument(
                 f"{self._addresses[rank]} serves generation {loader.generation} of the dataset, "
-                f"{self._addresses[0]} generation {first.generation}, and together they would "
-                "leave samples out: bring the copies to the same one; if it has just changed, "
-                "kill() and iterate again"
+                f"{self._addresses[0]} generation {first.generation}; together they would leave "
+                "samples out. Bring the copies to the same generation; if it has just changed, "
+                "call kill() and iterate again"
             )
 
     @property
     def is_ours(self) -> bool:
-        """True in the process that made it, False in a fork."""
+        """True in the process that created this object, False in a forked child."""
         return self._pid == this_process.pid
 
     def epoch(self, number: int) -> Iterator[Any]:
-        """Yield the samples of an epoch in order of arrival; ends the iteration before.
+        """Return an iterator over the samples of an epoch; end the previous iteration.
 
-        Threads may share it: each gets other samples.
+        Threads may share the iterator; each sample goes to one of them.
         """
         with self.lock:
             return _Shared(self._begin(number), self)
@@ -123,7 +121,7 @@ class RemoteSamples(Closing):
     def _begin(self, number: int) -> Iterator[Any]:
         self.skipped.clear()
         passes = []
-        # A server that returned may have another rank by now
+        # A server that was lost and has returned may have changed its dataset.
         for rank in range(len(self._loaders)):
             self._check_shares(rank)
         for loader in self._loaders:
@@ -139,7 +137,7 @@ class RemoteSamples(Closing):
         try:
             while going:
                 if self._is_closed:
-                    raise ClosedError("this iteration was ended, by kill() or close()")
+                    raise ClosedError("this iteration was ended by kill() or close()")
                 found = self._take(going)
                 if found is not None:
                     yield from self._rows(*found)
@@ -151,16 +149,16 @@ class RemoteSamples(Closing):
                 each.end()
 
     def _take(self, going: deque[tuple[int, RemotePass]]) -> tuple[int, Batch] | None:
-        """Return a batch of any server that has one, preferring those that waited longest."""
+        """Return a batch of the first server in turn that has one; None if none has."""
         for _ in range(len(going)):
             server, each = going.popleft()
             try:
                 batch = each.take(0.0)
             except ShardioError as error:
-                error.add_note(f"of {self._behind(server, each)}")
+                error.add_note(f"at {self._behind(server, each)}")
                 raise
             if each.is_exhausted:
-                self._say(f"server {server} has sent all of its part")
+                self._say(f"server {server} has sent all of its share")
                 continue
             going.append((server, each))
             if batch is not None:
@@ -168,7 +166,7 @@ class RemoteSamples(Closing):
         return None
 
     def _rows(self, server: int, batch: Batch) -> Iterator[dict[str, Any]]:
-        """Yield the samples of a batch: arrays are views of it, absent values are None."""
+        """Yield the samples of a batch; arrays are views of the batch, missing values are None."""
         for skip in batch.skipped:
             self.skipped.append(SkippedItem(skip.index, f"server {server}", skip.error, skip.text))
         columns = {name: batch[name] for name in batch}
@@ -180,13 +178,13 @@ class RemoteSamples(Closing):
             }
 
     def _behind(self, server: int, each: RemotePass) -> str:
-        return f"server {server} ({self._addresses[server]}) {each.so_far()}"
+        return f"server {server} ({self._addresses[server]}): {each.so_far()}"
 
     def _wait(self, going: Iterable[tuple[int, RemotePass]], came_s: float) -> None:
         if self._timeout_s is not None and time.monotonic() - came_s > self._timeout_s:
             raise BatchTimeout(
-                f"no sample came within {self._timeout_s:g} s; of "
-                f"{', of '.join(self._behind(*each) for each in going)}"
+                f"no sample arrived within {self._timeout_s:g} s; "
+                f"{', '.join(self._behind(*each) for each in going)}"
             )
         zmq = zeromq()
         poller = zmq.Poller()
@@ -196,9 +194,9 @@ class RemoteSamples(Closing):
         poller.poll(_STEP_MS)
 
     def close(self) -> None:
-        """Leave all servers; for any thread. Idempotent."""
+        """Leave all servers; may be called from any thread. Idempotent."""
         self._is_closed = True
-        for loader in self._loaders:  # first: a waiting thread then releases the lock
+        for loader in self._loaders:  # first, so that a waiting thread releases the lock
             loader.interrupt()
         with self.lock:
             for loader in self._loaders:
@@ -206,7 +204,7 @@ class RemoteSamples(Closing):
 
 
 class _Shared:
-    """An iterator for several threads; `owner` has their lock, and knows a fork."""
+    """An iterator for several threads, guarded by the owner's lock."""
 
     def __init__(self, samples: Iterator[Any], owner: RemoteSamples) -> None:
         self._samples, self._owner = samples, owner
@@ -217,7 +215,7 @@ class _Shared:
     def __next__(self) -> Any:
         if not self._owner.is_ours:
             raise ClosedError(
-                "the iteration was begun before this process was forked; begin another one here"
+                "the iteration was started before this process was forked; start another one here"
             )
         with self._owner.lock:
             return next(self._samples)
