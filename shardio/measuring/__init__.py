@@ -1,4 +1,4 @@
-"""Measurements of a dataset on this machine: loading speed, what limits it, and what to change.
+"""Measurements of a dataset on this machine: loading speed, its limit, and what to change.
 
 `stored` measures the result of a conversion.
 """

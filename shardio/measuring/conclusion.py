@@ -1,4 +1,4 @@
-"""The limit of a loader's speed, and the option to change: derived from figures alone."""
+"""Conclusions from measurements: the limit of a loader's speed, and the option to change."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Final
 from shardio._base.statistics import LoadingStats
 
 _MAX: Final = 0.75
-"""From this share of its time on, somebody is busy."""
+"""A thread or worker that is busy for at least this share of the time is the limit."""
 _NEAR_LIMIT: Final = 0.7
-"""From this share of the bare copy speed on, memory is the limit."""
+"""Memory is the limit from this share of the plain copying speed on."""
 _CACHED: Final = 0.9
 _IDLE: Final = 0.1
 _SMALL_BATCH_BYTES: Final = 256 << 10
@@ -34,18 +34,18 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures that a conclusion is derived from.
+    """The figures from which a conclusion is drawn.
 
     Args:
-        stats: of one iteration, or of several.
-        n_workers: of the loader; 0 for none.
-        n_cpus: that this process may use.
+        stats: the statistics of one or more iterations.
+        n_workers: the number of the loader's workers; 0 for none.
+        n_cpus: the number of CPUs available to this process.
         main_cpu_s: CPU time of the thread that iterates.
         copy_bytes_per_s: the maximum copying speed of the machine.
-        verify: when hashes are checked, as the dataset says.
-        cached_share: of the files in the page cache before; None if unknown.
-        idle_share: of the time of this machine's CPUs; None if unknown.
-        tried: other numbers of workers that were measured, and are no faster.
+        verify: the option of the dataset that tells when hashes are checked.
+        cached_share: the share of the files in the page cache before the run; None if unknown.
+        idle_share: the idle share of the machine's CPU time; None if unknown.
+        tried: all measured numbers of workers; none of them is faster.
         has_body: True if the loop does anything with its batches.
         fits: True if the files fit into the available memory.
     """
@@ -65,7 +65,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The limit, the figures that show it, and the remedies, the best first."""
+    """The limit, the figures that show it, and advice, the best first."""
 
     limit: Limit
     because: str
@@ -77,23 +77,23 @@ class Conclusion:
 
 
 def conclude(figures: Figures) -> Conclusion:
-    """Return the limit of a loader, from figures of at least one batch."""
+    """Draw a conclusion from the figures of at least one batch."""
     stats, n_workers = figures.stats, figures.n_workers
     elapsed_s = max(stats.elapsed_s, 1e-9)
     if figures.has_body and stats.body_s > 0.5 * elapsed_s:
         return Conclusion(
             Limit.BODY,
-            f"the loop's own code takes {stats.body_s / elapsed_s:.0%} of the time, and waits for "
-            f"batches {stats.waiting_s / elapsed_s:.0%} of it",
+            f"the loop spends {stats.body_s / elapsed_s:.0%} of the time in its own code, and "
+            f"{stats.waiting_s / elapsed_s:.0%} waiting for batches",
             ("the loader is not the limit: speed up the loop",),
         )
     speed = stats.n_bytes / elapsed_s
     if speed >= _NEAR_LIMIT * figures.copy_bytes_per_s:
         return Conclusion(
             Limit.COPY,
-            f"batches come at {speed / 1e9:.2f} GB/s, {speed / figures.copy_bytes_per_s:.0%} of "
-            f"the {figures.copy_bytes_per_s / 1e9:.2f} GB/s that this machine copies at most",
-            ("read fewer bytes: name what is needed in fields, or store smaller types",),
+            f"batches arrive at {speed / 1e9:.2f} GB/s, {speed / figures.copy_bytes_per_s:.0%} of "
+            f"this machine's copying speed of {figures.copy_bytes_per_s / 1e9:.2f} GB/s",
+            ("read fewer bytes: select the needed fields (fields), or store smaller types",),
         )
     busy = stats.filling_s / (max(1, n_workers) * elapsed_s)
     main = figures.main_cpu_s / elapsed_s
@@ -112,14 +112,14 @@ def _main_limits(figures: Figures, main: float) -> Conclusion:
         f"the thread that iterates is busy {main:.0%} of the time: {per_batch_us:.0f} µs for each "
         f"batch of {stats.n_bytes / max(1, stats.n_batches) / 1e3:,.0f} KB",
         (
-            "a larger batch_size: a batch costs the main process the same whatever is in it",
-            "reuse=True, if each batch is done with before the next",
+            "a larger batch_size: the main process needs the same time for a batch of any size",
+            "reuse=True, if the loop does not keep batches",
         ),
     )
 
 
 def _workers_limit(figures: Figures, busy: float) -> Conclusion:
-    """Return the conclusion for workers (or main, without any) that are always busy filling."""
+    """Return the conclusion for workers (or the main process, without any) that are always busy."""
     stats = figures.stats
     whole_s = max(stats.filling_s, 1e-9)
     phases = {
@@ -133,63 +133,63 @@ def _workers_limit(figures: Figures, busy: float) -> Conclusion:
     if limit is Limit.READING and cached < _CACHED:
         limit = Limit.STORAGE
     parts = ", ".join(f"{phase} {s / whole_s:.0%}" for phase, s in phases.items() if s > 0)
-    who = {0: "without workers, main is", 1: "the worker is"}.get(
+    who = {0: "without workers, the main process is", 1: "the worker is"}.get(
         figures.n_workers, f"{figures.n_workers} workers are"
     )
     because = f"{who} busy filling batches {min(1.0, busy):.0%} of the time: {parts}"
     if limit is Limit.STORAGE:
-        because += f"; of the files, {1 - cached:.0%} was not in the page cache"
+        because += f"; {1 - cached:.0%} of the files was not in the page cache"
     return Conclusion(limit, because, (*_more_workers(figures), *_advice_on(limit, figures)))
 
 
 def _more_workers(figures: Figures) -> tuple[str, ...]:
-    """Advise more processes, up to the number of CPUs."""
+    """Advise more workers, up to the number of CPUs."""
     n_cpus = figures.n_cpus
     if figures.n_workers >= n_cpus or n_cpus in figures.tried:
         return ()
-    return (f"num_workers={n_cpus}: as many CPUs may be used",)
+    return (f"num_workers={n_cpus}: the number of available CPUs",)
 
 
 def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
     if limit is Limit.TRANSFORM:
-        return ("a cheaper transform, or do during conversion what is the same in every epoch",)
+        return ("a cheaper transform; move work that is the same in every epoch to the conversion",)
     if limit is Limit.DECODING:
         return (
-            "store the compressed fields raw, if the disk has room, or leave them out (fields)",
+            "store the compressed fields raw, if the disk has space, or leave them out (fields)",
         )
     if limit is Limit.HASHING:
         if figures.verify == "always":
             return (
                 'shardio.open(path, verify="first"): every byte is hashed once, not in each epoch',
             )
-        return ("nothing: this is the first epoch only, in which every byte is hashed",)
+        return ("nothing: bytes are hashed in the first epoch only",)
     if limit is Limit.STORAGE:
         return (
-            "preload=True: the files fit into memory, and reading them once in a row is faster"
+            "preload=True: the files fit into memory, and one sequential read is faster"
             if figures.fits
-            else "more memory, so that the files stay in the page cache, or a faster disk; or "
-            "shuffle='blocks', which reads neighbours together",
-            "fewer bytes: name what is needed in fields, or store fields compressed",
+            else "more memory, to keep the files in the page cache, a faster disk, or "
+            "shuffle='blocks', which reads neighbouring samples together",
+            "fewer bytes: select the needed fields (fields), or store fields compressed",
         )
     batch_bytes = figures.stats.n_bytes / max(1, figures.stats.n_batches)
     if batch_bytes < _SMALL_BATCH_BYTES:
-        return ("a larger batch_size: requesting so small a batch costs more than copying it",)
-    return ("fewer bytes or fewer fields: name what is needed in fields",)
+        return ("a larger batch_size: requesting such a small batch takes longer than copying it",)
+    return ("fewer bytes or fewer fields: select the needed fields (fields)",)
 
 
 def _round_trips_limit(figures: Figures, busy: float, main: float) -> Conclusion:
-    """Nobody is busy all the time: they wait for one another, or for a CPU."""
+    """Return the conclusion for processes that wait for one another, or for a CPU."""
     because = (
-        f"nobody is busy: filling batches takes {busy:.0%} of the workers' time, and the main "
-        f"process is busy {main:.0%} of its own"
+        f"no process is always busy: workers fill batches {busy:.0%} of the time, and the main "
+        f"process is busy {main:.0%} of the time"
     )
     if figures.idle_share is not None and figures.idle_share < _IDLE:
-        because += f"; yet the CPUs of this machine are idle {figures.idle_share:.0%} of the time"
+        because += f"; but this machine's CPUs are idle only {figures.idle_share:.0%} of the time"
         return Conclusion(Limit.CPUS, because, ("fewer other programs on this machine",))
     advice = [
         "a larger batch_size: fewer round trips for the same samples",
-        "a larger prefetch: more batches under way",
+        "a larger prefetch: more batches in progress",
     ]
     if figures.n_workers > figures.n_cpus:
-        advice.insert(0, f"num_workers={figures.n_cpus}: that is the number of CPUs")
+        advice.insert(0, f"num_workers={figures.n_cpus}: the number of available CPUs")
     return Conclusion(Limit.ROUND_TRIPS, because, tuple(advice))

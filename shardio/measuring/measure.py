@@ -1,4 +1,4 @@
-"""Measure the loading speed of a dataset, with the real loader and with bare copies of memory."""
+"""Measure the loading speed of a dataset, and compare it with plain copies of memory."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.mmap import PAGE_BYTES, is_cached
 
 _SOURCE_BYTES: Final = 64 << 20
-"""Larger than what caches hold."""
+"""Larger than a CPU's caches."""
 _MIN_COPY_BYTES: Final = 1 << 20
 _N_PROBES: Final = 256
 
 
 def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> float:
-    """Return the speed of copies from memory into blocks that are used again and again.
+    """Measure the speed of copying memory into blocks that are reused.
 
     Args:
         n_threads: the number of threads that copy at the same time, each into its own block.
-        block_bytes: the size of a block; small ones are copied many at a time.
-        seconds: for how long.
+        block_bytes: the size of a block, at least 1 MiB.
+        seconds: the duration of the measurement.
     """
     size = min(_SOURCE_BYTES, max(block_bytes, _MIN_COPY_BYTES))
     source = np.ones(_SOURCE_BYTES, np.uint8)
@@ -57,9 +57,9 @@ def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> flo
 
 
 def cached_share(paths: Sequence[str]) -> float | None:
-    """Return the share of some files in the page cache, by a few probes at random places.
+    """Estimate the share of some files that is in the page cache, from random probes.
 
-    None if the file system does not tell, or there is nothing to probe.
+    Return None if the file system does not support the probes, or the files are empty.
     """
     sizes = [os.path.getsize(path) for path in paths]
     if not sum(sizes):
@@ -98,17 +98,17 @@ def idle_share(before: tuple[int, int] | None, after: tuple[int, int] | None) ->
 
 
 _COPY_SHARE: Final = 0.05
-"""Of the seconds of a run, how many go into bare copies; the fastest of several counts."""
+"""The duration of a copying measurement as a share of a run's; the fastest of several counts."""
 _N_COPY_TIMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingRun:
-    """The figures for one number of workers: a first reading, and the same samples again.
+    """The figures for one number of workers: a first reading, and warm ones of the same samples.
 
-    `main_cpu_s` is the CPU time of the iterating thread in the second reading, `idle_share` the
-    idle share of the machine's CPUs then, `first_main_cpu_s` and `first_idle_share` those of the
-    first; `limit_bytes_per_s` is the copying speed of as many threads.
+    `main_cpu_s` is the CPU time of the iterating thread and `idle_share` the idle share of the
+    machine's CPU time in the warm readings; `first_main_cpu_s` and `first_idle_share` are those of
+    the first reading. `limit_bytes_per_s` is the copying speed with one thread per worker.
     """
 
     n_workers: int
@@ -122,17 +122,17 @@ class LoadingRun:
 
     @property
     def samples_per_s(self) -> float:
-        """The warm rate."""
+        """The rate of the warm readings."""
         return _rate(self.warm.n_samples, self.warm)
 
     @property
     def bytes_per_s(self) -> float:
-        """The warm rate."""
+        """The rate of the warm readings."""
         return _rate(self.warm.n_bytes, self.warm)
 
     @property
     def first_samples_per_s(self) -> float:
-        """The rate of the first time."""
+        """The rate of the first reading."""
         return _rate(self.first.n_samples, self.first)
 
     def as_json(self) -> dict[str, Any]:
@@ -154,10 +154,10 @@ class LoadingRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadingReport:
-    """The measurements and the conclusions.
+    """The measurements and conclusions.
 
-    `conclusion` is that of the fastest run's warm part, `first_conclusion` that of the first
-    reading of the first run. `trace` is of a short run of its own, if requested.
+    `conclusion` is about the warm readings of the fastest run, `first_conclusion` about the first
+    reading of the first run. `trace` is the trace of a separate short run, if requested.
     """
 
     path: str
@@ -172,7 +172,7 @@ class LoadingReport:
 
     @property
     def best(self) -> LoadingRun:
-        """The fastest run, warm."""
+        """The run with the fastest warm readings."""
         return max(self.runs, key=lambda run: run.samples_per_s)
 
     def as_json(self) -> dict[str, Any]:
@@ -200,26 +200,26 @@ def measure_loading(
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> LoadingReport:
-    """Measure how fast a dataset loads here, and say what limits it.
+    """Measure how fast a dataset loads on this machine, and find the limit.
 
-    For each number of workers samples are read for `seconds`, or for one epoch, and then the same
-    samples again and again for as long. Only the first run finds hashes to check and files as the
-    page cache has them: later ones hash again, but read from memory.
+    For each number of workers, samples are read for `seconds` or one epoch; then the same samples
+    are read repeatedly for as long. Only the first reading of the first run finds the page cache as
+    it was; later runs check hashes again, but read from memory.
 
     Args:
-        dataset: a folder, or an open dataset, such as of a subset.
-        batch_size: as the loader takes it.
-        n_workers: which numbers of worker processes to try; by default 0, 1, 2, 4 and so on, up to
+        dataset: a folder, or an open dataset, for example of a subset.
+        batch_size: as in ShardLoader.
+        n_workers: the numbers of worker processes to try; by default 0, 1, 2, 4 and so on, up to
             the number of CPUs.
-        seconds: how long each half of a run takes.
-        wants_trace: trace the fastest number of workers as well.
+        seconds: the duration of each half of a run.
+        wants_trace: True to trace the fastest number of workers as well.
         progress: called with the number of workers before each run.
-        **options: more for the loader, such as transform; shuffle is True and output "numpy"
-            unless they say otherwise.
+        **options: other options of the loader, such as transform. The defaults are shuffle=True
+            and output="numpy".
 
     Raises:
-        InvalidArgument: the dataset is empty, or an option is not acceptable.
-        DatasetNotFound, ShardCorrupt, …: as the loader raises them.
+        InvalidArgument: the dataset is empty, or an option is invalid.
+        DatasetNotFound, ShardCorrupt, …: errors of the loader.
     """
     defaults: dict[str, Any] = {"shuffle": True, "output": "numpy"}
     options = defaults | options
@@ -227,7 +227,7 @@ def measure_loading(
     counts = _worker_counts(n_cpus) if n_workers is None else list(dict.fromkeys(n_workers))
     if not counts or not 0 < seconds < math.inf:
         raise InvalidArgument(
-            "n_workers must name a number, and seconds be above 0 and finite; "
+            "n_workers must not be empty, and seconds must be above 0 and finite; "
             f"found {counts}, {seconds}"
         )
     if not isinstance(dataset, ShardDataset):
@@ -274,12 +274,12 @@ def measure_loading(
 
 
 def _worker_counts(n_cpus: int) -> list[int]:
-    """0, the powers of two below the number of CPUs, and that number."""
+    """Return 0, the powers of two below the number of CPUs, and the number of CPUs."""
     return [0, *(1 << k for k in range(n_cpus.bit_length()) if 1 << k < n_cpus), n_cpus]
 
 
 def _figures(run: LoadingRun, n_cpus: int, verify: str, tried: tuple[int, ...]) -> Figures:
-    """Return the figures of the warm part of a run, whose loop does nothing."""
+    """Return the figures of the warm readings of a run; its loop has no body."""
     return Figures(
         run.warm,
         run.n_workers,
@@ -302,7 +302,7 @@ def _run(
 ) -> LoadingRun:
     with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
-        _iterate(loader, 1, None)  # so that workers have started
+        _iterate(loader, 1, None)  # start the workers
         loader.load_state_dict(start)
         before, begin_s = cpu_times(), time.thread_time()
         n_batches = _iterate(loader, len(loader), seconds)
@@ -310,11 +310,11 @@ def _run(
         first_idle = idle_share(before, cpu_times())
         first = loader.stats().latest
         if not n_batches:
-            raise InvalidArgument(f"{dataset.path}: there is no batch to measure")
+            raise InvalidArgument(f"{dataset.path}: no batch to measure")
         warm, main_cpu_s, end_s = LoadingStats(), 0.0, time.perf_counter() + seconds
         before = cpu_times()
         while not warm.n_batches or time.perf_counter() < end_s:
-            loader.load_state_dict(start)  # the same samples: all of them are in memory now
+            loader.load_state_dict(start)  # the same samples, which are now in memory
             begin_s = time.thread_time()
             _iterate(loader, n_batches, None)
             main_cpu_s += time.thread_time() - begin_s
@@ -329,7 +329,7 @@ def _run(
 
 
 def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
-    """Take up to n_batches within the given time; return how many."""
+    """Take up to n_batches batches within `seconds`; return the number taken."""
     n_taken, end_s = 0, None if seconds is None else time.perf_counter() + seconds
     for _ in loader:
         n_taken += 1
@@ -341,7 +341,7 @@ def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
 def _trace(
     dataset: ShardDataset, batch_size: int, n_workers: int, options: dict[str, Any]
 ) -> Trace:
-    """Return a trace of warm batches, from a separate loader: measured runs are not recorded."""
+    """Return a trace of warm batches from a separate loader, because tracing costs time."""
     with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
         _iterate(loader, len(loader), 1.0)

@@ -1,4 +1,4 @@
-"""Measure a sample of a conversion's result: its likeness to the source, and its reading speed."""
+"""Measurements of a converted dataset: the PSNR of its pictures, and its reading speed."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from shardio.samples.shard_dataset import ShardDataset
 _MAX_COMPARED: Final = 5  # files
 _MAX_ROWS: Final = 24
 _MAX_TAKEN: Final = 200
-_BEST_DB: Final = 100.0  # equal pixels would give infinity
+_BEST_DB: Final = 100.0  # instead of infinity, for equal pixels
 
 
 @dataclass(frozen=True, slots=True)
 class StoredReport:
-    """The properties of a sample of a conversion's result.
+    """Measurements of some samples of a converted dataset.
 
-    `samples_per_s` are random samples of the dataset's default view that one core reads and
-    decodes here; `psnr_db` is the likeness of some inputs' pictures to their source, by the
-    inputs' names: empty if nothing was lost, or if it is unknown.
+    `samples_per_s` is the number of random samples that one core reads and decodes per second, in
+    the dataset's default view. `psnr_db` has the PSNR of some inputs' stored pictures against their
+    source, by input name; it is empty if nothing was lost, or if the loss is unknown.
     """
 
     samples_per_s: float
@@ -44,17 +44,17 @@ class StoredReport:
 
 
 def source_bytes(report: ConversionReport) -> int:
-    """Bytes of those inputs that gave samples."""
+    """Return the total size of the inputs that have samples."""
     return sum(one.n_bytes for one in report.inputs if one.n_samples)
 
 
 def measure_stored(
     report: ConversionReport, src: str | os.PathLike[str], *, seconds: float = 0.5
 ) -> StoredReport | None:
-    """Measure some of the result of a conversion of `src`; return None if it is empty.
+    """Measure some samples of the dataset converted from `src`; return None if it is empty.
 
     Raises:
-        ShardioError, OSError: the dataset, or an input, cannot be read any more.
+        ShardioError, OSError: the dataset or an input cannot be read.
     """
     if not report.n_samples:
         return None
@@ -66,13 +66,13 @@ def measure_stored(
 
 
 def _spread(items: Sequence[Any], n: int) -> list[Any]:
-    """Return at most `n` items, evenly spaced from first to last."""
+    """Return at most `n` evenly spaced items."""
     n = min(n, len(items))
     return [items[(2 * k + 1) * len(items) // (2 * n)] for k in range(n)]
 
 
 def _rate(dataset: ShardDataset, rows: Sequence[int], seconds: float) -> float:
-    """Random samples per second that this thread reads and decodes."""
+    """Measure how many random samples this thread reads and decodes per second."""
     draw, view = random.Random(0), dataset.view
     chosen = rows if len(rows) <= _MAX_ROWS else draw.sample(rows, _MAX_ROWS)
     with ClipDecoder() as decoder, AudioDecoder() as sounds:
@@ -97,7 +97,7 @@ def _take(
     sounds: AudioDecoder,
     draw: random.Random,
 ) -> Callable[[], None]:
-    """Return a function that reads and decodes a sample: a whole row, or a clip of its video."""
+    """Return a function that reads and decodes one row, or a random clip of its video."""
     video = next((name for name, f in dataset.schema.items() if isinstance(f, Video)), None)
     if video is not None and view["kind"] == "clips":
         stream = dataset[row][video]
@@ -134,7 +134,7 @@ def _take_clip(
 def _compared(
     dataset: ShardDataset, report: ConversionReport, src: str
 ) -> Iterator[tuple[str, float]]:
-    """Yield the name and PSNR of some inputs, compared with their stored form."""
+    """Yield the name and PSNR of some inputs."""
     kind, options, _ = inherit_options(load(report.dataset), report.kind, {}, keep_partial=False)
     converter = make_converter(kind or report.kind, options)
     root = parse_pattern(src).root
@@ -148,7 +148,7 @@ def _compared(
 
 
 def _converted(report: ConversionReport) -> Iterator[tuple[InputReport, int]]:
-    """Yield the inputs that gave samples, each with the row of its first."""
+    """Yield the inputs that have samples, each with the row of its first sample."""
     row = report.n_samples_before
     for one in report.inputs:
         if one.outcome == "converted" and one.n_samples:

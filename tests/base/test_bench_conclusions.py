@@ -60,7 +60,7 @@ def figures(
     ("made", "limit", "because"),
     [
         pytest.param(
-            figures(waiting_s=0.5, hand_over_s=0.5), Limit.BODY, "takes 90% of the time", id="body"
+            figures(waiting_s=0.5, hand_over_s=0.5), Limit.BODY, "spends 90% of the time", id="body"
         ),
         pytest.param(figures(n_bytes=80 * GB), Limit.COPY, "8.00 GB/s, 80% of", id="copy"),
         pytest.param(
@@ -71,10 +71,16 @@ def figures(
         ),
         pytest.param(figures(), Limit.READING, "busy filling batches 95%", id="reading"),
         pytest.param(
-            figures(cached_share=0.25), Limit.STORAGE, "75% was not in the page cache", id="storage"
+            figures(cached_share=0.25),
+            Limit.STORAGE,
+            "75% of the files was not in the page cache",
+            id="storage",
         ),
         pytest.param(
-            figures(cached_share=0.0), Limit.STORAGE, "100% was not in the page cache", id="cold"
+            figures(cached_share=0.0),
+            Limit.STORAGE,
+            "100% of the files was not in the page cache",
+            id="cold",
         ),
         pytest.param(figures(cached_share=1.0), Limit.READING, "reading 100%", id="cached"),
         pytest.param(figures(checking_s=12.0), Limit.HASHING, "hashing 63%", id="hashing"),
@@ -90,7 +96,7 @@ def figures(
         pytest.param(
             figures(n_workers=0, filling_s=8.0, main_cpu_s=9.9, transforming_s=7.0),
             Limit.TRANSFORM,
-            "without workers, main is busy",
+            "without workers, the main process is busy",
             id="no-workers",
         ),
         pytest.param(
@@ -99,7 +105,7 @@ def figures(
         pytest.param(
             figures(filling_s=4.0, main_cpu_s=3.0, idle_share=0.02),
             Limit.CPUS,
-            "idle 2% of the time",
+            "idle only 2% of the time",
             id="others",
         ),
     ],
@@ -216,7 +222,7 @@ def test_the_fastest_run_is_traced(folder: str) -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused(folder: str, call: Callable[[str], Any]) -> None:
-    with pytest.raises(InvalidArgument, match="n_workers must name a number, and seconds"):
+    with pytest.raises(InvalidArgument, match="n_workers must not be empty, and seconds"):
         call(folder)
 
 

@@ -77,9 +77,9 @@ def test_on_a_device_batches_are_tensors(dataset: Path, capsys: Capture) -> None
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [
-        (["--seconds", "0"], 2, "seconds be above 0 and finite; found"),
-        (["--seconds", "nan"], 2, "seconds be above 0 and finite; found"),
-        (["--seconds", "inf"], 2, "seconds be above 0 and finite; found"),
+        (["--seconds", "0"], 2, "seconds must be above 0 and finite; found"),
+        (["--seconds", "nan"], 2, "seconds must be above 0 and finite; found"),
+        (["--seconds", "inf"], 2, "seconds must be above 0 and finite; found"),
         (["--batch-size", "0"], 2, "batch_size must be an integer from 1 up; found 0"),
         (["--workers", "-1"], 2, "num_workers must be an integer from 0 to 1024; found -1"),
         (["--fields", "nothing"], 2, "fields must be different ones of"),
