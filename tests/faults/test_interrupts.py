@@ -20,7 +20,6 @@ from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.worker_pool import WorkerPool
 from shardio._workers.tasks import schedule
-from shardio._workers.tasks.messages import _FrameKeeper
 from shardio.errors import UnsupportedEnvironment
 from shardio.order.permutation import Order
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
@@ -248,23 +247,6 @@ def test_an_interrupt_where_a_finalizer_is_called_comes_from_there() -> None:
     finalizer = Finalizer(owner, signal.raise_signal, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         finalizer()
-
-
-class _Frame(bytearray):
-    """An object that checks for signals when it is finalized, as frames of pyzmq do."""
-
-    def __del__(self) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_an_interrupt_while_the_frames_of_samples_end_is_not_lost() -> None:
-    with _FrameKeeper() as frames:
-        array = frames.memory_of(_Frame(b"abc"))[1:]
-        frames.let_go()
-        assert array.tobytes() == b"bc"
-        del array
-        with pytest.raises(KeyboardInterrupt):
-            frames.let_go()
 
 
 @pytest.mark.usefixtures("swept")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Bytes
-from shardio._workers.tasks.values import BlockLender, LentBlocks
+from shardio._workers.tasks.values import BlockLender, LentBlocks, pack_value, read_value
 
 MIB = 1 << 20
 
@@ -42,10 +41,9 @@ class Side(Closing):
 
     def arrive(self, worker: int, *arrays: Bytes) -> list[Bytes]:
         """Deliver what a worker sends."""
-        buffers = [pickle.PickleBuffer(array.data) for array in arrays]
-        number, sizes = self.stocks[worker].fill(buffers)
-        self.stocks[worker].drop_filled()
-        found = self.supply.hand_over(worker, number, sizes)
+        packed = pack_value(list(arrays))
+        number = self.stocks[worker].fill(packed)
+        found: list[Bytes] = read_value(self.supply.hand_over(worker, number, packed.n_bytes))
         self.supply.give(self.send)
         return found
 
@@ -157,7 +155,7 @@ def test_who_was_held_up_before_the_loop_had_to_wait_gets_more_as_far_as_memory_
     with Side(2, 20 * MIB) as side:
         for worker in (0, 1):
             side.ask(worker)
-            side.arrive(worker, of(7))
+            side.arrive(worker, of(7, MIB - 4096))
         n = side.n_of(0)
         side.supply.grant_more()
         side.ask(1)

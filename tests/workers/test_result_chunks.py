@@ -26,7 +26,7 @@ def _arrived(portion: list[Any] | FailedCall) -> Any:
     """Return a chunk as main has it."""
     packed = pack_value(portion)
     memory = np.empty(packed.n_bytes, np.uint8)
-    write_value(packed, memory)
+    write_value(packed, memory.data)
     return read_value(memory)
 
 

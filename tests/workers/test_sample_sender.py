@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import os
 import socket
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,27 +15,31 @@ from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.tasks import values
 from shardio._workers.tasks.failure_policy import ErrorBudget
-from shardio._workers.tasks.messages import (
-    MessageBatch,
+from shardio._workers.tasks.sample_sender import (
+    HEAD,
+    OVERHEAD_BYTES,
+    PLACE,
+    WORD,
+    Command,
+    MainExited,
     MessageKind,
-    pack_head,
-    unpack_head,
-    unpack_sample,
-    unpack_samples,
+    SampleSender,
 )
-from shardio._workers.tasks.sample_sender import WORD, Command, _MainExited, _Sender
 from shardio._workers.tasks.sample_stream import SampleStream
+from shardio._workers.tasks.values import pack_value
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment, WorkerDied
 
 
 class Sent(list[Any]):
-    """A socket that keeps what it is given."""
+    """A socket that keeps the head and payload of what it is given."""
 
-    def send(self, frame: bytes, **how: object) -> None:
-        self.append(unpack_head(frame))
+    def send(self, message: bytes) -> None:
+        kind, _, number = HEAD.unpack_from(message)
+        self.append((kind, number, message[HEAD.size :]))
 
-    def send_multipart(self, frames: list[bytes]) -> None:
-        self.send(frames[0])
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        return [(kind, number) for kind, number, _ in self]
 
 
 @pytest.fixture
@@ -48,19 +49,34 @@ def ends() -> Iterator[tuple[socket.socket, Channel]]:
         yield main, Channel(0, worker, ())
 
 
-def _size(sample: object) -> int:
-    sheaf = MessageBatch(0)
-    sheaf.add(sample)
-    return sheaf.n_bytes
-
-
-def test_a_worker_sends_as_much_as_there_is_room_for(ends: tuple[socket.socket, Channel]) -> None:
-    main, channel = ends
-    main.shutdown(socket.SHUT_WR)
+def sent_by(
+    channel: Channel, samples: Iterable[Any], most_bytes: int = 1 << 30, *, may_skip: bool = False
+) -> Sent:
+    """Return what a worker sends until main has gone."""
     sent = Sent()
-    with pytest.raises(_MainExited):
-        _Sender(sent, channel, 10 * _size("x") + 5).send_samples(["x"] * 20, None)
-    assert sent[1:] == [(MessageKind.SAMPLES, 0, number, 1) for number in range(10)]
+    sender = SampleSender(sent, channel, most_bytes, may_skip=may_skip)
+    try:
+        sender.send_samples(samples)
+    except MainExited:
+        sent.append((None, len(sent), b""))
+    return sent
+
+
+COST = pack_value("x").n_bytes + OVERHEAD_BYTES
+
+
+@pytest.mark.parametrize("n_credits", [0, 3])
+def test_a_worker_sends_as_much_as_there_is_room_for(
+    ends: tuple[socket.socket, Channel], n_credits: int
+) -> None:
+    main, channel = ends
+    for _ in range(n_credits):
+        main.send(WORD.pack(Command.CREDIT, 2 * COST))
+    main.shutdown(socket.SHUT_WR)
+    sent = sent_by(channel, ["x"] * 40, 10 * COST + OVERHEAD_BYTES + 5)
+    n = 10 + 2 * n_credits
+    assert sent.heads[1:-1] == [(MessageKind.SAMPLE, number) for number in range(n)]
+    assert sent[-1][0] is None  # main has gone
 
 
 def test_a_large_sample_waits_for_a_block_until_main_has_gone(
@@ -71,59 +87,33 @@ def test_a_large_sample_waits_for_a_block_until_main_has_gone(
     for has_gone in (False, True):
         if has_gone:
             main.close()
-        with pytest.raises(_MainExited):
-            _Sender(Sent(), channel, 1 << 20).send_samples([np.zeros(1 << 20)], None)
+        assert sent_by(channel, [np.zeros(1 << 20)]).heads[-1][0] is None
 
 
-def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone(
+def lend_block(main: socket.socket, n_bytes: int) -> None:
+    block = reserve_memory_file(n_bytes, "a block")
+    socket.send_fds(main, [WORD.pack(Command.BLOCK, 0)], [block])
+    os.close(block)
+
+
+def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone_and_its_block_is_filled_next(
     ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, channel = ends
-    block = reserve_memory_file(4096, "a block")
-    socket.send_fds(main, [WORD.pack(Command.BLOCK, 0)], [block])
-    os.close(block)
+    lend_block(main, 4096)
     main.shutdown(socket.SHUT_WR)
 
-    def refuse(n_bytes: int, what: str, hint: str) -> None:
-        raise InsufficientMemory(what)
+    def refuse_much(n_bytes: int, what: str, hint: str) -> None:
+        if n_bytes > 1 << 20:
+            raise InsufficientMemory(what)
 
-    monkeypatch.setattr(values, "require", refuse)
-    sent = Sent()
-    samples = ["a", "b", np.zeros(1 << 20), "c"]
-    with _Sender(sent, channel, 1 << 30) as outbox:
-        outbox.send_samples(samples, 9)
-    numbers = [(number, n) for kind, _, number, n in sent if kind == MessageKind.SAMPLES]
-    assert [first + i for first, n in numbers for i in range(n)] == [0, 1, 3]
-    assert [head[2] for head in sent if head[0] == MessageKind.SKIPPED] == [2]
-    assert sent[-1] == (MessageKind.END, 0, 4, 0)
-
-
-def test_a_block_whose_message_cannot_be_made_is_filled_with_the_next_sample(
-    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    main, channel = ends
-    block = reserve_memory_file(1 << 20, "a block")
-    socket.send_fds(main, [WORD.pack(Command.BLOCK, 0)], [block])
-    os.close(block)
-    main.shutdown(socket.SHUT_WR)
-    frames, places = MessageBatch.frames, list[Any]()
-
-    def refuse_once(self: MessageBatch, first: int, place: Any = None) -> list[Any]:
-        places.append(place)
-        if len(places) == 1:
-            raise MemoryError
-        return frames(self, first, place)
-
-    monkeypatch.setattr(MessageBatch, "frames", refuse_once)
-    sent = Sent()
-    with _Sender(sent, channel, 1 << 30) as outbox:
-        outbox.send_samples([np.zeros(1 << 16), np.ones(1 << 16)], 9)
-    assert [head[0] for head in sent[1:]] == [
-        MessageKind.SKIPPED,
-        MessageKind.IN_BLOCK,
-        MessageKind.END,
-    ]
-    assert [number for number, _ in places] == [0, 0]
+    monkeypatch.setattr(values, "require", refuse_much)
+    samples = ["a", "b", np.zeros(1 << 20), np.zeros(1 << 14), "c"]
+    sent = sent_by(channel, samples, may_skip=True)
+    kinds = [MessageKind.SAMPLE, MessageKind.SAMPLE, MessageKind.SKIPPED, MessageKind.IN_BLOCK]
+    assert sent.heads[1:5] == list(zip(kinds, range(4), strict=True))
+    assert PLACE.unpack(sent[4][2]) == (0, pack_value(samples[3]).n_bytes)
+    assert sent.heads[5:] == [(MessageKind.SAMPLE, 4), (MessageKind.END, 5)]
 
 
 def test_a_block_whose_descriptor_is_lost_is_an_error_and_not_waited_for(
@@ -133,24 +123,12 @@ def test_a_block_whose_descriptor_is_lost_is_an_error_and_not_waited_for(
     monkeypatch.setattr(channel_module, "unpack_fds", lambda *received: lose())
     socket.send_fds(main, [WORD.pack(Command.BLOCK, 0)], [main.fileno()])
     main.shutdown(socket.SHUT_WR)
-    sent = Sent()
-    _Sender(sent, channel, 1 << 30).send_samples(["a", np.zeros(1 << 20)], None)
-    assert sent[-2:] == [(MessageKind.SAMPLES, 0, 0, 1), (MessageKind.FAILED, 0, 1, 0)]
+    sent = sent_by(channel, ["a", np.zeros(1 << 20)])
+    assert sent.heads[1:] == [(MessageKind.SAMPLE, 0), (MessageKind.FAILED, 1)]
 
 
 def lose() -> tuple[int, ...]:
     raise UnsupportedEnvironment("file descriptors were lost")
-
-
-def test_what_main_has_handed_over_makes_room(ends: tuple[socket.socket, Channel]) -> None:
-    main, channel = ends
-    for _ in range(3):
-        main.send(WORD.pack(Command.CREDIT, 2 * _size("x")))
-    main.shutdown(socket.SHUT_WR)
-    sent = Sent()
-    with pytest.raises(_MainExited):
-        _Sender(sent, channel, 4 * _size("x")).send_samples(["x"] * 20, None)
-    assert len(sent[1:]) == 4 + 3 * 2
 
 
 def test_a_worker_says_how_many_samples_it_sent_and_stays_until_main_has_them(
@@ -160,88 +138,46 @@ def test_a_worker_says_how_many_samples_it_sent_and_stays_until_main_has_them(
     for message in (WORD.pack(Command.CREDIT, 1), WORD.pack(Command.GOODBYE, 0), b"more"):
         main.send(message)
     sent = Sent()
-    outbox = _Sender(sent, channel, 1000)
-    outbox.send_samples("abc", None)
-    outbox.await_goodbye()
-    assert (sent[0], sent[-1]) == ((MessageKind.HELLO, 0, 0, 0), (MessageKind.END, 0, 3, 0))
+    sender = SampleSender(sent, channel, 10_000, may_skip=False)
+    sender.send_samples("abc")
+    sender.await_goodbye()
+    assert (sent.heads[0], sent.heads[-1]) == ((MessageKind.HELLO, 0), (MessageKind.END, 3))
     assert channel.recv() == b"more"
 
 
 @pytest.mark.parametrize(
-    ("head", "said"),
+    ("kind", "number", "said"),
     [
-        (pack_head(MessageKind.END, 0, 7), "worker 0 sent 7 samples, and 0 arrived"),
-        (pack_head(MessageKind.SAMPLES, 0, 1, 1), "worker 0 sent 1 samples, and 0 arrived"),
+        (MessageKind.END, 7, "worker 0 sent 7 samples, and 0 arrived"),
+        (MessageKind.SAMPLE, 1, "worker 0 sent 1 samples, and 0 arrived"),
     ],
 )
-def test_a_sample_that_is_lost_is_an_error(head: bytes, said: str) -> None:
+def test_a_sample_that_is_lost_is_an_error(
+    kind: MessageKind, number: int, said: str, tmp_path: Any
+) -> None:
     with SampleStream(
         [],
         1,
-        prefix="",
+        prefix=str(tmp_path / "multi-"),
         most_bytes=1,
         timeout_s=None,
         start="zygote",
         error_budget=ErrorBudget(None),
         say=lambda line: None,
-    ) as gathering:
-        gathering._saved.append([head])
+    ) as stream:
+        stream._saved.append(HEAD.pack(kind, 0, number))
         with pytest.raises(WorkerDied, match=said):
-            next(gathering)
+            next(stream)
 
 
-def test_samples_that_come_quickly_travel_together_and_none_waits_for_another(
-    ends: tuple[socket.socket, Channel],
-) -> None:
-    _, channel = ends
-    all_sent = threading.Event()
-
-    class Counting(Sent):
-        def send(self, frame: bytes, **how: object) -> None:
-            super().send(frame)
-            if sum(n for *_, n in self) == 200:
-                all_sent.set()
+def test_no_sample_waits_for_another(ends: tuple[socket.socket, Channel]) -> None:
+    sent = Sent()
 
     def samples() -> Iterator[int]:
-        yield from range(200)
-        assert all_sent.wait(60)
+        for number in range(200):
+            assert len(sent) == number + 1
+            yield number
 
-    sent = Counting()
-    with _Sender(sent, channel, 1 << 20) as outbox:
-        outbox.send_samples(samples(), None)
-    numbers = [range(first, first + n) for kind, _, first, n in sent if kind == MessageKind.SAMPLES]
-    assert list(itertools.chain(*numbers)) == list(range(200))
-    assert sent[-1] == (MessageKind.END, 0, 200, 0)
-
-
-def test_a_sheaf_gives_its_samples_as_they_were_when_they_came() -> None:
-    array = np.zeros(3)
-    sheaf = MessageBatch(1)
-    for number in range(3):
-        array[:] = number
-        sheaf.add({"number": number, "array": array})
-    with pytest.raises(TypeError, match="pickle"):
-        sheaf.add([np.zeros(1 << 20), threading.Lock()])
-    sheaf.add(np.arange(1 << 18, dtype=np.uint8))
-    (first, apart) = sheaf.frames(5)
-    assert unpack_head(first) == (MessageKind.SAMPLES, 1, 5, 4)
-    frame = np.frombuffer(apart, np.uint8)
-    *small, large = (unpack_sample(*each) for each in unpack_samples([first, frame], 4))
-    assert [(s["number"], s["array"].tolist()) for s in small] == [(i, [i] * 3) for i in range(3)]
-    assert np.array_equal(large, np.arange(1 << 18, dtype=np.uint8))
-
-
-def test_a_sheaf_is_as_it_was_when_its_last_sample_is_taken_back() -> None:
-    sheaf = MessageBatch(0)
-    sheaf.add("x")
-    (before, n_bytes) = sheaf.frames(0), sheaf.n_bytes
-    sheaf.add(np.zeros(1 << 20))
-    assert len(sheaf.frames(0)) == 2
-    sheaf.take_back()
-    assert (sheaf.frames(0), sheaf.n_bytes, len(sheaf)) == (before, n_bytes, 1)
-
-
-def test_a_class_that_only_cloudpickle_knows_has_its_arrays_apart() -> None:
-    sheaf = MessageBatch(0)
-    sheaf.add(dataclasses.make_dataclass("Local", ["pixels"])(np.zeros(1 << 20, np.uint8)))
-    assert [buffer.raw().nbytes for buffer in sheaf.apart] == [1 << 20]
+    SampleSender(sent, ends[1], 1 << 20, may_skip=False).send_samples(samples())
+    assert sent.heads[1:-1] == [(MessageKind.SAMPLE, number) for number in range(200)]
+    assert sent.heads[-1] == (MessageKind.END, 200)

@@ -22,7 +22,7 @@ def through_memory(value: Any) -> tuple[Any, Ndarray]:
     """Return a value after a trip through memory, and the memory."""
     packed = pack_value(value)
     memory = np.full(packed.n_bytes + 8, 0xEE, np.uint8)
-    write_value(packed, memory[:-8])
+    write_value(packed, memory[:-8].data)
     assert (memory[-8:] == 0xEE).all(), "nothing is written behind it"
     return read_value(memory[:-8]), memory
 

@@ -241,10 +241,8 @@ class _Caller:
             taken_ns = now_ns() - start_ns
             found = pack_value(value)
             if found.n_bytes <= MAX_INLINE_BYTES:
-                memory = np.empty(found.n_bytes, np.uint8)
-                write_value(found, memory)
                 head = ANSWER.pack(CallOutcome.INLINE, n_results, number, step, 0, taken_ns)
-                return head + memory.tobytes()
+                return head + found.to_bytes()
             self._put(found, self.blocks[number])
         except BaseException as error:  # noqa: BLE001  # sys.exit and all: main raises it there
             self._suspended.pop(step, None)
@@ -281,7 +279,7 @@ class _Caller:
             what = f"the bytes that {self._is_called} returned"
             require(n_lacking, what, "return less, or load fewer at a time")
         block.grow(found.n_bytes)
-        write_value(found, block.bytes)
+        write_value(found, block.bytes.data)
 
 
 class SingleCaller:

@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats
 from shardio._workers.processes.blocks import Block, Bytes
@@ -32,10 +30,8 @@ from shardio._workers.processes.worker_pool import Failed, Message, WorkerExit, 
 from shardio._workers.tasks.calls import ANSWER, CallOutcome, CallRequest, call_for_main, pack_call
 from shardio._workers.tasks.failure_policy import MAX_CRASHES, CrashLoop, ErrorBudget
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
-from shardio._workers.tasks.values import ValueBlocks, pack_value, read_value, write_value
+from shardio._workers.tasks.values import ValueBlocks, pack_value, read_value
 from shardio.errors import BatchTimeout, TransformError, WorkerDied
-
-_NOTHING: Final[Bytes] = np.zeros(0, np.uint8)
 
 
 class PendingCall:
@@ -111,9 +107,9 @@ class PendingCall:
             TransformError: it cannot be unpickled.
             InsufficientMemory: there is no memory for it.
         """
-        memory = _NOTHING
+        memory: Bytes | memoryview = memoryview(b"")
         if self.memory is not None:
-            memory = np.frombuffer(self.memory, np.uint8)
+            memory = memoryview(self.memory)
         elif self.block is not None:
             block, self.block = self.block, None
             memory = blocks.hand_over(block, self.n_bytes, is_spare=is_last)
@@ -424,7 +420,7 @@ class TaskPool(Closing):
             value = None if self._on_crash is None else self._on_crash(call.item, place, died)
             if value is not None:
                 call.give_back(self._blocks)
-                call.memory = _packed(value)
+                call.memory = bytearray(pack_value(value).to_bytes())
                 self._schedule.done(worker, step)
                 del tasks[step]
             elif call.n_crashes == MAX_CRASHES:
@@ -451,14 +447,6 @@ class TaskPool(Closing):
     def close(self) -> None:
         """End the workers, whatever they do. Values that are held stay valid. Idempotent."""
         self._end()
-
-
-def _packed(value: Any) -> bytearray:
-    """Return a value as a worker would have sent it with its answer."""
-    found = pack_value(value)
-    memory = bytearray(found.n_bytes)
-    write_value(found, np.frombuffer(memory, np.uint8))
-    return memory
 
 
 def _let_go(pool: WorkerPool | None, blocks: ValueBlocks, step_files: StepFiles) -> None:

@@ -26,14 +26,11 @@ from collections.abc import Callable, Sequence
 from mmap import PAGESIZE
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
 from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Block, BlockMap, BlockPool, Bytes
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.serialization import pickle_out_of_band
-from shardio.errors import UnsupportedEnvironment
 
 _HEAD: Final = struct.Struct("<QQ")
 _ALIGNMENT: Final = 64
@@ -42,62 +39,64 @@ _ALIGNMENT: Final = 64
 class PackedValue(NamedTuple):
     """A value that is ready to be written: its pickle, and the memory of its arrays, in place."""
 
-    skeleton: bytes
+    head: bytes
+    """Sizes and the pickle."""
     buffers: list[memoryview]
     n_bytes: int
     """The total size in bytes."""
 
+    def to_bytes(self) -> bytes | bytearray:
+        """Return the value in memory of its own."""
+        if not self.buffers:
+            return self.head
+        memory = bytearray(self.n_bytes)
+        write_value(self, memoryview(memory))
+        return memory
 
-def pack_value(value: Any) -> PackedValue:
-    """Pickle a value, all but the memory of its arrays.
+
+def pack_value(value: Any, least_bytes: int = 0) -> PackedValue:
+    """Pickle a value, all but the memory of its arrays of `least_bytes` or more.
 
     Raises whatever the value's own parts raise when they are pickled.
     """
     file, apart = io.BytesIO(), list[pickle.PickleBuffer]()
-    pickle_out_of_band(value, file, apart, least_bytes=0)
-    skeleton, buffers = file.getvalue(), [buffer.raw() for buffer in apart]
-    ends = _places([buffer.nbytes for buffer in buffers], len(skeleton))
-    return PackedValue(skeleton, buffers, ends[-1])
-
-
-def write_value(packed: PackedValue, memory: Bytes) -> None:
-    """Write a packed value to the beginning of memory that has room for it."""
-    skeleton, buffers, _ = packed
+    pickle_out_of_band(value, file, apart, least_bytes)
+    skeleton = file.getvalue()
+    if not apart:
+        head = _HEAD.pack(0, len(skeleton)) + skeleton
+        return PackedValue(head, [], len(head))
+    buffers = [buffer.raw() for buffer in apart]
     sizes = [buffer.nbytes for buffer in buffers]
-    head = _HEAD.pack(len(buffers), len(skeleton)) + np.array(sizes, "<u8").tobytes()
-    target = memory.data
+    head = struct.pack(f"<{2 + len(sizes)}Q", len(sizes), len(skeleton), *sizes) + skeleton
+    *_, n_bytes = _places(sizes, len(head))
+    return PackedValue(head, buffers, n_bytes)
+
+
+def write_value(packed: PackedValue, target: memoryview) -> None:
+    """Write a packed value to the beginning of memory that has room for it."""
+    head, buffers, _ = packed
     target[: len(head)] = head
-    target[len(head) : len(head) + len(skeleton)] = skeleton
-    write_buffers(buffers, memory, _places(sizes, len(skeleton)))
-
-
-def write_buffers(buffers: Sequence[memoryview], memory: Bytes, starts: Sequence[int]) -> None:
-    """Copy what lies in each buffer to its place in memory; `starts` are those of `place`."""
+    starts = _places([buffer.nbytes for buffer in buffers], len(head))
     for start, buffer in zip(starts, buffers, strict=False):
-        if buffer.nbytes:
-            memory[start : start + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
+        target[start : start + buffer.nbytes] = buffer
 
 
-def read_value(memory: Bytes) -> Any:
+def read_value(memory: Bytes | memoryview) -> Any:
     """Return the value written to memory; its arrays are views that keep the memory."""
-    n_buffers, n_skeleton = _HEAD.unpack_from(memory.data)
-    n_head = _HEAD.size + 8 * n_buffers
-    sizes = np.frombuffer(memory[_HEAD.size : n_head], "<u8").tolist() if n_buffers else []
-    buffers = read_buffers(sizes, memory, _places(sizes, n_skeleton))
-    # From our own worker, never from data.
-    return pickle.loads(memory[n_head : n_head + n_skeleton].data, buffers=buffers)
+    view = memoryview(memory)  # type: ignore[arg-type]  # an array has memory, too
+    n_buffers, n_skeleton = _HEAD.unpack_from(view)
+    # From our own worker, never from data; so below.
+    if not n_buffers:
+        return pickle.loads(view[_HEAD.size :])
+    sizes = struct.unpack_from(f"<{n_buffers}Q", view, _HEAD.size)
+    start = _HEAD.size + 8 * n_buffers
+    end = start + n_skeleton
+    places = zip(_places(sizes, end), sizes, strict=False)
+    buffers = [memory[place : place + n] for place, n in places]
+    return pickle.loads(view[start:end], buffers=buffers)
 
 
-def read_buffers(sizes: Sequence[int], memory: Bytes, starts: Sequence[int]) -> list[Bytes]:
-    """Return a view of each buffer in memory."""
-    return [memory[start : start + n] for start, n in zip(starts, sizes, strict=False)]
-
-
-def _places(sizes: Sequence[int], n_skeleton: int) -> list[int]:
-    return place(sizes, _HEAD.size + 8 * len(sizes) + n_skeleton)
-
-
-def place(sizes: Sequence[int], end: int = 0) -> list[int]:
+def _places(sizes: Sequence[int], end: int) -> list[int]:
     """Return the start of each buffer after the first `end` bytes, and the end of the last one."""
     places = []
     for n_bytes in sizes:
@@ -295,8 +294,8 @@ class BlockLender(Closing):
         block.known_to.add(worker)
         return True
 
-    def hand_over(self, worker: int, number: int, sizes: Sequence[int]) -> list[Bytes]:
-        """Return views of the content of a worker's block, which keep the block, or a copy.
+    def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
+        """Return the content of a worker's block, which keeps the block, or a copy.
 
         It is copied if the loop holds more than memory allows and this is the worker's last block.
 
@@ -304,12 +303,10 @@ class BlockLender(Closing):
             InsufficientMemory: there is no memory for the copy.
         """
         block = self._of_worker[worker].pop(number)
-        *starts, n_bytes = place(sizes)
         self._blocks.see(block, n_bytes)
         self._are_known = True
         is_spare = bool(self._of_worker[worker]) or self._blocks.n_leased < _HELD
-        memory = self._blocks.hand_over(block, n_bytes, is_spare=is_spare)
-        return read_buffers(sizes, memory, starts)
+        return self._blocks.hand_over(block, n_bytes, is_spare=is_spare)
 
     def stop_lending(self, worker: int) -> None:
         """Stop lending blocks to a worker."""
@@ -333,11 +330,10 @@ class LentBlocks:
         self._fds: dict[int, int] = {}
         self._maps: dict[int, BlockMap] = {}
         self._idle: list[int] = []
-        self._loss: UnsupportedEnvironment | None = None
 
     def __bool__(self) -> bool:
-        """Return True if `fill` will not block (it has a block, or will raise)."""
-        return bool(self._idle) or self._loss is not None
+        """Return True if there is a block to be filled."""
+        return bool(self._idle)
 
     def add(self, number: int, fds: Sequence[int]) -> None:
         """Add a block that main has sent, with its descriptor the first time."""
@@ -345,36 +341,20 @@ class LentBlocks:
             self._fds[number] = fds[0]
         self._idle.append(number)
 
-    def lose(self, error: UnsupportedEnvironment) -> None:
-        """Record that a block's descriptor did not arrive: main sends no other."""
-        self._loss = error
-
-    def fill(self, buffers: Sequence[Any]) -> tuple[int, list[int]]:
-        """Copy buffers into a block; return its number and the sizes of the buffers.
-
-        The block stays here until `drop_filled`.
+    def fill(self, packed: PackedValue) -> int:
+        """Write a value to a block, which is main's then; return its number.
 
         Raises:
-            InsufficientMemory: there is no memory for it.
-            UnsupportedEnvironment: no block is left, as one was lost.
+            InsufficientMemory: there is no memory for it; the block stays here.
         """
-        if self._loss is not None and not self._idle:
-            raise self._loss
         number = self._idle[-1]
         # Mapped here and not before: an error is then reported for a sample
         if number not in self._maps:
             self._maps[number] = BlockMap(self._fds[number])
         block = self._maps[number]
-        parts = [buffer.raw() for buffer in buffers]
-        sizes = [part.nbytes for part in parts]
-        *starts, n_bytes = place(sizes)
-        if (n_lacking := n_bytes - block.backed_bytes()) > 0:
+        if (n_lacking := packed.n_bytes - block.backed_bytes()) > 0:
             what, hint = "the arrays of a sample", "let the dataset give smaller samples"
             require(n_lacking, what, hint)
-        block.grow(n_bytes)
-        write_buffers(parts, block.bytes, starts)
-        return number, sizes
-
-    def drop_filled(self) -> None:
-        """Drop the block that was filled last: its content was sent and belongs to main."""
-        self._idle.pop()
+        block.grow(packed.n_bytes)
+        write_value(packed, block.bytes.data)
+        return self._idle.pop()
