@@ -201,7 +201,7 @@ class ShardLoader(Closing):
             self._options, opened, self._epochs.epoch_sampler.n_at_most, clips
         )
         self._engine = self._engine_for(batch_spec)
-        self._prefetch = RemotePrefetch(opened, batch_spec, self._options.sampling)
+        self._prefetch = RemotePrefetch(opened, batch_spec, self._epochs.epoch_sampler.order)
         self._finalizer = Finalizer(self, self._prefetch.end_with, self._engine.close)
         try:
             self._engine.open(opened)

@@ -11,6 +11,7 @@ import numpy as np
 import shardio
 from shardio import Array, Batch, Bytes, Schema, ShardDataset, ShardLoader, ShardWriter, Text
 from shardio.dataset.manifest import publish
+from shardio.order import Samples
 from shardio.samples.mixture import Mixture
 from tests.shards import EVERY_FIELD, every_field_sample, same_in_batch
 
@@ -45,6 +46,12 @@ def write_dataset(
             shards.append(writer.close())
     publish(folder, schema=schema, shards=shards)
     return str(folder)
+
+
+def samples(n: int, ends: Sequence[int] = (), *, is_mixture: bool = False) -> Samples:
+    """Return n samples for an order, of shards that end at `ends`."""
+    shard_ends = np.array(ends, np.int64)
+    return Samples("set", n, is_mixture, None, lambda: shard_ends, lambda: None, lambda: (0, n))
 
 
 OPENING = ("access", "cache", "cache_bytes", "generation", "storage_options", "subset", "verify")

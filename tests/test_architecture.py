@@ -25,11 +25,11 @@ RANKS = {
     "shardio.format": 2,  # bytes <-> values
     "shardio.batch": 3,  # the layout of a block, collation, Batch
     "shardio.media": 3,  # encoded bytes <-> pixels and samples
-    "shardio.order": 3,  # the sample at each position
     "shardio.storage": 3,  # local files
     "shardio._workers": 4,  # worker processes, and the memory they share
     "shardio.shard": 4,  # one shard file
     "shardio.transforms": 4,
+    "shardio.order": 5,  # the sample at each position
     "shardio.views": 5,  # rows, clips, token windows
     "shardio.storage.remote": 7,  # object stores, and the cache of what is in them
     "shardio.dataset": 8,  # a folder of shards

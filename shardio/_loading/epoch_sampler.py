@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK
-from shardio._engine.filling.batch_spec import EpochPlan
+from shardio._engine.filling.batch_spec import samples_of
 from shardio._workers.processes.global_generators import seed_generators
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.external_lists import total_bytes
 from shardio.dataset.selection import check_positions
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.types.arrays import is_masked
-from shardio.order.mixture_order import MixtureSizes
-from shardio.order.partition import RankPartition
-from shardio.order.permutation import OF_SAMPLERS, SampleGenerators
+from shardio.order import Order
+from shardio.order.mixture_order import Interleaved
+from shardio.order.permutation import OF_SAMPLERS, Positions, SampleGenerators
 from shardio.order.sampling import (
+    ORDERS,
+    Listed,
     SamplingOptions,
+    Weighted,
     WeightedSampler,
     cumulative_weights,
     draw_without_replacement,
+    holds_positions,
 )
-from shardio.order.shuffle import ShardWindow, Window
 from shardio.samples.mixture import Mixture
 from shardio.views.packing import PackedWindows
 
@@ -38,49 +40,47 @@ _ADVICE: Final = "load it into a loader with the same options as the one that it
 
 
 class LoaderState(NamedTuple):
-    """The epoch, the number of its consumed positions, and the number it has.
+    """The epoch, the number of its consumed positions, the number it has, and its order.
 
-    `window` is the window of a shuffle in blocks or shards; `sizes` are those of a mixture's
-    sources when it began, and `tokens` the number of tokens of each source's stream, if the last
-    ones are padded to a window.
+    `tokens` is the number of tokens of each source's stream when it began, if the last ones are
+    padded to a window.
     """
 
     epoch: int
     position: int
     n_samples: int
-    window: Window | ShardWindow | None = None
-    sizes: tuple[int, ...] | None = None
+    order: Order
     tokens: tuple[int, ...] | None = None
 
 
-def state_of(progress: LoaderState, dataset: Dataset, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state for `progress_of`, as JSON values.
-
-    `order` holds the options that determine the order of that epoch, besides its number; None marks
-    an option without effect.
-    """
+def state_of(
+    progress: LoaderState, dataset: Dataset, epoch_sampler: EpochSampler
+) -> dict[str, Any]:
+    """Return the state for `progress_of`, as JSON values."""
     state = {
         "version": _VERSION,
         "epoch": progress.epoch,
         "position": progress.position,
         "rows": progress.n_samples,
-        **_identity(dataset, order),
-        "window": None if progress.window is None else list(progress.window),
-        "sizes": None if progress.sizes is None else list(progress.sizes),
+        **_identity(dataset, epoch_sampler, progress.order),
+        **progress.order.to_state(),
         "tokens": None if progress.tokens is None else list(progress.tokens),
     }
     return {name: value for name, value in state.items() if value is not None}
 
 
-def _identity(dataset: Dataset, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything that the meaning of a position depends on."""
-    return {"lineage": dataset.lineage, "view": dataset.rows.view_id, **order}
+def _identity(dataset: Dataset, epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
+    """Return everything that the meaning of a position depends on.
+
+    Options without effect are None.
+    """
+    found = {"lineage": dataset.lineage, "view": dataset.rows.view_id, "seed": epoch_sampler.seed}
+    found |= dict.fromkeys(("shuffle", "sampler", "weights", "replacement", "mixing", "per_video"))
+    return found | order.identity(epoch_sampler.samples)
 
 
-def progress_of(
-    state: object, dataset: Dataset, order_of: Callable[[int], Mapping[str, Any]]
-) -> LoaderState:
-    """Return the progress recorded in a state; `order_of` returns the order options of an epoch.
+def progress_of(state: object, dataset: Dataset, epoch_sampler: EpochSampler) -> LoaderState:
+    """Return the progress recorded in a state.
 
     Raises:
         InvalidArgument: it is not a state of a loader like this one.
@@ -90,8 +90,8 @@ def progress_of(
         raise InvalidArgument(
             f"load_state_dict: expected what state_dict() gave, version {_VERSION}; found {found!r}"
         )
-    order = order_of(_count(state, "epoch"))
-    for name, expected in _identity(dataset, order).items():
+    samples, order = epoch_sampler.samples, epoch_sampler.order_of(_count(state, "epoch"))
+    for name, expected in _identity(dataset, epoch_sampler, order).items():
         found = state.get(name)
         if type(found) is not type(expected) or found != expected:
             raise InvalidArgument(
@@ -99,38 +99,17 @@ def progress_of(
                 f"{dataset.path} is {expected!r}: {_ADVICE}"
             )
     epoch, position, n_samples = (_count(state, name) for name in ("epoch", "position", "rows"))
-    most, sizes = order.get("rows", len(dataset)), None
-    if isinstance(dataset, Mixture):
-        sizes = _sizes(state, dataset)
-        most = dataset.mixing.n_positions(sizes)
+    most = order.n_positions(samples)
     if position > n_samples or n_samples > most:
         raise InvalidArgument(
             f"load_state_dict: the state is at position {position} of {n_samples} samples, "
             f"and {dataset.path} has {most}"
         )
-    window: Window | ShardWindow | None = None
-    if order["shuffle"] == "blocks":
-        window = Window.from_state(state.get("window"))
-    elif order["shuffle"] == "shards":
-        ends, found = dataset.rows.shard_ends, state.get("window")
-        window = ShardWindow.from_state(found, ends, n_samples, dataset.path)
-    tokens = None
+    order, tokens = order.from_state(state, samples, n_samples), None
     if dataset.rows.packed is not None and dataset.rows.packed.is_padded:
-        had = (n_samples,) if sizes is None else sizes
-        tokens = _tokens(state, dataset, dataset.rows.packed, None if "rows" in order else had)
-    return LoaderState(epoch, position, n_samples, window, sizes, tokens)
-
-
-def _sizes(state: Mapping[str, Any], mixture: Mixture) -> tuple[int, ...]:
-    """Return the sizes of a mixture's sources when the state's epoch began."""
-    found, now = state.get("sizes"), mixture.mixture_sizes.sizes
-    if isinstance(found, list | tuple) and len(found) == len(now):
-        if all(type(n) is int and 0 < n <= m for n, m in zip(found, now, strict=True)):
-            return tuple(found)
-    raise InvalidArgument(
-        f"load_state_dict: the state's sizes must be at most those of the sources of "
-        f"{mixture.path}, {list(now)}; found {found!r}"
-    )
+        had = None if isinstance(order, Listed) else tuple(state.get("sizes", [n_samples]))
+        tokens = _tokens(state, dataset, dataset.rows.packed, had)
+    return LoaderState(epoch, position, n_samples, order, tokens)
 
 
 def _tokens(
@@ -161,14 +140,6 @@ def _count(state: Mapping[str, Any], name: str) -> int:
     return found
 
 
-class _Table(NamedTuple):
-    """The samples of an epoch, by position, and their hash."""
-
-    epoch: int
-    numbers: SharedArray
-    hash: str
-
-
 class EpochSampler:
     """The samples of each epoch and their order.
 
@@ -177,151 +148,72 @@ class EpochSampler:
         sampling: the options.
 
     Raises:
-        InvalidArgument: a sampler or weights that do not fit the dataset.
+        InvalidArgument: a sampler, weights, or an order that do not fit the dataset.
     """
 
     def __init__(self, dataset: Dataset, sampling: SamplingOptions) -> None:
-        self._n_samples = len(dataset)
-        rows = dataset.rows
-        clip_grouping = rows.clip_grouping
-        self._bundle = 1 if clip_grouping is None else clip_grouping.k
-        """The number of clips that stay together in a shuffle."""
-        self._sampling = sampling
-        self._latest: _Table | None = None
-        self._weights: npt.NDArray[np.float64] | None = None
-        """For draws without replacement."""
-        self._sums: SharedArray | None = None
-        self.mixture_sizes: MixtureSizes | None = None
-        """Of epochs that begin now, where several datasets are mixed."""
-        if isinstance(dataset, Mixture):
-            self.mixture_sizes = dataset.mixture_sizes
-            if self.repeats:
-                raise InvalidArgument(
-                    "sampler decides the order of an epoch, and so does a mixture: pass weights to "
-                    "shardio.mix, or load the sources one by one"
-                )
-        packed = rows.packed
+        self.samples, self.seed = samples_of(dataset), sampling.seed
+        self._sampler = sampling.sampler
+        packed = dataset.rows.packed
         self._tokens = packed.n_tokens if packed is not None and packed.is_padded else None
-        self.window: Window | ShardWindow | None = None
-        """Of epochs that begin now."""
-        if sampling.is_in_blocks:
-            n_bytes, n_samples = total_bytes(dataset.shards), int(dataset.starts[-1])
-            if rows.clips is not None or packed is not None:
-                # Estimated as if all rows had as many samples as the selected ones.
-                n_samples = n_samples * len(dataset) // max(1, rows.n_rows)
-                # The number of bundles that runs are made of
-                n_samples = max(1, n_samples // self._bundle)
-            self.window = Window.of(n_bytes, n_samples)
-        if sampling.is_in_shards:
-            _check_has_shards(dataset)
-            self.window = ShardWindow.of(rows.shard_ends, len(dataset))
-        if sampling.sampler is not None and not callable(sampling.sampler):
-            self._check_sampler()
+        self._draw: Callable[..., Positions] | None = None
+        """Draws the samples of an epoch without replacement."""
+        self._origin: dict[str, Any] = {}
+        """The options that determine weighted draws."""
+        self._latest: tuple[int, Listed] | None = None
+        """The latest epoch that was listed, and its samples."""
+        self.order: Order | None = None
+        """The order of epochs that begin now; None if each is listed anew."""
+        self.n_at_most: int | None = None
+        """The number of positions of any epoch that begins now; None if unknown."""
         if sampling.weighted is not None:
-            weights = _checked(sampling.weighted.weights, self._n_samples)
-            self._weights_hash = _hash_of(weights)
-            self._n_draws = _count_draws(sampling.weighted, weights)
-            if sampling.weighted.replacement:
-                self._sums = SharedArray.of(
-                    cumulative_weights(weights), "the running sums of weights"
-                )
-            else:
-                self._weights = weights
+            Listed.check(self.samples)
+            weights = _checked(sampling.weighted.weights, self.samples.n)
+            self._set_weights(sampling.weighted, weights)
+        elif self._sampler is not None:
+            Listed.check(self.samples)
+            if not callable(self._sampler):
+                self._check_sampler()
+        else:
+            kind = ORDERS[sampling.shuffle]
+            kind.check(self.samples)
+            self.order = kind.begin(self.samples)
+            if isinstance(dataset, Mixture):
+                self.order = Interleaved(self.order, dataset.mixture_sizes)
+        if self.order is not None:
+            self.n_at_most = self.order.n_positions(self.samples)
 
-    @property
-    def n_at_most(self) -> int | None:
-        """The maximum number of positions of an epoch; None if unknown."""
-        is_known = self._sampling.sampler is None or self._is_fixed
-        return self.n_positions(0) if is_known else None
+    def order_of(self, epoch: int) -> Order:
+        """Return the order of an epoch that begins now."""
+        return self._listed(epoch) if self.order is None else self.order
 
-    @property
-    def is_foreseen(self) -> bool:
-        """True if the plan of a later epoch is free: no function is called, nothing is drawn."""
-        return self._is_fixed if self._sampling.sampler is not None else self._weights is None
-
-    @property
-    def repeats(self) -> bool:
-        """True if an epoch may have more positions than there are samples."""
-        return self._sampling.sampler is not None or self._sampling.weighted is not None
+    def _listed(self, epoch: int) -> Listed:
+        """Return the listed samples of an epoch; the latest are cached."""
+        if self._latest is None or self._latest[0] != epoch:
+            numbers = self._sampled(epoch) if self._draw is None else self._draw(epoch=epoch)
+            origin = self._origin or {"sampler": _hash_of(numbers)}
+            table = SharedArray.of(numbers, "the order of an epoch")
+            self._latest = epoch, Listed(table, len(numbers), origin)
+        return self._latest[1]
 
     def n_positions(self, epoch: int) -> int:
         """Return the number of positions of an epoch that begins now."""
-        if self.mixture_sizes is not None:
-            return self.mixture_sizes.n_positions
-        if self._sampling.sampler is not None:
-            return len(self._table(epoch).numbers.array)
-        return self._n_samples if self._sampling.weighted is None else self._n_draws
+        n = self.n_at_most
+        return self.order_of(epoch).n_positions(self.samples) if n is None else n
 
     def beginning(self, epoch: int) -> LoaderState:
         """Return the first position of an epoch that begins now."""
-        sizes = None if self.mixture_sizes is None else self.mixture_sizes.sizes
-        return LoaderState(epoch, 0, self.n_positions(epoch), self.window, sizes, self._tokens)
+        return LoaderState(epoch, 0, self.n_positions(epoch), self.order_of(epoch), self._tokens)
 
-    def plan(self, began: LoaderState, partition: RankPartition) -> EpochPlan:
-        """Return the plan of a pass over the positions of an epoch that `division` assigns."""
-        epoch, window, tokens = began.epoch, began.window, began.tokens
-        if self.mixture_sizes is not None:
-            mixture_sizes = (
-                self.mixture_sizes
-                if began.sizes is None
-                else replace(self.mixture_sizes, sizes=began.sizes)
-            )
-            return EpochPlan(epoch, partition, window, mixture_sizes=mixture_sizes, tokens=tokens)
-        if self._sums is not None:
-            return EpochPlan(epoch, partition, sums=self._sums, tokens=tokens)
-        if self.repeats:
-            return EpochPlan(epoch, partition, listed=self._table(epoch).numbers, tokens=tokens)
-        return EpochPlan(epoch, partition, window, tokens=tokens)
-
-    def identity(self, epoch: int) -> dict[str, Any]:
-        """Return the options that determine the positions of an epoch, besides the dataset.
-
-        Options without effect are None; `rows` is set if the epoch can have no other size.
-        """
-        shuffle = "full" if self._sampling.is_full else self._sampling.shuffle
-        found: dict[str, Any] = {"seed": self._sampling.seed, "shuffle": shuffle}
-        found |= {"sampler": None, "weights": None, "replacement": None, "mixing": None}
-        found["per_video"] = self._bundle if shuffle is not False and self._bundle > 1 else None
-        if self.mixture_sizes is not None:
-            shares, exhausted = (
-                self.mixture_sizes.mixing.shares,
-                self.mixture_sizes.mixing.exhausted,
-            )
-            weights = [share / sum(shares) for share in shares]
-            found["mixing"] = {"weights": weights, "exhausted": exhausted}
-        if self._sampling.sampler is not None:
-            found["sampler"] = self._table(epoch).hash
-        if self._sampling.weighted is not None:
-            found |= {
-                "weights": self._weights_hash,
-                "replacement": self._sampling.weighted.replacement,
-            }
-        if self.repeats:
-            found["rows"] = self.n_positions(epoch)
-        return found
-
-    def _table(self, epoch: int) -> _Table:
-        """Return the samples of an epoch by position; the latest table is cached."""
-        if self._latest is None or (self._latest.epoch != epoch and not self._is_fixed):
-            if self._weights is None:
-                numbers = self._sampled(epoch)
-            else:
-                seed, n = self._sampling.seed, self._n_draws
-                numbers = draw_without_replacement(self._weights, n, seed=seed, epoch=epoch)
-            shared = SharedArray.of(numbers, "the order of an epoch")
-            self._latest = _Table(epoch, shared, _hash_of(numbers))
-        return self._latest
-
-    def _sampled(self, epoch: int) -> npt.NDArray[np.int64]:
-        found: Any = self._sampling.sampler
-        where = "sampler"
-        if callable(found):
-            found, where = found(epoch), f"sampler({epoch})"
-        elif not self._is_fixed:
-            found = _iterated(found, seed=self._sampling.seed, epoch=epoch)
-        if not isinstance(found, np.ndarray | Sequence) and isinstance(found, Iterable):
-            found = list(found)
-        return check_positions(found, self._n_samples, where)
+    def _set_weights(self, sampler: WeightedSampler, weights: npt.NDArray[np.float64]) -> None:
+        """Draw the samples of every epoch by weights."""
+        self._origin = {"weights": _hash_of(weights), "replacement": sampler.replacement}
+        self.n_at_most = n = _count_draws(sampler, weights)
+        if sampler.replacement:
+            sums = SharedArray.of(cumulative_weights(weights), "the running sums of weights")
+            self.order = Weighted(sums, n, self._origin)
+        else:
+            self._draw = functools.partial(draw_without_replacement, weights, n, seed=self.seed)
 
     def _check_sampler(self) -> None:
         """Make sure that a sampler gives positions, and the same ones again for the same epoch.
@@ -329,19 +221,27 @@ class EpochSampler:
         Raises:
             InvalidArgument: it does not.
         """
-        numbers = self._table(0).numbers.array
-        if not self._is_fixed and not np.array_equal(numbers, self._sampled(0)):
+        listed = self._listed(0)
+        if holds_positions(self._sampler):
+            self.order = listed
+        elif not np.array_equal(listed.table.array, self._sampled(0)):
             raise InvalidArgument(
-                f"sampler {self._sampling.sampler!r}, iterated twice for epoch 0 with the global "
+                f"sampler {self._sampler!r}, iterated twice for epoch 0 with the global "
                 "generators seeded alike, gives different positions, so that no epoch could be "
                 "resumed: leave out a generator of its own, or pass a function of the epoch's "
                 "number that returns positions, sampler=f(epoch)"
             )
 
-    @property
-    def _is_fixed(self) -> bool:
-        """True if every epoch has the same samples in the same order."""
-        return self._sampling.has_fixed_sampler
+    def _sampled(self, epoch: int) -> npt.NDArray[np.int64]:
+        found: Any = self._sampler
+        where = "sampler"
+        if callable(found):
+            found, where = found(epoch), f"sampler({epoch})"
+        elif not holds_positions(found):
+            found = _iterated(found, seed=self.seed, epoch=epoch)
+        if not isinstance(found, np.ndarray | Sequence) and isinstance(found, Iterable):
+            found = list(found)
+        return check_positions(found, self.samples.n, where)
 
 
 def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
@@ -354,24 +254,6 @@ def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
         if callable(getattr(sampler, "set_epoch", None)):
             sampler.set_epoch(epoch)
         return list(sampler)
-
-
-def _check_has_shards(dataset: Dataset) -> None:
-    """Make sure that the samples of a dataset come shard by shard."""
-    wrong = None
-    if isinstance(dataset, Mixture):
-        wrong = "a mixture has those of several datasets"
-    elif dataset.rows.row_list is not None and not dataset.rows.row_list.ascends:
-        wrong = "those of this selection come in another; sort what select() is given"
-    elif dataset.rows.packed is not None:
-        wrong = "a window of tokens may begin in one shard and end in another"
-    elif dataset.rows.clip_grouping is not None:
-        wrong = "per_video keeps clips of a video together, wherever it lies"
-    if wrong is not None:
-        raise InvalidArgument(
-            f"{dataset.path}: shuffle='shards' is for samples that lie in shards in their order, "
-            f"and {wrong}; or pass shuffle='blocks'"
-        )
 
 
 def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:

@@ -49,7 +49,9 @@ class Epochs:
     @property
     def number(self) -> int:
         """The number of the latest epoch, or of the next one at first: 0."""
-        return self._start().epoch if self.latest is None else self.latest.plan.epoch
+        if self.latest is not None:
+            return self.latest.plan.epoch
+        return self._next.epoch if isinstance(self._next, LoaderState) else self._next
 
     @property
     def n_batches(self) -> int:
@@ -62,7 +64,7 @@ class Epochs:
         self._warn_of_no_batch(start)
         successor = (
             self._plan(epoch_sampler.beginning(start.epoch + 1))
-            if epoch_sampler.is_foreseen
+            if epoch_sampler.order is not None
             else None
         )
         self.latest = engine.iterate(self._plan(start), successor)
@@ -80,8 +82,7 @@ class Epochs:
 
     def state(self, dataset: Dataset) -> dict[str, Any]:
         """Return the progress of the latest epoch, for `load_state`."""
-        progress = self._progress()
-        return state_of(progress, dataset, self.epoch_sampler.identity(progress.epoch))
+        return state_of(self._progress(), dataset, self.epoch_sampler)
 
     def load_state(self, state: Mapping[str, Any], dataset: Dataset) -> None:
         """Begin the next epoch where a state was taken.
@@ -89,7 +90,7 @@ class Epochs:
         Raises:
             InvalidArgument: it is not a state, or one of another dataset, subset, seed or order.
         """
-        self._next = progress_of(state, dataset, self.epoch_sampler.identity)
+        self._next = progress_of(state, dataset, self.epoch_sampler)
         self.latest = None
 
     def _start(self) -> LoaderState:
@@ -101,12 +102,11 @@ class Epochs:
         if latest is None or latest.is_exhausted:
             return self._start()
         plan, position = latest.plan, latest.plan.partition.position(latest.n_handed_over)
-        return LoaderState(
-            plan.epoch, position, plan.partition.n, plan.window, plan.sizes, plan.tokens
-        )
+        return LoaderState(plan.epoch, position, plan.partition.n, plan.order, plan.tokens)
 
     def _plan(self, start: LoaderState) -> EpochPlan:
-        return self.epoch_sampler.plan(start, self._partition(start.position, start.n_samples))
+        partition = self._partition(start.position, start.n_samples)
+        return EpochPlan(start.epoch, partition, start.order, start.tokens)
 
     def _partition(self, position: int, n_samples: int) -> RankPartition:
         asked = self._options

@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from shardio._base.callers import caller_stacklevel
 from shardio._engine.dispatch.iterations import EpochIteration
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexPlanner
 from shardio._engine.filling.extents import NOTHING, Extents, Ranges, joined, merged
 from shardio._workers.processes.limits import require_page_cache
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
-from shardio.order.sampling import SamplingOptions
-from shardio.order.shuffle import SHARDS_PER_WINDOW
+from shardio.order import Order
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import open_shard, resized_error
@@ -153,13 +150,13 @@ class RemotePrefetch:
     Args:
         dataset: opened by main.
         batch_spec: determines the content of batches.
-        sampling: the order of its epochs.
+        order: of its epochs; None if the user draws them.
 
     Raises:
         InvalidArgument: epochs need more at once than the cache may hold.
     """
 
-    def __init__(self, dataset: Dataset, batch_spec: BatchSpec, sampling: SamplingOptions) -> None:
+    def __init__(self, dataset: Dataset, batch_spec: BatchSpec, order: Order | None) -> None:
         self._dataset, self._batch_spec = dataset, batch_spec
         self._ahead: Prefetcher | None = None
         self._at_once = 0
@@ -167,37 +164,10 @@ class RemotePrefetch:
         self._here = set[str]()
         """The paths of files that have come, and stay, if all fit into the cache."""
         self._is_done = not dataset.remote_storages
-        if not self._is_done:
-            self._check_room(sampling)
-
-    def _check_room(self, sampling: SamplingOptions) -> None:
-        """Make sure that an order that goes through all shards at once has them all here."""
-        if self._all_fit():
-            return
-        most = self._most_bytes()
-        n_bytes = sum(self._sizes().tolist())
-        room = f"{self._dataset.path}: has {n_bytes} bytes, of which {most} fit into its cache"
-        hint = "raise cache_bytes, or take shuffle='shards'"
-        if sampling.is_in_shards:
-            self._at_once = self._bytes_of_windows()
-            if self._at_once > most:
-                warnings.warn(
-                    f"{room}: with shuffle='shards' a window of {SHARDS_PER_WINDOW} shards is read "
-                    f"at a time, up to {self._at_once} bytes, which are downloaded again and "
-                    "again: raise cache_bytes to twice that, or make smaller shards",
-                    stacklevel=caller_stacklevel(),
-                )
-        if sampling.is_full:
-            raise InvalidArgument(
-                f"{room}: with shuffle={sampling.shuffle!r} every batch needs samples from all of "
-                f"it, which would be downloaded again and again: {hint}"
-            )
-        if sampling.is_in_blocks:
-            warnings.warn(
-                f"{room}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
-                f"which are downloaded whole: {hint}",
-                stacklevel=caller_stacklevel(),
-            )
+        if not self._is_done and order is not None and not self._all_fit():
+            most, by_shard = self._most_bytes(), self._sizes().reshape(-1, len(dataset.shards))
+            room = f"{dataset.path}: has {by_shard.sum()} bytes, of which {most} fit into its cache"
+            self._at_once = order.check_cache(by_shard.sum(axis=0), most, room)
 
     def follow(self, iteration: EpochIteration) -> None:
         """Download for a pass, and stop downloading for the one before."""
@@ -254,11 +224,6 @@ class RemotePrefetch:
         """Return how many bytes the caches may hold."""
         return min(storage.max_bytes for storage in self._dataset.remote_storages)
 
-    def _bytes_of_windows(self) -> int:
-        """Return the size of the largest window of shards."""
-        of_shards = self._sizes().reshape(-1, len(self._dataset.shards)).sum(axis=0)
-        return int(np.sort(of_shards)[-SHARDS_PER_WINDOW:].sum())
-
     def _all_fit(self) -> bool:
         return all(storage.fits(self._sizes()) for storage in self._dataset.remote_storages)
 
@@ -279,7 +244,7 @@ class RemotePrefetch:
 def _wanted(dataset: Dataset, batch_spec: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
     """Yield the files of a pass, each where it is first needed, and again after a long gap."""
     partition = plan.partition
-    index_planner = IndexPlanner(dataset, shuffle=batch_spec.shuffle, seed=batch_spec.seed)
+    index_planner = IndexPlanner(dataset, seed=batch_spec.seed)
     n_steps = max(1, _SAMPLES_AT_ONCE // partition.batch_size)
     last_seen = np.full(len(dataset.shards), -2)
     for number, first in enumerate(range(partition.first_step, partition.last_step, n_steps)):

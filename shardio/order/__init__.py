@@ -1,7 +1,184 @@
 """Orders: the sample at each position of an epoch.
 
-A `permutation` of all samples, within windows of runs or of shards (`shuffle`),
-of groups of clips (`clip_groups`), and of several datasets (`mixture_order`).
-`sampling` has the options that choose an order, and weighted draws; `partition` divides positions
-among ranks.
+An `Order` is chosen by a loader's options and has its parameters, its state, what read-ahead and
+caches need to know of it, and the rule of what it can be used for. `Sequential` and `FullShuffle`
+are here, shuffles of blocks and shards in `shuffle`, draws in `sampling`, those of several datasets
+in `mixture_order`; the registry is `sampling.ORDERS`. Positions are computed by `permutation` and
+`clip_groups`, and divided among ranks by `partition`.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol, Self
+
+from shardio.errors import InvalidArgument
+from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder
+from shardio.order.permutation import Permutation, Positions, epoch_permutation
+
+CACHE_HINT: Final = "raise cache_bytes, or take shuffle='shards'"
+
+
+class Ordering(Protocol):
+    """The samples of one epoch, by position."""
+
+    def at(self, positions: Positions) -> Positions:
+        """Return the sample at each of `positions`, in any order; int64, read-only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The n samples of a dataset, as far as an order needs to know them.
+
+    `shard_ends` returns the number of samples up to the end of each shard, `why_unsharded` why
+    samples do not come shard by shard, or None, and `measure` the bytes of all shards and the
+    number of samples that they would make.
+    """
+
+    path: str
+    n: int
+    is_mixture: bool
+    clip_grouping: ClipGrouping | None
+    shard_ends: Callable[[], Positions]
+    why_unsharded: Callable[[], str | None]
+    measure: Callable[[], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order of an epoch's samples, with its parameters. Immutable; travels to the workers.
+
+    A subclass is frozen, too: orders are compared by value.
+    """
+
+    name: ClassVar[bool | str]
+    """The value of `shuffle` that chooses it, and that a loader's state has."""
+    needs_shards: ClassVar[bool] = False
+    """True if the samples must come shard by shard."""
+    mixes: ClassVar[bool] = False
+    """True if it can order the sources of a mixture, with `arrange_round`."""
+    keeps_clips: ClassVar[bool] = False
+    """True if clips that belong together stay together."""
+
+    @classmethod
+    def check(cls, samples: Samples) -> None:
+        """Check that samples can be ordered so.
+
+        Raises:
+            InvalidArgument: they cannot; the message names an order that can.
+        """
+        reason = samples.why_unsharded() if cls.needs_shards else None
+        if reason is not None:
+            raise InvalidArgument(
+                f"{samples.path}: shuffle={cls.name!r} is for samples that lie in shards in their "
+                f"order, and {reason}; or pass shuffle='blocks'"
+            )
+        if samples.is_mixture and not cls.mixes:
+            raise InvalidArgument(
+                f"{samples.path}: shuffle={cls.name!r} is for the samples of one dataset, and this "
+                "is a mixture of several: pass shuffle=True or 'blocks', or load them one by one"
+            )
+
+    @classmethod
+    def begin(cls, samples: Samples) -> Self:
+        """Return the order of epochs that begin now."""
+        return cls()
+
+    def n_positions(self, samples: Samples) -> int:
+        """Return the number of positions of an epoch that begins now."""
+        return samples.n
+
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+        """Return the samples of an epoch of n positions; a pure function of the arguments."""
+        raise NotImplementedError
+
+    def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
+        """Return the n samples of a source of a mixture for one round over them."""
+        raise NotImplementedError
+
+    def identity(self, samples: Samples) -> dict[str, Any]:
+        """Return the options that determine the samples of an epoch, for a loader's state.
+
+        `rows` is among them if an epoch can have no other size.
+        """
+        grouping = samples.clip_grouping if self.keeps_clips else None
+        return {"shuffle": self.name, "per_video": None if grouping is None else grouping.k}
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the parameters as JSON values, for a loader's state."""
+        return {}
+
+    def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
+        """Return the order of an epoch of n positions that is resumed from a state.
+
+        Raises:
+            InvalidArgument: the parameters in the state are not valid for the samples.
+        """
+        return self
+
+    @property
+    def is_sequential(self) -> bool:
+        """True if samples are read as they lie: the kernel predicts such reads."""
+        return False
+
+    @property
+    def window(self) -> int | None:
+        """The number of positions after which other places are read; None if all are, always."""
+        return None
+
+    def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
+        """Return the bytes used at a time of a dataset that does not fit into its cache.
+
+        Args:
+            shard_bytes: the size of each shard.
+            cache_bytes: the size of the cache.
+            room: the beginning of a message: what fits.
+
+        Raises:
+            InvalidArgument: data would be downloaded again and again; or warns of it.
+        """
+        return 0
+
+
+class Sequential(Order):
+    """The order of the dataset."""
+
+    name = False
+    mixes = True
+    is_sequential = True
+
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+        """Return the positions themselves."""
+        return self
+
+    def at(self, positions: Positions) -> Positions:
+        """Return `positions`."""
+        return positions
+
+
+class FullShuffle(Order):
+    """A permutation of all samples, or of all groups of clips."""
+
+    name = "full"
+    mixes = True
+    keeps_clips = True
+
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+        """Return the permutation of an epoch."""
+        if samples.clip_grouping is None:
+            return epoch_permutation(n, seed=seed, epoch=epoch)
+        return ClipGroupOrder(samples.clip_grouping.groups(n), seed=seed, epoch=epoch)
+
+    def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
+        """Return the permutation of a round."""
+        if samples.clip_grouping is None:
+            return Permutation(n, key)
+        return ClipGroupOrder(samples.clip_grouping.groups(n, source), seed=key, epoch=0)
+
+    def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
+        """Refuse to load from a cache that does not hold all samples."""
+        raise InvalidArgument(
+            f"{room}: with a full shuffle every batch needs samples from all of it, which would be "
+            f"downloaded again and again: {CACHE_HINT}"
+        )

@@ -12,16 +12,16 @@ keyed by seed, epoch, source and round number.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
-from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder
+from shardio.order import Order, Ordering, Samples
 from shardio.order.permutation import (
     SORTED_MAX,
     Permutation,
@@ -30,7 +30,6 @@ from shardio.order.permutation import (
     keyed_hashes,
     permutations,
 )
-from shardio.order.shuffle import GroupedOrder, Window, WindowedOrder
 
 Exhausted = Literal["stop", "repeat"]
 
@@ -139,34 +138,21 @@ class MixtureOrder:
     """The samples of one epoch of a mixture, by position, as numbers within the mixture.
 
     Args:
+        order: of the samples of each source.
         mixture_sizes: those of the mixture.
-        shuffle: shuffle each source; False reads it in order.
-        window: for block shuffle; None shuffles a source as a whole.
+        samples: of all sources, end to end.
         seed, epoch: the key.
-        clip_grouping: the grouping of clips, or None.
     """
 
     def __init__(
-        self,
-        mixture_sizes: MixtureSizes,
-        *,
-        shuffle: bool,
-        window: Window | None,
-        seed: int,
-        epoch: int,
-        clip_grouping: ClipGrouping | None = None,
+        self, order: Order, mixture_sizes: MixtureSizes, samples: Samples, *, seed: int, epoch: int
     ) -> None:
-        self._mixing, self._n, self._firsts = (
-            mixture_sizes.mixing,
-            mixture_sizes.n_positions,
-            mixture_sizes.firsts,
-        )
-        self._key = derive_key(22, seed, epoch)
-        shuffles = shuffle or window is not None
+        self._mixing, self._firsts = mixture_sizes.mixing, mixture_sizes.firsts
+        self._n, self._key = mixture_sizes.n_positions, derive_key(22, seed, epoch)
         self._walks = [
-            _ShuffledSource(n, derive_key(23, seed, epoch, source), window, clip_grouping, source)
-            if shuffles
-            else _SequentialSource(n)
+            _SequentialSource(n)
+            if order.is_sequential
+            else _ShuffledSource(order, samples, n, derive_key(23, seed, epoch, source), source)
             for source, n in enumerate(mixture_sizes.sizes)
         ]
 
@@ -248,32 +234,23 @@ class _ShuffledSource:
     """The samples of a source, in a new order every round.
 
     Args:
+        order: of its samples.
+        samples: of all sources.
         n: number of samples.
         key: of its orders.
-        window: for block shuffle, where it makes a difference.
-        clip_grouping: the grouping of the clips of all sources, or None.
         source: its number.
     """
 
-    def __init__(
-        self,
-        n: int,
-        key: int,
-        window: Window | None,
-        clip_grouping: ClipGrouping | None,
-        source: int,
-    ) -> None:
+    def __init__(self, order: Order, samples: Samples, n: int, key: int, source: int) -> None:
         self._n, self._key = n, key
-        self._clip_grouping, self._source = clip_grouping, source
-        k = 1 if clip_grouping is None else clip_grouping.k
-        self._window = window if window is not None and n > window.whole * k else None
+        self._arranged = functools.partial(order.arrange_round, samples, n, source=source)
         # A call may need many rounds of a small source: their orders are computed together.
-        self._is_small = n <= SORTED_MAX and self._window is None and clip_grouping is None
+        self._is_small = n <= SORTED_MAX and isinstance(self._arranged(key=0), Permutation)
         self._n_at_once = max(1, SORTED_MAX // n) if self._is_small else 1
         self._rounds: Positions = np.zeros(0, np.int64)
         self._tables: Positions
         """The orders of the latest rounds of a small source."""
-        self._order: Permutation | WindowedOrder | GroupedOrder | ClipGroupOrder
+        self._order: Ordering
         """The order of the latest round of any other source."""
 
     def at(self, draws: Positions) -> Positions:
@@ -296,16 +273,67 @@ class _ShuffledSource:
         if self._is_small:
             self._tables = permutations(self._n, keys)
         else:
-            self._order = self._ordered(int(keys[0]))
+            self._order = self._arranged(key=int(keys[0]))
         self._rounds = rounds  # set last: after Ctrl-C it is computed again
 
-    def _ordered(self, key: int) -> Permutation | WindowedOrder | GroupedOrder | ClipGroupOrder:
-        """Return the order of a round."""
-        n, window, clip_grouping = self._n, self._window, self._clip_grouping
-        if clip_grouping is None:
-            if window is None:
-                return Permutation(n, key)
-            return WindowedOrder(n, window, seed=key, epoch=0)
-        if window is None:
-            return ClipGroupOrder(clip_grouping.groups(n, self._source), seed=key, epoch=0)
-        return GroupedOrder(n, clip_grouping.k, window, seed=key, epoch=0)
+
+@dataclass(frozen=True)
+class Interleaved(Order):
+    """The order of a mixture: that of its sources, and their share of the positions."""
+
+    order: Order
+    """Of the samples of each source."""
+    mixture: MixtureSizes
+
+    def n_positions(self, samples: Samples) -> int:
+        """Return the number of positions of an epoch with these sizes."""
+        return self.mixture.n_positions
+
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+        """Return the order of an epoch."""
+        return MixtureOrder(self.order, self.mixture, samples, seed=seed, epoch=epoch)
+
+    def identity(self, samples: Samples) -> dict[str, Any]:
+        """Return the options of the order, and of the mixture."""
+        mixing = self.mixture.mixing
+        weights = [share / sum(mixing.shares) for share in mixing.shares]
+        found = {"weights": weights, "exhausted": mixing.exhausted}
+        return self.order.identity(samples) | {"mixing": found}
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the parameters of the order, and the sizes of the sources."""
+        return self.order.to_state() | {"sizes": list(self.mixture.sizes)}
+
+    def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
+        """Return the order with the sizes that the sources had when the epoch began."""
+        found: Any = state.get("sizes")
+        now = self.mixture.sizes
+        is_list = isinstance(found, list | tuple) and len(found) == len(now)
+        if not is_list or not all(
+            type(a) is int and 0 < a <= b for a, b in zip(found, now, strict=True)
+        ):
+            raise InvalidArgument(
+                f"load_state_dict: the state's sizes must be at most those of the sources of "
+                f"{samples.path}, {list(now)}; found {found!r}"
+            )
+        mixture = replace(self.mixture, sizes=tuple(found))
+        if n > mixture.n_positions:
+            raise InvalidArgument(
+                f"load_state_dict: the state's epoch has {n} samples, and sources of the state's "
+                f"sizes make {mixture.n_positions}"
+            )
+        return replace(self, order=self.order.from_state(state, samples, n), mixture=mixture)
+
+    @property
+    def is_sequential(self) -> bool:
+        """True if each source is read as it lies."""
+        return self.order.is_sequential
+
+    @property
+    def window(self) -> int | None:
+        """The window of the order."""
+        return self.order.window
+
+    def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
+        """Check the cache for the order of the sources."""
+        return self.order.check_cache(shard_bytes, cache_bytes, room)

@@ -111,28 +111,9 @@ def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt
     return derive_key(32, seed, epoch, position, attempt) * n >> 64
 
 
-class Order:
-    """The rows of one epoch, by position.
-
-    Args:
-        n: number of rows.
-        shuffle: permute the rows.
-        seed, epoch: the key of the permutation.
-    """
-
-    def __init__(self, n: int, *, shuffle: bool, seed: int, epoch: int) -> None:
-        self.n = n
-        self._permutation = Permutation(n, derive_key(1, seed, epoch)) if shuffle else None
-
-    def rows(self, start: int, stop: int) -> Positions:
-        """Return the rows at positions start..stop-1; int64, read-only for the caller."""
-        if self._permutation is not None and self.n <= SORTED_MAX:
-            return self._permutation.whole()[start:stop]
-        return self.at(np.arange(start, stop))
-
-    def at(self, positions: Positions) -> Positions:
-        """Return the row at each of `positions`, in any order; int64, read-only for the caller."""
-        return positions if self._permutation is None else self._permutation.at(positions)
+def epoch_permutation(n: int, *, seed: int, epoch: int) -> Permutation:
+    """Return the permutation of the n samples of an epoch."""
+    return Permutation(n, derive_key(1, seed, epoch))
 
 
 def permutations(n: int, keys: _U64) -> Positions:

@@ -13,16 +13,27 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from shardio._workers.processes.shared_memory import SharedArray
 from shardio.errors import InvalidArgument
+from shardio.order import FullShuffle, Order, Ordering, Samples, Sequential
 from shardio.order.permutation import Positions, derive_key, keyed_hashes
+from shardio.order.shuffle import BlockShuffle, ShardShuffle
 
-Shuffle = bool | Literal["full", "blocks", "shards"]
-_SHUFFLES: Final = (True, False, "full", "blocks", "shards")
+ORDERS: Final[dict[bool | str, type[Order]]] = {
+    True: FullShuffle,
+    False: Sequential,
+    "full": FullShuffle,
+    "blocks": BlockShuffle,
+    "shards": ShardShuffle,
+}
+"""The registry of orders, by the value of `shuffle` that chooses one."""
+Shuffle = bool | str
+"""A key of `ORDERS`."""
 _MAX_DRAWS: Final = 1 << 48
 
 
@@ -88,10 +99,9 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", _count("seed", self.seed))
-        if not any(self.shuffle is each for each in (True, False)) and (
-            not isinstance(self.shuffle, str) or self.shuffle not in _SHUFFLES
-        ):
-            known = ", ".join(map(repr, _SHUFFLES))
+        shuffle: Any = self.shuffle
+        if not isinstance(shuffle, bool | str) or shuffle not in ORDERS:
+            known = ", ".join(map(repr, ORDERS))
             raise InvalidArgument(f"shuffle must be one of {known}; found {self.shuffle!r}")
         if self.shuffle is not False and self.sampler is not None:
             raise InvalidArgument(
@@ -109,24 +119,9 @@ class SamplingOptions:
             check_one_argument("sampler", "epoch", self.sampler)
 
     @property
-    def has_fixed_sampler(self) -> bool:
-        """True if there is a sampler that holds the positions of every epoch."""
-        return self.sampler is not None and holds_positions(self.sampler)
-
-    @property
-    def is_in_blocks(self) -> bool:
-        """True if an epoch is shuffled within windows."""
-        return self.shuffle == "blocks"
-
-    @property
-    def is_in_shards(self) -> bool:
-        """True if an epoch is shuffled among a few shards at a time."""
-        return self.shuffle == "shards"
-
-    @property
     def is_full(self) -> bool:
         """True if an epoch is a permutation of all samples."""
-        return self.shuffle is True or self.shuffle == "full"
+        return ORDERS[self.shuffle] is FullShuffle
 
 
 def holds_positions(sampler: Any) -> bool:
@@ -223,6 +218,57 @@ class WeightedOrder:
         rows = np.empty(len(drawn), np.int64)
         rows[ascending] = np.searchsorted(self._sums, drawn[ascending], side="right")
         return np.minimum(rows, self._last)
+
+
+class TableOrder:
+    """An order that is kept in a table, which it borrows."""
+
+    def __init__(self, table: Positions) -> None:
+        self._table = table
+
+    def at(self, positions: Positions) -> Positions:
+        """Return the sample at each of `positions`, in any order."""
+        return self._table[positions]
+
+
+@dataclass(frozen=True)
+class Listed(Order):
+    """The samples that a sampler lists or draws, in a table of all positions."""
+
+    name = False
+    table: SharedArray
+    n: int
+    origin: dict[str, Any]
+    """The options that determine the table."""
+
+    @classmethod
+    def check(cls, samples: Samples) -> None:
+        """Refuse a mixture, which decides by itself what comes when."""
+        if samples.is_mixture:
+            raise InvalidArgument(
+                "sampler decides the order of an epoch, and so does a mixture: pass weights to "
+                "shardio.mix, or load the sources one by one"
+            )
+
+    def n_positions(self, samples: Samples) -> int:
+        """Return the number of draws."""
+        return self.n
+
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+        """Return the order of the table."""
+        return TableOrder(self.table.array)
+
+    def identity(self, samples: Samples) -> dict[str, Any]:
+        """Return the options that determine the table."""
+        return super().identity(samples) | self.origin | {"rows": self.n}
+
+
+class Weighted(Listed):
+    """Draws with replacement; the table has the sums of weights."""
+
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+        """Return the draws of an epoch."""
+        return WeightedOrder(self.table.array, seed=seed, epoch=epoch)
 
 
 def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:

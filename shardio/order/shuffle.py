@@ -16,12 +16,17 @@ proportional to their number.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, Self
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
 import numpy as np
 
+from shardio._base.callers import caller_stacklevel
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct, hash_bytes
+from shardio.order import CACHE_HINT, FullShuffle, Order, Ordering, Samples
 from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 RUN_BYTES: Final = 4 << 20
@@ -40,36 +45,77 @@ _FACTORS: Final = tuple(0x85EBCA6B * 0x9E3779B1**i % (1 << 32) for i in range(ma
 """One factor per round."""
 
 
-class Window(NamedTuple):
-    """The number of positions in a run, and in a window; both powers of two."""
+@dataclass(frozen=True)
+class BlockShuffle(Order):
+    """A permutation within windows of permuted runs.
 
+    `run` and `whole` are the number of positions in a run and in a window, both powers of two, and
+    `k` the number of samples that one such position stands for: clips that stay together.
+    """
+
+    name = "blocks"
+    mixes = True
+    keeps_clips = True
     run: int
     whole: int
+    k: int = 1
 
     @classmethod
-    def of(cls, n_bytes: int, n_samples: int) -> Self:
-        """Return the window with the longest runs of at most RUN_BYTES, by the mean sample size."""
-        run = 1
-        while 2 * run * n_bytes <= RUN_BYTES * n_samples and run < _MAX_RUN:
+    def begin(cls, samples: Samples) -> Self:
+        """Return windows of runs of at most RUN_BYTES, by the mean sample size."""
+        (n_bytes, n), grouping = samples.measure(), samples.clip_grouping
+        return cls.of(n_bytes, n) if grouping is None else cls.of(n_bytes, n, grouping.k)
+
+    @classmethod
+    def of(cls, n_bytes: int, n_samples: int, k: int = 1) -> Self:
+        """Return the longest runs of at most RUN_BYTES, for the mean size of k samples."""
+        run, n = 1, n_samples if k == 1 else max(1, n_samples // k)
+        while 2 * run * n_bytes <= RUN_BYTES * n and run < _MAX_RUN:
             run *= 2
-        return cls(run, run * RUNS_PER_WINDOW)
+        return cls(run, run * RUNS_PER_WINDOW, k)
 
-    @classmethod
-    def from_state(cls, found: Any) -> Self:
-        """Parse a window from a loader's state, as decoded from JSON.
+    def to_state(self) -> dict[str, Any]:
+        """Return the lengths of runs and windows."""
+        return {"window": [self.run, self.whole]}
 
-        Raises:
-            InvalidArgument: the value is not a window.
-        """
+    def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
+        """Return the order with the lengths of runs and windows in a state."""
+        found: Any = state.get("window")
         is_pair = isinstance(found, list | tuple) and len(found) == 2
         if is_pair and all(type(each) is int and each > 0 for each in found):
             run, whole = found
             if not (run & run - 1 or whole & whole - 1) and run <= whole < 1 << 48:
-                return cls(run, whole)
+                return replace(self, run=run, whole=whole)
         raise InvalidArgument(
             "load_state_dict: the state's window must be two powers of two, the first not above "
             f"the second; found {found!r}"
         )
+
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+        """Return the permutation of an epoch."""
+        if self.k == 1:
+            return WindowedOrder(n, self, seed=seed, epoch=epoch)
+        return GroupedOrder(n, self, seed=seed, epoch=epoch)
+
+    def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
+        """Return the permutation of a round: of all samples, if they fill no window."""
+        if n <= self.window:
+            return FullShuffle().arrange_round(samples, n, key, source)
+        return self.arrange(samples, n, seed=key, epoch=0)
+
+    @property
+    def window(self) -> int:
+        """The number of samples in a window."""
+        return self.whole * self.k
+
+    def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
+        """Warn of windows that need parts of many shards."""
+        warnings.warn(
+            f"{room}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
+            f"which are downloaded whole: {CACHE_HINT}",
+            stacklevel=caller_stacklevel(),
+        )
+        return 0
 
 
 class WindowedOrder:
@@ -81,7 +127,7 @@ class WindowedOrder:
         seed, epoch: the key.
     """
 
-    def __init__(self, n: int, window: Window, *, seed: int, epoch: int) -> None:
+    def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
         self._window = window
         n_runs, n_rest = divmod(n, window.run)
         self._runs = Permutation(n_runs, derive_key(16, seed, epoch))
@@ -147,13 +193,12 @@ class GroupedOrder:
 
     Args:
         n: number of rows.
-        k: rows per group.
-        window: the lengths of runs and windows, in groups.
+        window: the lengths of runs and windows, in groups of `k` rows.
         seed, epoch: the key.
     """
 
-    def __init__(self, n: int, k: int, window: Window, *, seed: int, epoch: int) -> None:
-        self._k, self._n_groups = k, n // k
+    def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
+        self._k, self._n_groups = window.k, n // window.k
         self._groups = WindowedOrder(self._n_groups, window, seed=seed, epoch=epoch)
 
     def at(self, positions: Positions) -> Positions:
@@ -193,46 +238,76 @@ _MAX_KEPT: Final = 8
 """Cached permutations of windows, of at most 512 KiB each."""
 
 
-class ShardWindow(NamedTuple):
-    """The parameters of a shard shuffle.
+@dataclass(frozen=True)
+class ShardShuffle(Order):
+    """A permutation within windows of permuted shards.
 
     `n_shards` form a window, which has `whole` positions on average; `layout` is a hash of the ends
     of the shards.
     """
 
+    name = "shards"
+    needs_shards = True
     n_shards: int
     whole: int
     layout: str
 
     @classmethod
-    def of(cls, ends: Positions, n: int, n_shards: int | None = None) -> Self:
-        """Return the window for an epoch of n positions, given the ends of the view's shards."""
-        ends, per_window = ends_within(ends, n), n_shards or SHARDS_PER_WINDOW
-        whole = max(1, n * per_window // max(1, len(ends)))
-        return cls(per_window, whole, f"{hash_bytes(ends.astype('<i8').data):016x}")
+    def begin(cls, samples: Samples) -> Self:
+        """Return windows of SHARDS_PER_WINDOW."""
+        return cls.of(samples.shard_ends(), samples.n, SHARDS_PER_WINDOW)
 
     @classmethod
-    def from_state(cls, found: Any, ends: Positions, n: int, where: str) -> Self:
-        """Parse the window of an epoch of n positions from a state, as decoded from JSON.
+    def of(cls, ends: Positions, n: int, n_shards: int) -> Self:
+        """Return the order of an epoch of n positions, given the ends of the view's shards."""
+        ends = ends_within(ends, n)
+        whole = max(1, n * n_shards // max(1, len(ends)))
+        return cls(n_shards, whole, f"{hash_bytes(ends.astype('<i8').data):016x}")
 
-        Raises:
-            InvalidArgument: the value is not a window, or belongs to other shards.
-        """
+    def to_state(self) -> dict[str, Any]:
+        """Return the parameters, which change with the shards."""
+        return {"window": [self.n_shards, self.whole, self.layout]}
+
+    def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
+        """Return the order of an epoch that is resumed, if the shards are still the same."""
+        found: Any = state.get("window")
         is_count = isinstance(found, list | tuple) and len(found) == 3 and type(found[0]) is int
         if not is_count or found[0] < 1:
             raise InvalidArgument(
                 "load_state_dict: the state's window must be how many shards it has, from 1 up, "
                 f"how many positions, and a hash of the shards; found {found!r}"
             )
-        expected = cls.of(ends, n, found[0])
-        if list(found) != list(expected):
+        order = self.of(samples.shard_ends(), n, found[0])
+        expected = order.to_state()["window"]
+        if list(found) != expected:
             raise InvalidArgument(
-                f"load_state_dict: the state's epoch is shuffled by shards that {where} has no "
-                f"longer: expected window {list(expected)}, found {list(found)}; the samples lie "
+                f"load_state_dict: the state's epoch is shuffled by shards that {samples.path} has "
+                f"no longer: expected window {expected}, found {list(found)}; the samples lie "
                 "in other shards since (shardio compact): open the generation that the state comes "
                 "from with shardio.open(PATH, generation=…), or begin the next epoch"
             )
-        return expected
+        return order
+
+    def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
+        """Return the permutation of an epoch."""
+        return ShardOrder(samples.shard_ends(), n, self.n_shards, seed=seed, epoch=epoch)
+
+    @property
+    def window(self) -> int:
+        """The mean number of samples in a window."""
+        return self.whole
+
+    def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
+        """Return the size of the largest window; warn if the cache does not hold it."""
+        n_bytes = int(np.sort(shard_bytes)[-self.n_shards :].sum())
+        if n_bytes > cache_bytes:
+            warnings.warn(
+                f"{room}: with shuffle='shards' a window of {self.n_shards} shards is read "
+                f"at a time, up to {n_bytes} bytes, which are downloaded again and "
+                "again: raise cache_bytes to twice that, or make smaller shards",
+                stacklevel=caller_stacklevel(),
+            )
+        return n_bytes
 
 
 def ends_within(ends: Positions, n: int) -> Positions:

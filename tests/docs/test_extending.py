@@ -53,9 +53,7 @@ def names_any(*wanted: str) -> Callable[[set[str]], bool]:
 EXAMPLES = {
     "a field type": names_any("Audio", "FieldType.AUDIO", "Required.AUDIO"),
     "a codec": names_any("ZSTD_DICTIONARY", "'zstd_dictionary'", "has_dictionary"),
-    "an order": lambda found: (
-        bool(found & {"ShardOrder", "ShardWindow"}) or {"'shards'", "'blocks'"} <= found
-    ),
+    "an order": names_any("ShardOrder", "ShardShuffle"),
     "an output": names_any("JaxAdapter", "'jax'"),
     "a converter": names_any(
         "TokenFiles", "'shardio_converters.records.tokens:TokenFiles'", "_add_tokens", "'no tokens'"
@@ -94,6 +92,15 @@ def test_a_section_lists_every_module_that_names_its_example(title: str) -> None
 def test_a_section_names_files_that_exist(title: str) -> None:
     names = listed(title)
     assert names and [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_diff_of_an_order_is_that_of_the_order_that_is_tested() -> None:
+    found = re.search(r"^```diff\n(.*?)^```$", section("an order"), re.M | re.S)
+    assert found is not None
+    lines = [line[1:] for line in found[1].splitlines() if not line.startswith(("---", "+++"))]
+    tested = (ROOT / "tests" / "order" / "strided.py").read_text().splitlines()
+    assert lines[1:] == tested[tested.index("from __future__ import annotations") + 2 :]
+    assert lines[0] == '    "strided": Strided,'
 
 
 def test_the_page_has_an_example_for_each_section() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 import shardio
 from shardio import Array, Schema
-from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner, order_of
+from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner
+from shardio.order import FullShuffle
 from shardio.order.partition import RankPartition
-from shardio.order.permutation import CHUNK
+from shardio.order.permutation import CHUNK, epoch_permutation
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -31,10 +32,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_step_has_its_samples_whoever_does_which(
     folder: str, n_workers: int, tail: str, first: int
 ) -> None:
-    plan = EpochPlan(3, RankPartition(N, first, 13, rank=1, world_size=2, tail=tail))  # type: ignore[arg-type]
-    order = order_of(plan, shuffle=True, seed=5)
+    partition = RankPartition(N, first, 13, rank=1, world_size=2, tail=tail)  # type: ignore[arg-type]
+    plan = EpochPlan(3, partition, FullShuffle())
+    order = epoch_permutation(N, seed=5, epoch=3)
     with shardio.open(folder) as dataset:
-        index_planner = IndexPlanner(dataset, shuffle=True, seed=5)
+        index_planner = IndexPlanner(dataset, seed=5)
         index_planner.n_workers = n_workers
         steps = list(range(plan.partition.first_step, plan.partition.last_step))
         # Its own ones, and now and then one of another.
@@ -48,9 +50,9 @@ def test_a_step_has_its_samples_whoever_does_which(
 
 def test_a_worker_works_out_its_own_steps_alone(folder: str) -> None:
     with shardio.open(folder) as dataset:
-        index_planner = IndexPlanner(dataset, shuffle=True, seed=5)
+        index_planner = IndexPlanner(dataset, seed=5)
         index_planner.n_workers = 4
-        plan = EpochPlan(0, RankPartition(N, 0, 16))
+        plan = EpochPlan(0, RankPartition(N, 0, 16), FullShuffle())
         found = {id(index_planner.index_chunk(plan, step)[0]) for step in range(1, N // 16, 4)}
         assert len(found) == 1, "a quarter of the epoch is less than what is worked out at a time"
         assert len(index_planner.index_chunk(plan, 1)[0].rows) <= N // 4 + 16

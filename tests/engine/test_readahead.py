@@ -18,8 +18,9 @@ from shardio._engine.filling import readahead
 from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner
 from shardio._engine.filling.readahead import ProbePolicy, ReadAhead
 from shardio.dataset.gather import ColumnGather
+from shardio.order import FullShuffle
 from shardio.order.partition import RankPartition
-from shardio.order.shuffle import Window
+from shardio.order.shuffle import BlockShuffle
 from shardio.storage import mmap
 from tests.engine.test_filler import batch_spec_for
 from tests.loading import bits, write_dataset
@@ -29,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 N, BATCH, ROW = 512, 8, 4096
 SCHEMA = Schema({"x": Array("uint8", (ROW,))})
 STEPS = N // BATCH
-FULL = EpochPlan(0, RankPartition(N, 0, BATCH))
-WINDOWED = EpochPlan(0, RankPartition(N, 0, BATCH), Window(16, 128))
+FULL = EpochPlan(0, RankPartition(N, 0, BATCH), FullShuffle())
+WINDOWED = EpochPlan(0, RankPartition(N, 0, BATCH), BlockShuffle(16, 128))
 
 
 class Kernel:
@@ -69,10 +70,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardDataset]:
 class Run:
     """Steps of a plan, one after another, as a filler looks ahead of them."""
 
-    def __init__(self, dataset: ShardDataset, *, shuffle: bool = True) -> None:
-        batch_spec = batch_spec_for(dataset, shuffle=shuffle, block_rows=BATCH, verify="off")
+    def __init__(self, dataset: ShardDataset) -> None:
+        batch_spec = batch_spec_for(dataset, block_rows=BATCH, verify="off")
         self.advice = ReadAhead(batch_spec, dataset)
-        self._index_planner = IndexPlanner(dataset, shuffle=shuffle, seed=0)
+        self._index_planner = IndexPlanner(dataset, seed=0)
         self._first = dataset.reader(0).column_section("x").offset
 
     def step(self, plan: EpochPlan, step: int) -> set[int]:
@@ -143,16 +144,16 @@ def test_a_system_that_does_not_tell_is_asked_once(dataset: ShardDataset, kernel
 
 
 def test_an_order_that_is_kept_is_left_to_the_kernel(dataset: ShardDataset, kernel: Kernel) -> None:
-    run = Run(dataset, shuffle=False)
+    run = Run(dataset)
     for step in range(STEPS):
-        run.step(FULL, step)
+        run.step(EpochPlan(0, RankPartition(N, 0, BATCH)), step)
     assert (kernel.n_probes, kernel.asked) == (0, [])
 
 
 def test_in_windows_what_lies_around_a_row_is_asked_for_once(
     dataset: ShardDataset, kernel: Kernel
 ) -> None:
-    run = Run(dataset, shuffle=False)
+    run = Run(dataset)
     steps = WINDOWED.partition.last_step
     places: set[int] = set()
     for step in range(128 // BATCH):
@@ -169,8 +170,8 @@ def test_a_window_that_was_asked_for_is_left_alone_unless_it_went_again(
     dataset: ShardDataset, kernel: Kernel
 ) -> None:
     run, whole = (
-        Run(dataset, shuffle=False),
-        EpochPlan(0, RankPartition(N, 0, BATCH), Window(16, N)),
+        Run(dataset),
+        EpochPlan(0, RankPartition(N, 0, BATCH), BlockShuffle(16, N)),
     )
     n_asked = []
     for step in range(STEPS):
@@ -189,7 +190,7 @@ def test_a_new_window_is_probed_whatever_the_last_one_was(
     dataset: ShardDataset, kernel: Kernel
 ) -> None:
     kernel.answer = True
-    run = Run(dataset, shuffle=False)
+    run = Run(dataset)
     for step in range(3 * 128 // BATCH):
         run.step(WINDOWED, step)
     kernel.answer = False
@@ -214,7 +215,7 @@ def test_a_file_that_is_gone_is_no_error_of_the_advice(tmp_path: Path, kernel: K
     with ShardDataset(folder) as dataset:
         run = Run(dataset)
         os.unlink(dataset.reader(0).path)
-        run.step(EpochPlan(0, RankPartition(BATCH, 0, BATCH)), 0)
+        run.step(EpochPlan(0, RankPartition(BATCH, 0, BATCH), FullShuffle()), 0)
     assert kernel.asked == []
 
 

@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from shardio import ShardLoader
 from shardio._engine.filling.batch_spec import EpochPlan
-from shardio._workers.processes.shared_memory import SharedArray
+from shardio._workers.processes.shared_memory import SharedArray, pack_shared, unpack_shared
+from shardio.order import Order, Sequential
 from shardio.order.partition import RankPartition
-from shardio.order.shuffle import Window
+from shardio.order.sampling import Listed, Weighted
+from shardio.order.shuffle import BlockShuffle, ShardShuffle
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 
@@ -32,6 +32,7 @@ def test_what_another_process_gets_is_the_same(numbers: np.ndarray) -> None:
 
 
 def test_its_descriptors_go_with_it_and_its_numbers_stay_while_they_are_held() -> None:
+    gc.collect()  # what earlier tests left
     before = n_open_files()
     made = SharedArray.of(np.arange(10), "a test")
     assert n_open_files() > before
@@ -47,26 +48,23 @@ def test_its_descriptors_go_with_it_and_its_numbers_stay_while_they_are_held() -
 def test_a_plan_travels_with_its_table_beside_it() -> None:
     numbers = np.arange(100_000)
     table = SharedArray.of(numbers, "a test")
-    for name in ("listed", "sums"):
-        tables: dict[str, Any] = {name: table}
-        plan = EpochPlan(3, RankPartition(10, 2, 4), Window(2, 8), **tables)
-        message, fds = plan.pack()
+    for order in (Listed(table, 10, {"sampler": "a"}), Weighted(table, 10, {"weights": "b"})):
+        plan = EpochPlan(3, RankPartition(10, 2, 4), order)
+        message, fds = pack_shared(plan)
         assert len(message) < 1000
-        back = EpochPlan.unpack(message, [os.dup(fd) for fd in fds])
-        assert (back.epoch, back.partition, back.window) == (3, plan.partition, (2, 8))
-        found = {"listed": back.listed, "sums": back.sums}
-        chosen = found.pop(name)
-        assert chosen is not None
-        assert np.array_equal(chosen.array, numbers)
-        assert set(found.values()) == {None}
+        back = unpack_shared(message, [os.dup(fd) for fd in fds])
+        assert (back.epoch, back.partition, type(back.order)) == (3, plan.partition, type(order))
+        assert (back.order.n, back.order.origin) == (10, order.origin)
+        assert np.array_equal(back.order.table.array, numbers)
 
 
-def test_a_plan_without_a_table_is_small() -> None:
-    message, fds = EpochPlan(1, RankPartition(10, 0, 4)).pack()
+@pytest.mark.parametrize("order", [Sequential(), BlockShuffle(2, 8), ShardShuffle(2, 8, "0f")])
+def test_a_plan_without_a_table_is_small(order: Order) -> None:
+    plan = EpochPlan(1, RankPartition(10, 0, 4), order)
+    message, fds = pack_shared(plan)
     assert fds == []
-    assert len(message) < 300
-    assert EpochPlan.unpack(message, fds) == EpochPlan(1, RankPartition(10, 0, 4))
-    assert pickle.loads(message)[0] == 1
+    assert len(message) < 350
+    assert unpack_shared(message, fds) == plan
 
 
 @pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -21,7 +21,7 @@ from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.worker_pool import WorkerPool
 from shardio._workers.tasks import schedule
 from shardio.errors import UnsupportedEnvironment
-from shardio.order.permutation import Order
+from shardio.order import Sequential
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -43,7 +43,7 @@ PLACES: list[tuple[Any, str]] = [
     (schedule.Schedule, "assign"),
     (schedule.Schedule, "done"),
     (schedule.Schedule, "deliver"),
-    (Order, "at"),
+    (Sequential, "at"),
 ]
 
 
@@ -326,12 +326,12 @@ def test_a_handler_that_closes_the_loader_in_the_middle_of_a_batch_ends_the_loop
 ) -> None:
     loader = ShardLoader(folder, 4, output="numpy", num_workers=0)
     with pytest.MonkeyPatch.context() as patch:
-        at = Order.at
+        at = Sequential.at
 
-        def close_first(order: Order, positions: Any) -> Any:
+        def close_first(order: Sequential, positions: Any) -> Any:
             loader.close()  # as a handler of SIGTERM would, in this thread
             return at(order, positions)
 
-        patch.setattr(Order, "at", close_first)
+        patch.setattr(Sequential, "at", close_first)
         with pytest.raises(RuntimeError, match="closed"):
             epoch_of(loader)

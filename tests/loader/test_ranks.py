@@ -16,7 +16,7 @@ import pytest
 
 from shardio import Batch, ShardLoader
 from shardio.errors import InvalidArgument
-from shardio.order.permutation import Order
+from shardio.order.permutation import epoch_permutation
 from tests.loading import check_against, values_of, write_dataset
 from tests.shards import as_read, every_field_sample
 
@@ -74,7 +74,7 @@ def test_the_slices_of_all_ranks_together_are_the_global_order(
     if world_size == 60 and num_workers:
         world_size = 20  # processes take their time
     found = epoch_of(folder, world_size, tail=tail, num_workers=num_workers)
-    order = Order(N, shuffle=True, seed=3, epoch=0).rows(0, N).tolist()
+    order = epoch_permutation(N, seed=3, epoch=0).at(np.arange(N)).tolist()
     assert indices(in_order(found)) == order
 
 
@@ -91,7 +91,7 @@ def test_by_default_all_ranks_take_equal_steps_of_equal_shape(folder: str, world
 def test_drop_leaves_out_what_is_no_whole_step(folder: str, world_size: int) -> None:
     found = epoch_of(folder, world_size, tail="drop")
     assert {len(batches) for batches in found} == {N // (4 * world_size)}
-    order = Order(N, shuffle=True, seed=3, epoch=0).rows(0, N).tolist()
+    order = epoch_permutation(N, seed=3, epoch=0).at(np.arange(N)).tolist()
     assert indices(in_order(found)) == order[: N // (4 * world_size) * 4 * world_size]
 
 
@@ -288,4 +288,4 @@ def test_a_rank_that_is_killed_goes_on_from_its_state_and_every_sample_comes_onc
     seen = [json.loads((tmp_path / f"{rank}.json").read_text())["seen"] for rank in range(4)]
     assert [len(steps) for steps in seen] == [7] * 4
     in_steps = [number for step in zip(*seen, strict=True) for batch in step for number in batch]
-    assert in_steps == Order(N, shuffle=True, seed=3, epoch=0).rows(0, N).tolist()
+    assert in_steps == epoch_permutation(N, seed=3, epoch=0).at(np.arange(N)).tolist()

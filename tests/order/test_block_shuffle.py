@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio.errors import InvalidArgument
-from shardio.order.permutation import Order
-from shardio.order.shuffle import Window, WindowedOrder, _permute_windows
+from shardio.order.permutation import epoch_permutation
+from shardio.order.shuffle import BlockShuffle, WindowedOrder, _permute_windows
+from tests.loading import samples
 
 
 def order(n: int, run: int, whole: int, seed: int = 0, epoch: int = 0) -> WindowedOrder:
-    return WindowedOrder(n, Window(run, whole), seed=seed, epoch=epoch)
+    return WindowedOrder(n, BlockShuffle(run, whole), seed=seed, epoch=epoch)
 
 
 def all_rows(n: int, run: int, whole: int, seed: int = 0) -> npt.NDArray[np.int64]:
@@ -91,7 +92,7 @@ def test_a_window_reads_few_runs_each_nearly_whole() -> None:
 
 
 def test_a_shuffle_by_blocks_is_not_the_full_one() -> None:
-    full = Order(1000, shuffle=True, seed=0, epoch=0).rows(0, 1000)
+    full = epoch_permutation(1000, seed=0, epoch=0).at(np.arange(1000))
     rows = all_rows(1000, 2, 128)
     assert rows.tolist() != full.tolist()
     assert len(np.unique(rows[:128] // 2)) <= 66
@@ -163,10 +164,10 @@ def test_windows_are_shuffled_differently() -> None:
 def test_a_run_has_as_many_samples_as_fit_in_four_mebibytes(
     n_bytes: int, n_samples: int, run: int
 ) -> None:
-    assert Window.of(n_bytes, n_samples) == (run, 64 * run)
+    assert BlockShuffle.of(n_bytes, n_samples) == BlockShuffle(run, 64 * run)
 
 
 @pytest.mark.parametrize("found", [None, 3, [4], [4, 6], [3, 64], [8, 4], [True, 4], ["4", 8]])
 def test_what_is_no_window_is_refused(found: object) -> None:
     with pytest.raises(InvalidArgument, match="the state's window must be two powers of two"):
-        Window.from_state(found)
+        BlockShuffle(1, 64).from_state({"window": found}, samples(1), 1)

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import InvalidArgument
+from shardio.order import FullShuffle, Sequential
 from shardio.order.mixture_order import (
     SPAN,
     WHOLE,
@@ -27,7 +28,8 @@ from shardio.order.mixture_order import (
     MixtureSizes,
 )
 from shardio.order.partition import RankPartition
-from shardio.order.shuffle import Window
+from shardio.order.shuffle import BlockShuffle
+from tests.loading import samples
 
 Numbers = npt.NDArray[np.int64]
 
@@ -46,11 +48,12 @@ def order(
     of: MixtureSizes,
     *,
     shuffle: bool = True,
-    window: Window | None = None,
+    window: BlockShuffle | None = None,
     seed: int = 0,
     epoch: int = 0,
 ) -> MixtureOrder:
-    return MixtureOrder(of, shuffle=shuffle, window=window, seed=seed, epoch=epoch)
+    chosen = window or (FullShuffle() if shuffle else Sequential())
+    return MixtureOrder(chosen, of, samples(sum(of.sizes)), seed=seed, epoch=epoch)
 
 
 def whole(of: MixtureSizes, **options: Any) -> Numbers:
@@ -132,8 +135,8 @@ def test_without_shuffle_sources_come_in_their_order_but_the_choice_is_drawn() -
     assert first.tolist() != other.tolist()
 
 
-@pytest.mark.parametrize("window", [None, Window(4, 256)])
-def test_a_round_is_shuffled_anew_each_time(window: Window | None) -> None:
+@pytest.mark.parametrize("window", [None, BlockShuffle(4, 256)])
+def test_a_round_is_shuffled_anew_each_time(window: BlockShuffle | None) -> None:
     made = mixture_sizes([3, 1], [3000, 300])
     found = whole(made, window=window, shuffle=window is None)
     small = found[found >= 3000]
@@ -144,7 +147,7 @@ def test_a_round_is_shuffled_anew_each_time(window: Window | None) -> None:
 
 
 def test_blocks_keep_to_windows_of_each_source() -> None:
-    sizes, window = [8192, 4096], Window(4, 256)
+    sizes, window = [8192, 4096], BlockShuffle(4, 256)
     found = whole(mixture_sizes([2, 1], sizes), window=window, shuffle=False)
     for first, size in zip((0, 8192), sizes, strict=True):
         of_source = found[(found >= first) & (found < first + size)]
@@ -161,7 +164,7 @@ def test_any_position_is_found_by_itself(data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.integers(1, 100), min_size=1, max_size=5))
     sizes = data.draw(st.lists(st.integers(1, 900), min_size=len(weights), max_size=len(weights)))
     options: dict[str, Any] = data.draw(
-        st.sampled_from([{}, {"shuffle": False}, {"window": Window(2, 64), "shuffle": False}])
+        st.sampled_from([{}, {"shuffle": False}, {"window": BlockShuffle(2, 64), "shuffle": False}])
     )
     made = mixture_sizes([*weights], sizes, data.draw(st.sampled_from(["stop", "repeat"])))
     found, n = whole(made, **options), made.n_positions
@@ -190,7 +193,7 @@ def test_the_first_places_of_a_mixture_are_what_they_were() -> None:
         [64144, 18165, 41738, 39348, 63541, 70052],
     )
     assert order(made, seed=3, epoch=2).at(np.arange(12)).tolist() == first
-    windowed = order(made, seed=3, epoch=2, window=Window(8, 512), shuffle=False)
+    windowed = order(made, seed=3, epoch=2, window=BlockShuffle(8, 512), shuffle=False)
     assert windowed.at(np.arange(6)).tolist() == blocks
     last = made.n_positions - 1
     assert (last, order(made, seed=3, epoch=2).at(np.array([last])).tolist()) == (111999, [70008])

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from shardio.order.permutation import (
     CHUNK,
     SORTED_MAX,
-    Order,
+    Permutation,
     SampleGenerators,
     derive_key,
+    epoch_permutation,
     mix,
     permute,
     substitute_position,
@@ -27,12 +28,12 @@ LARGE = 3_000_000
 """Domains up to this size are permuted whole in these tests."""
 
 
-def order(n: int, seed: int = 0, epoch: int = 0) -> Order:
-    return Order(n, shuffle=True, seed=seed, epoch=epoch)
+def order(n: int, seed: int = 0, epoch: int = 0) -> Permutation:
+    return epoch_permutation(n, seed=seed, epoch=epoch)
 
 
 def whole(n: int, seed: int = 0, epoch: int = 0) -> npt.NDArray[np.int64]:
-    return order(n, seed, epoch).rows(0, n)
+    return order(n, seed, epoch).at(np.arange(n))
 
 
 def is_permutation(rows: npt.NDArray[np.int64], n: int) -> bool:
@@ -93,7 +94,7 @@ def test_a_key_is_the_number_it_always_was(parts: tuple[int, ...], key: int) -> 
 def test_an_order_has_the_rows_it_always_had(
     n: int, seed: int, epoch: int, start: int, rows: list[int]
 ) -> None:
-    assert order(n, seed, epoch).rows(start, start + len(rows)).tolist() == rows
+    assert order(n, seed, epoch).at(start + np.arange(len(rows))).tolist() == rows
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_batches_of_any_size_make_up_the_same_epoch(n: int, size: int) -> None:
     expected = whole(n, seed=4, epoch=2)
     one_by_one = order(n, seed=4, epoch=2)
     starts = range(0, n, size) if size > 1 else range(n - 500, n)
-    parts = [one_by_one.rows(s, min(n, s + size)) for s in starts]
+    parts = [one_by_one.at(np.arange(s, min(n, s + size))) for s in starts]
     assert np.array_equal(np.concatenate(parts), expected[starts[0] :])
 
 
@@ -203,12 +204,7 @@ def test_any_part_of_an_epoch_may_be_asked_for_at_any_time(data: st.DataObject, 
     for _ in range(5):
         start = data.draw(st.integers(0, n))
         stop = data.draw(st.integers(start, min(n, start + 2 * CHUNK)))
-        assert np.array_equal(again.rows(start, stop), expected[start:stop])
-
-
-def test_without_shuffling_rows_come_as_they_are() -> None:
-    plain = Order(100, shuffle=False, seed=3, epoch=5)
-    assert plain.rows(10, 20).tolist() == list(range(10, 20))
+        assert np.array_equal(again.at(np.arange(start, stop)), expected[start:stop])
 
 
 # How well they are mixed. Everything is fixed, so these tests cannot fail by chance.

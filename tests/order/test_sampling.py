@@ -13,8 +13,9 @@ import pytest
 from shardio import ShardDataset, ShardLoader, WeightedSampler
 from shardio.errors import InvalidArgument
 from shardio.order import shuffle
-from shardio.order.sampling import draw_without_replacement
+from shardio.order.sampling import ORDERS, draw_without_replacement
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
+from tests.order.strided import Strided
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -41,6 +42,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "full": {"shuffle": "full"},
     "blocks": {"shuffle": "blocks"},
     "shards": {"shuffle": "shards"},
+    "an order added": {"shuffle": "strided"},
     "sampler": {"sampler": [5, 3, 3, 52, *range(40)]},
     "sampler by epoch": {"sampler": lambda epoch: [*range(epoch, N, 3), *range(30)]},
     "sampler that draws": {"sampler": Drawing()},
@@ -55,6 +57,12 @@ EVERY_CHOICE = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.k
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("choice") / "set"
     return write_dataset(path, N, 3, TWO_FIELDS, two_fields(N))
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the order of another module: the one entry."""
+    monkeypatch.setitem(ORDERS, "strided", Strided)
 
 
 @pytest.fixture(autouse=True)

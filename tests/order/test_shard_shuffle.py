@@ -22,10 +22,10 @@ from shardio.errors import InvalidArgument
 from shardio.maintenance import compact
 from shardio.order import shuffle
 from shardio.order.permutation import Permutation, derive_key
-from shardio.order.shuffle import ShardOrder, ShardWindow, ends_within
+from shardio.order.shuffle import ShardOrder, ShardShuffle, ends_within
 from shardio.samples.shard_dataset import open_dataset
 from shardio.views.clips import Clips
-from tests.loading import make_loader, write_dataset
+from tests.loading import make_loader, samples, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -357,5 +357,6 @@ def test_clips_are_shuffled_by_the_shards_of_their_videos(tmp_path: Path) -> Non
 
 
 def test_the_mean_window_is_what_a_window_says() -> None:
-    assert ShardWindow.of(np.array([10, 20, 30]), 30)[:2] == (3, 30)
-    assert ShardWindow.of(np.array([10, 20, 30]), 30, 2)[:2] == (2, 20)
+    made = ShardShuffle.begin(samples(30, ends=[10, 20, 30]))
+    assert (made.n_shards, made.window) == (3, 30)
+    assert ShardShuffle.of(np.array([10, 20, 30]), 30, 2).window == 20

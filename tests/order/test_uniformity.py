@@ -14,25 +14,25 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio.order.permutation import Order
+from shardio.order.permutation import epoch_permutation
 from shardio.order.sampling import WeightedOrder, cumulative_weights, draw_without_replacement
-from shardio.order.shuffle import ShardOrder, Window, WindowedOrder
+from shardio.order.shuffle import BlockShuffle, ShardOrder, WindowedOrder
 
 Rows = npt.NDArray[np.int64]
 Kind = Callable[[int, int], Rows]
 
 
 def full(n: int, seed: int) -> Rows:
-    return Order(n, shuffle=True, seed=seed, epoch=0).rows(0, n)
+    return epoch_permutation(n, seed=seed, epoch=0).at(np.arange(n))
 
 
 def blocks(n: int, seed: int) -> Rows:
-    return WindowedOrder(n, Window(1, 64), seed=seed, epoch=0).at(np.arange(n))
+    return WindowedOrder(n, BlockShuffle(1, 64), seed=seed, epoch=0).at(np.arange(n))
 
 
 def blocks_of_runs(n: int, seed: int) -> Rows:
     """One window for most sizes; runs of 8."""
-    return WindowedOrder(n, Window(8, 512), seed=seed, epoch=0).at(np.arange(n))
+    return WindowedOrder(n, BlockShuffle(8, 512), seed=seed, epoch=0).at(np.arange(n))
 
 
 def shards_of_one(n: int, seed: int) -> Rows:
@@ -118,8 +118,8 @@ def test_orders_of_10_to_the_12_are_uniform_where_they_are_looked_at() -> None:
     n, n_parts = 10**12, 16
     at = np.linspace(0, n - 2, 200_000, dtype=np.int64)
     for made in (
-        Order(n, shuffle=True, seed=1, epoch=0),
-        WindowedOrder(n, Window(512, 32_768), seed=1, epoch=0),
+        epoch_permutation(n, seed=1, epoch=0),
+        WindowedOrder(n, BlockShuffle(512, 32_768), seed=1, epoch=0),
     ):
         rows, behind = made.at(at), made.at(at + 1)
         assert 0 <= rows.min() and rows.max() < n

@@ -24,7 +24,7 @@ import numpy as np
 
 from shardio import Clip, ShardLoader
 from shardio.order.clip_groups import ClipGroupOrder, ClipGroups
-from shardio.order.permutation import Order
+from shardio.order.permutation import epoch_permutation
 
 N_VIDEOS, N_CLIPS = 200, 18
 N_EPOCHS = 50
@@ -54,7 +54,7 @@ def crowded(k: int, *, spread: bool) -> float:
         if spread:
             clips = ClipGroupOrder(groups, seed=0, epoch=number).at(np.arange(n))
         else:  # bundles of k, shuffled and no more
-            whole = Order(n // k, shuffle=True, seed=0, epoch=number).rows(0, n // k)
+            whole = epoch_permutation(n // k, seed=0, epoch=number).at(np.arange(n // k))
             clips = (whole[:, None] * k + np.arange(k)).reshape(-1)
         batches = (clips // N_CLIPS)[: len(clips) // 32 * 32].reshape(-1, 32)
         found += [np.bincount(each).max() > k for each in batches]

@@ -14,20 +14,20 @@ import time
 
 import numpy as np
 
-from shardio.order.permutation import CHUNK, Order, Positions
+from shardio.order.permutation import CHUNK, Permutation, Positions, epoch_permutation
 from shardio.order.sampling import WeightedOrder, cumulative_weights, draw_without_replacement
-from shardio.order.shuffle import SHARDS_PER_WINDOW, ShardOrder, Window, WindowedOrder
+from shardio.order.shuffle import SHARDS_PER_WINDOW, BlockShuffle, ShardOrder, WindowedOrder
 
 N = 10**12
 N_WEIGHTS = 10**7
 N_IN_SHARDS, N_SHARDS = 10**9, 10**5
 N_CALLS = 200
 LIMIT_NS = 100.0
-WINDOW = Window.of(4096 * N, N)
+WINDOW = BlockShuffle.of(4096 * N, N)
 
 
 def _ns_per_index(
-    order: Order | WindowedOrder | ShardOrder | WeightedOrder, positions: Positions
+    order: Permutation | WindowedOrder | ShardOrder | WeightedOrder, positions: Positions
 ) -> float:
     order.at(positions)
     costs = []
@@ -42,8 +42,8 @@ def main() -> int:
     """Print a line per order; 1 if one is too slow."""
     rng = np.random.default_rng(0)
     ways = {"at random": rng.integers(0, N, CHUNK), "in order": np.arange(N // 2, N // 2 + CHUNK)}
-    orders: dict[str, Order | WindowedOrder | ShardOrder] = {
-        "full": Order(N, shuffle=True, seed=1, epoch=2),
+    orders: dict[str, Permutation | WindowedOrder | ShardOrder] = {
+        "full": epoch_permutation(N, seed=1, epoch=2),
         "blocks": WindowedOrder(N, WINDOW, seed=1, epoch=2),
     }
     too_slow = False

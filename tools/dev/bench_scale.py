@@ -47,14 +47,14 @@ n, n_shards = len(dataset), len(dataset.shards)
 found = {"open_s": opened - start, "peak_mb": peak_mb(), "imported_mb": imported_mb,
          "samples": n, "shards": n_shards}
 
-from shardio.order.permutation import CHUNK, Order
+from shardio.order.permutation import CHUNK, epoch_permutation
 from shardio.order.shuffle import SHARDS_PER_WINDOW, ShardOrder
-from shardio.order.shuffle import Window, WindowedOrder
+from shardio.order.shuffle import BlockShuffle, WindowedOrder
 
 key, middle = {"seed": 1, "epoch": 7}, numpy.arange(n // 2, n // 2 + CHUNK)
 makers = {
-    "full": lambda: Order(n, shuffle=True, **key),
-    "blocks": lambda: WindowedOrder(n, Window.of(n * 100_000, n), **key),
+    "full": lambda: epoch_permutation(n, **key),
+    "blocks": lambda: WindowedOrder(n, BlockShuffle.of(n * 100_000, n), **key),
     "shards": lambda: ShardOrder(dataset.rows.shard_ends, n, SHARDS_PER_WINDOW, **key),
 }
 for name, make in makers.items():

@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.order.permutation import Order, Positions, permute
+from shardio.order.permutation import Positions, epoch_permutation, permute
 from shardio.order.shuffle import (
     RUNS_PER_WINDOW,
     SHARDS_PER_WINDOW,
+    BlockShuffle,
     ShardOrder,
-    Window,
     WindowedOrder,
 )
 
@@ -51,12 +51,12 @@ class Quality(NamedTuple):
 
 def full(epoch: int) -> Positions:
     """Return a permutation of all."""
-    return Order(N, shuffle=True, seed=1, epoch=epoch).rows(0, N)
+    return epoch_permutation(N, seed=1, epoch=epoch).at(np.arange(N))
 
 
 def blocks(epoch: int) -> Positions:
     """One that keeps to windows of runs."""
-    window = Window(RUN, RUN * RUNS_PER_WINDOW)
+    window = BlockShuffle(RUN, RUN * RUNS_PER_WINDOW)
     return WindowedOrder(N, window, seed=1, epoch=epoch).at(np.arange(N))
 
 

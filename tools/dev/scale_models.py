@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dev.measure_shuffle import BATCH, ENDS, N_CLASSES, N, classes_of, counts_of
-from shardio.order.permutation import Order, Positions, derive_key, keyed_hashes
+from shardio.order.permutation import Positions, derive_key, epoch_permutation, keyed_hashes
 from shardio.order.shuffle import (
     RUNS_PER_WINDOW,
     SHARDS_PER_WINDOW,
+    BlockShuffle,
     ShardOrder,
-    Window,
     WindowedOrder,
 )
 
@@ -104,9 +104,9 @@ def _shards_read(name: str, epoch: int) -> list[int]:
     at = np.arange(n)
     rows: Positions
     if name == "full":
-        rows = Order(n, shuffle=True, seed=1, epoch=epoch).at(at)
+        rows = epoch_permutation(n, seed=1, epoch=epoch).at(at)
     elif name == "blocks":
-        window = Window(CACHED_RUN, CACHED_RUN * RUNS_PER_WINDOW)
+        window = BlockShuffle(CACHED_RUN, CACHED_RUN * RUNS_PER_WINDOW)
         rows = WindowedOrder(n, window, seed=1, epoch=epoch).at(at)
     else:
         ends = np.arange(1, N_CACHED_SHARDS + 1) * PER_CACHED_SHARD

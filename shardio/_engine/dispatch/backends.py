@@ -42,7 +42,7 @@ from shardio._engine.filling.row_by_row import LeftOut, RowByRowFiller
 from shardio._workers.processes.blocks import Block
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES, pack_message, unpack_message
 from shardio._workers.processes.serialization import unpack_error
-from shardio._workers.processes.shared_memory import SharedArray
+from shardio._workers.processes.shared_memory import SharedArray, pack_shared
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Message, WorkerExit, WorkerPool
 from shardio._workers.tasks.failure_policy import CrashLoop
@@ -253,7 +253,7 @@ class WorkerBackend:
 
     def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
         """Send a worker the plan of an iteration before its first task."""
-        content, fds = plan.pack()
+        content, fds = pack_shared(plan)
         self._pool.send(worker, _message(RequestKind.PLAN, slot=slot) + content, fds)
 
     def caution(self, worker: int, left_out: LeftOut) -> None:

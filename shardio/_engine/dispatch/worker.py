@@ -48,6 +48,7 @@ from shardio._workers.processes.linux import (
     yield_to_main,
 )
 from shardio._workers.processes.serialization import pack_error
+from shardio._workers.processes.shared_memory import unpack_shared
 from shardio._workers.processes.stack_dumps import answer_with_stacks
 from shardio._workers.tasks.schedule import QUICK_NS
 from shardio.batch.batch import Skipped
@@ -317,7 +318,7 @@ class BatchWorker(Closing):
         if task.ask == RequestKind.BLOCK:
             self._blocks[task.block] = self._map(fds[0])
         elif task.ask == RequestKind.PLAN:
-            self._plans[task.slot] = EpochPlan.unpack(message[DESCRIPTOR_BYTES:], fds)
+            self._plans[task.slot] = unpack_shared(message[DESCRIPTOR_BYTES:], fds)
         elif task.ask == RequestKind.CAUTION:
             self._left_out = pickle.loads(unpack_message(message, fds)[DESCRIPTOR_BYTES:])
         elif task.ask == RequestKind.LAYOUT:

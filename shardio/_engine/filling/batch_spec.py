@@ -14,7 +14,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +31,15 @@ from shardio.batch.layout import (
     pack_state,
 )
 from shardio.dataset.dataset import Dataset
+from shardio.dataset.external_lists import total_bytes
 from shardio.dataset.selection import RowList
 from shardio.format.schema import Schema
-from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder
-from shardio.order.mixture_order import MixtureOrder, MixtureSizes
+from shardio.order import Order, Ordering, Samples, Sequential
 from shardio.order.partition import RankPartition
-from shardio.order.permutation import CHUNK, OF_SOUNDS, Order, derive_key, keyed_hashes
-from shardio.order.sampling import WeightedOrder
-from shardio.order.shuffle import GroupedOrder, ShardOrder, ShardWindow, Window, WindowedOrder
+from shardio.order.permutation import CHUNK, OF_SOUNDS, derive_key, keyed_hashes
 from shardio.samples.clips import ClipDraws, ClipSpec, draw_clips
 from shardio.samples.media import AudioField, AudioSpec, common_sizes, image_schema
-from shardio.samples.mixture import MixtureSpec
+from shardio.samples.mixture import Mixture, MixtureSpec
 from shardio.shard.verification import Rows, Verify
 from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions
@@ -173,49 +171,13 @@ class Schemas(NamedTuple):
 class EpochPlan:
     """The samples of one pass; travels to a worker before the first task of the pass.
 
-    The order is `listed`, a table of all samples; `sums`, weighted draws; `window`, a shuffle
-    inside of windows, of runs or of shards; or, without these, the order of the BatchSpec. With
-    `mixture_sizes` the samples are those of several sources, each shuffled so. `tokens` is the
-    number of tokens of each source, if the last ones are padded to a window.
+    `tokens` is the number of tokens of each source, if the last ones are padded to a window.
     """
 
     epoch: int
     partition: RankPartition
-    window: Window | ShardWindow | None = None
-    listed: SharedArray | None = None
-    sums: SharedArray | None = None
-    mixture_sizes: MixtureSizes | None = None
+    order: Order = Sequential()
     tokens: tuple[int, ...] | None = None
-
-    @property
-    def sizes(self) -> tuple[int, ...] | None:
-        """The number of samples of each source of a mixture."""
-        return None if self.mixture_sizes is None else self.mixture_sizes.sizes
-
-    def pack(self) -> tuple[bytes, list[int]]:
-        """Serialize the plan. Return the message and the file descriptors to send.
-
-        The plan keeps them.
-        """
-        tables = {}
-        if self.listed is not None:
-            tables["listed"] = self.listed
-        if self.sums is not None:
-            tables["sums"] = self.sums
-        shapes = {name: (each.array.dtype.str, len(each.array)) for name, each in tables.items()}
-        content = self.epoch, self.partition, self.window, self.mixture_sizes, self.tokens, shapes
-        return pickle.dumps(content), [each.fd for each in tables.values()]
-
-    @classmethod
-    def unpack(cls, message: bytes, fds: Sequence[int]) -> Self:
-        """Restore a packed plan; takes over the descriptors."""
-        # From our own parent, never from data.
-        epoch, partition, window, mixture_sizes, tokens, shapes = pickle.loads(message)
-        tables = {
-            name: SharedArray.received(fd, *shape)
-            for (name, shape), fd in zip(shapes.items(), fds, strict=True)
-        }
-        return cls(epoch, partition, window, mixture_sizes=mixture_sizes, tokens=tokens, **tables)
 
 
 def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
@@ -343,63 +305,37 @@ class IndexChunk:
         return keyed_hashes(positions, derive_key(OF_SOUNDS, seed, epoch))
 
 
-class Ordering(Protocol):
-    """The sample of the view at each position of an epoch."""
+def samples_of(dataset: Dataset) -> Samples:
+    """Return the samples of a dataset, for an order."""
+    rows, is_mixture = dataset.rows, isinstance(dataset, Mixture)
 
-    def at(self, positions: Rows) -> Rows:
-        """Return the sample at each of `positions`, which are in any order; int64, read-only."""
+    def why_unsharded() -> str | None:
+        if is_mixture:
+            return "a mixture has those of several datasets"
+        if rows.row_list is not None and not rows.row_list.ascends:
+            return "those of this selection come in another; sort what select() is given"
+        if rows.packed is not None:
+            return "a window of tokens may begin in one shard and end in another"
+        if rows.clip_grouping is not None:
+            return "per_video keeps clips of a video together, wherever it lies"
+        return None
 
+    def measure() -> tuple[int, int]:
+        n_bytes, n_samples = total_bytes(dataset.shards), int(dataset.starts[-1])
+        if rows.clips is not None or rows.packed is not None:
+            # Estimated as if all rows had as many samples as the selected ones.
+            n_samples = max(1, n_samples * len(dataset) // max(1, rows.n_rows))
+        return n_bytes, n_samples
 
-class TableOrder:
-    """An order that is kept in a table, which it borrows."""
-
-    def __init__(self, table: Rows) -> None:
-        self._table = table
-
-    def at(self, positions: Rows) -> Rows:
-        """Return the sample at each of `positions`, which are in any order."""
-        return self._table[positions]
-
-
-def order_of(
-    plan: EpochPlan,
-    *,
-    shuffle: bool,
-    seed: int,
-    clip_grouping: ClipGrouping | None = None,
-    shard_ends: Rows | None = None,
-) -> Ordering:
-    """Return the order of a pass.
-
-    `shuffle` applies if the plan has none, `bundling` to clips that stay together in a shuffle, and
-    `shard_ends` to windows of shards.
-    """
-    n, epoch = plan.partition.n, plan.epoch
-    if isinstance(plan.window, ShardWindow):
-        if shard_ends is None:
-            raise AssertionError("a plan with windows of shards needs to know where they end")
-        return ShardOrder(shard_ends, n, plan.window.n_shards, seed=seed, epoch=epoch)
-    if plan.listed is not None:
-        return TableOrder(plan.listed.array)
-    if plan.sums is not None:
-        return WeightedOrder(plan.sums.array, seed=seed, epoch=epoch)
-    if plan.mixture_sizes is not None:
-        window = plan.window
-        return MixtureOrder(
-            plan.mixture_sizes,
-            shuffle=shuffle,
-            window=window,
-            seed=seed,
-            epoch=epoch,
-            clip_grouping=clip_grouping,
-        )
-    if plan.window is not None:
-        if clip_grouping is not None:
-            return GroupedOrder(n, clip_grouping.k, plan.window, seed=seed, epoch=epoch)
-        return WindowedOrder(n, plan.window, seed=seed, epoch=epoch)
-    if shuffle and clip_grouping is not None:
-        return ClipGroupOrder(clip_grouping.groups(n), seed=seed, epoch=epoch)
-    return Order(n, shuffle=shuffle, seed=seed, epoch=epoch)
+    return Samples(
+        path=dataset.path,
+        n=len(dataset),
+        is_mixture=is_mixture,
+        clip_grouping=rows.clip_grouping,
+        shard_ends=lambda: rows.shard_ends,
+        why_unsharded=why_unsharded,
+        measure=measure,
+    )
 
 
 class IndexPlanner:
@@ -409,8 +345,8 @@ class IndexPlanner:
     assigns them so), and a chunk has only those steps.
     """
 
-    def __init__(self, dataset: Dataset, *, shuffle: bool, seed: int) -> None:
-        self._dataset, self._shuffle, self._seed = dataset, shuffle, seed
+    def __init__(self, dataset: Dataset, *, seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
         self.n_workers = 1
         """The number of workers that share the steps of a pass."""
         self._plan: EpochPlan | None = None
@@ -443,19 +379,13 @@ class IndexPlanner:
         return IndexChunk(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
 
     @cached_property
-    def _clip_grouping(self) -> ClipGrouping | None:
+    def _samples(self) -> Samples:
         # Read late: a worker's dataset gets its view after it is opened.
-        return self._dataset.rows.clip_grouping
+        return samples_of(self._dataset)
 
     def _order_of(self, plan: EpochPlan) -> Ordering:
-        is_in_shards = isinstance(plan.window, ShardWindow)
-        return order_of(
-            plan,
-            shuffle=self._shuffle,
-            seed=self._seed,
-            clip_grouping=self._clip_grouping,
-            shard_ends=self._dataset.rows.shard_ends if is_in_shards else None,
-        )
+        n, epoch = plan.partition.n, plan.epoch
+        return plan.order.arrange(self._samples, n, seed=self._seed, epoch=epoch)
 
     def _compute_chunk(self, plan: EpochPlan, step: int) -> IndexChunk:
         partition, every = plan.partition, self.n_workers

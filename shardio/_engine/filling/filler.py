@@ -32,6 +32,7 @@ from shardio.batch.schema_inference import infer_schema
 from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
+from shardio.order import FullShuffle, Sequential
 from shardio.order.partition import RankPartition
 from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
 from shardio.samples.media import image_schema
@@ -69,9 +70,7 @@ class Filler:
         self._batch_spec, self._dataset, self._cautions = batch_spec, dataset, cautions
         self._source = Schema({name: dataset.schema[name] for name in batch_spec.fields})
         self._readahead = ReadAhead(batch_spec, dataset)
-        self._index_planner = IndexPlanner(
-            dataset, shuffle=batch_spec.shuffle, seed=batch_spec.seed
-        )
+        self._index_planner = IndexPlanner(dataset, seed=batch_spec.seed)
         self._heap_bytes = 0
         pictures = ImageReader(dataset, batch_spec.pictures)
         self._clips = None
@@ -158,7 +157,8 @@ class Filler:
         if batch_spec.skips:
             index_chunk, part = self._index_planner.first(number), slice(0, 1)
         else:
-            plan = EpochPlan(0, RankPartition(batch_spec.n_samples, 0, n_rows, tail="pad"))
+            partition = RankPartition(batch_spec.n_samples, 0, n_rows, tail="pad")
+            plan = EpochPlan(0, partition, FullShuffle() if batch_spec.shuffle else Sequential())
             index_chunk, part = self._index_planner.index_chunk(plan, 0)
         start = number if batch_spec.skips else 0
         states = np.empty(part.stop - part.start, np.int32)

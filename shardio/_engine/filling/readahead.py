@@ -92,9 +92,6 @@ class ReadAhead:
         self._batch_spec, self._dataset = batch_spec, dataset
         self._extents: Extents | None = None
         self._clips: ClipExtents | None = None
-        self._keeps_order = not batch_spec.shuffle
-        self._bundle = 1 if batch_spec.cut is None else batch_spec.cut.clip.per_video or 1
-        """The number of positions that one position of a window stands for."""
         self._probe_policy = ProbePolicy()
         self._window: tuple[EpochPlan, int] | None = None
         """The plan of the latest batch, and the number of its window, if it has windows."""
@@ -110,9 +107,8 @@ class ReadAhead:
 
         A file that cannot be read is no error here: reading it reports that.
         """
-        policy, n_probed = self._probe_policy, N_PROBED
-        if plan.window is not None:
-            n_positions = plan.window.whole * self._bundle
+        policy, n_probed, n_positions = self._probe_policy, N_PROBED, plan.order.window
+        if n_positions is not None:
             window = plan, plan.partition.read(step)[0] // n_positions
             if window != self._window:
                 self._window, n_probed = window, N_PROBED_FIRST
@@ -123,7 +119,7 @@ class ReadAhead:
         if policy.wait:
             policy.wait -= 1
             return
-        if self._keeps_order and plan.listed is None and plan.sums is None and plan.window is None:
+        if plan.order.is_sequential:
             policy.stop()  # the kernel predicts sequential reads correctly
             return
         with contextlib.suppress(OSError, ShardioError):
@@ -156,7 +152,7 @@ class ReadAhead:
             if self._clips is not None:
                 self._ask(extents, self._clips.ranges(rows, shards, starts), grain)
             self._n_stale = 0 if len(self._asked) > n_before else self._n_stale + 1
-            if plan.window is not None and self._n_stale >= N_STALE:
+            if plan.order.window is not None and self._n_stale >= N_STALE:
                 policy.rest()
 
     def _expect_scattered(self) -> None:
@@ -197,7 +193,7 @@ class ReadAhead:
             self._fits = extents.files.n_bytes <= available_bytes() // 2
         if self._fits:
             return WIDE_BYTES
-        return PAGE_BYTES if plan.window is None else NEAR_BYTES
+        return PAGE_BYTES if plan.order.window is None else NEAR_BYTES
 
     def _ask(self, extents: Extents, ranges: Ranges, grain: int) -> None:
         """Request ranges from the kernel, except those requested before with this grain."""

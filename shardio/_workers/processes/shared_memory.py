@@ -12,10 +12,12 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import io
 import mmap
 import os
+import pickle
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -215,6 +217,48 @@ class SharedArray:
     def received(cls, fd: int, dtype: str, n: int) -> Self:
         """Map an array of another process by its descriptor, which this object then owns."""
         return cls(fd, _mapped(fd, np.dtype(dtype), n, mmap.ACCESS_READ))
+
+
+class _SharingPickler(pickle.Pickler):
+    """Leaves shared arrays out of a message, and lists them."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.found: list[SharedArray] = []
+
+    def persistent_id(self, value: Any) -> tuple[str, int] | None:
+        """Return the shape of a shared array."""
+        if not isinstance(value, SharedArray):
+            return None
+        self.found.append(value)
+        return value.array.dtype.str, len(value.array)
+
+
+class _SharingUnpickler(pickle.Unpickler):
+    """Maps the shared arrays of a message."""
+
+    def __init__(self, message: bytes, fds: Sequence[int]) -> None:
+        super().__init__(io.BytesIO(message))
+        self._fds = iter(fds)
+
+    def persistent_load(self, shape: tuple[str, int]) -> SharedArray:
+        """Return the next one."""
+        return SharedArray.received(next(self._fds), *shape)
+
+
+def pack_shared(value: Any) -> tuple[bytes, list[int]]:
+    """Serialize a value. Return the message, and the descriptors of its shared arrays, to be sent.
+
+    The arrays keep them.
+    """
+    pickler = _SharingPickler(file := io.BytesIO())
+    pickler.dump(value)
+    return file.getvalue(), [array.fd for array in pickler.found]
+
+
+def unpack_shared(message: bytes, fds: Sequence[int]) -> Any:
+    """Restore a value packed by our own parent, never data; takes over the descriptors."""
+    return _SharingUnpickler(message, fds).load()
 
 
 def _mapped(fd: int, dtype: np.dtype[Any], n: int, access: int) -> npt.NDArray[Any]:

@@ -15,8 +15,10 @@ import shardio
 from shardio import Array, Image, Schema, ShardLoader
 from shardio.errors import InvalidArgument, StoreAccessDenied, StoreUnavailable
 from shardio.media import encode_jpeg
+from shardio.order.sampling import ORDERS
 from shardio.storage.remote.storage import N_THREADS
 from tests.loading import TWO_FIELDS, make_loader, two_fields, write_dataset
+from tests.order.strided import Strided
 from tests.storage.remote.scene import Fault, Scene
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -81,6 +83,23 @@ def test_shards_of_equal_content_are_batches_like_any_other(
             assert _epoch(loader) == _epoch(expected)
         sizes = {shard.name: shard.n_bytes for shard in loader.dataset.shards}
     assert {name: store.proxy.n_bytes[name] for name in sizes} == sizes
+
+
+def test_an_order_that_is_added_is_downloaded_ahead_in_its_order(
+    store: Scene, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ORDERS, "strided", Strided)
+    with _loader(store, url, tmp_path, shuffle="strided") as loader:
+        labels = [label for batch in loader for label in batch["label"].tolist()]
+        assert labels == [*range(0, N, 2), *range(1, N, 2)]
+        sizes = {shard.name: shard.n_bytes for shard in loader.dataset.shards}
+    assert {name: store.proxy.n_bytes[name] for name in sizes} == sizes
+    with _loader(store, url, tmp_path / "b", num_workers=0, shuffle="strided") as loader:
+        hold = Fault("hold", r"000011-000\.shard")
+        store.proxy.faults = [hold]
+        assert next(iter(loader))["label"].tolist() == [*range(0, 32, 2)]
+        assert hold.met.wait(60)  # nobody asks for a further batch
+        hold.go_on.set()
 
 
 @pytest.mark.parametrize("what", ["a store", "a mixture"])

@@ -1,0 +1,98 @@
+"""A new order is one module and one entry of the registry.
+
+`test_sampling` runs it with workers, ranks and resumed states, and tests/storage/remote over an
+object store, beside those of shardio.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardio
+from shardio import ShardLoader
+from shardio.errors import InvalidArgument
+from shardio.order import FullShuffle, Order, Sequential
+from shardio.order.sampling import ORDERS
+from tests.loading import TWO_FIELDS, samples, two_fields, write_dataset
+from tests.order.strided import Strided
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+N = 60
+OPTIONS: Any = {"output": "numpy", "num_workers": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("strided") / "set"
+    write_dataset(path, N, 6, TWO_FIELDS, two_fields(N))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ORDERS, "strided", Strided)
+
+
+def epoch(loader: ShardLoader) -> list[int]:
+    return [label for batch in loader for label in batch["label"].tolist()]
+
+
+def test_every_order_has_the_name_it_is_registered_by() -> None:
+    assert ORDERS[True] is FullShuffle
+    assert {name: order.name for name, order in ORDERS.items() if name is not True} == {
+        name: name for name in ORDERS if name is not True
+    }
+
+
+def test_an_unknown_order_is_refused_with_the_names_of_all(folder: Path) -> None:
+    known = "True, False, 'full', 'blocks', 'shards', 'strided'"
+    wrong: list[Any] = ["stride", 1, None, np.True_]
+    for unknown in wrong:
+        with pytest.raises(InvalidArgument, match=f"shuffle must be one of {known}; found"):
+            ShardLoader(folder, 4, shuffle=unknown, **OPTIONS)
+
+
+def test_a_state_keeps_the_parameters_of_its_epoch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ShardLoader(folder, 4, shuffle="strided", **OPTIONS) as loader:
+        batches = iter(loader)
+        assert next(batches)["label"].tolist() == [0, 2, 4, 6]
+        state = loader.state_dict()
+        assert (state["shuffle"], state["stride"]) == ("strided", 2)
+        for wrong in (0, "2", None):
+            with pytest.raises(InvalidArgument, match="stride must be from 1 up"):
+                loader.load_state_dict(state | {"stride": wrong})
+        with pytest.raises(InvalidArgument, match="the state's shuffle is 'strided'"):
+            ShardLoader(folder, 4, shuffle=True, **OPTIONS).load_state_dict(state)
+    monkeypatch.setattr(Strided, "begin", classmethod(lambda cls, _: cls(3)))
+    with ShardLoader(folder, 4, shuffle="strided", **OPTIONS) as loader:
+        loader.load_state_dict(state)
+        assert epoch(loader) == [*range(8, N, 2), *range(1, N, 2)]
+        assert epoch(loader) == [*range(0, N, 3), *range(1, N, 3), *range(2, N, 3)]
+
+
+def test_where_a_new_order_does_not_fit_the_error_says_why(folder: Path) -> None:
+    with shardio.open(folder) as dataset, shardio.mix([dataset, dataset], weights=[1, 1]) as mixed:
+        for given in (mixed, dataset.select([3, 1])):
+            with pytest.raises(InvalidArgument, match="shuffle='strided' is for samples that lie"):
+                ShardLoader(given, 4, shuffle="strided", **OPTIONS)
+
+
+def test_an_order_that_does_not_mix_is_refused_for_a_mixture() -> None:
+    class Anything(Order):
+        name = "anything"
+
+    Anything.check(samples(3))
+    with pytest.raises(InvalidArgument, match="'anything' is for the samples of one dataset"):
+        Anything.check(samples(3, is_mixture=True))
+
+
+def test_without_a_shuffle_samples_come_as_they_are() -> None:
+    plain = Sequential().arrange(samples(100), 100, seed=3, epoch=5)
+    assert plain.at(np.arange(10, 20)).tolist() == list(range(10, 20))
