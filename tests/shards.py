@@ -22,8 +22,8 @@ from shardio import (
     Text,
     Video,
 )
+from shardio.format.types import EncodedImage
 from shardio.format.types.streams import PacketFlag, pack_packets
-from shardio.format.values import EncodedImage
 
 EVERY_FIELD = Schema(
     {

@@ -32,7 +32,8 @@ from shardio import (
 )
 from shardio.media import library_versions
 
-Field = Array | Audio | Bytes | Image | Json | List | Text | Video
+Field = Any
+"""A field type of shardio."""
 REFERENCES: Final[dict[str, Callable[..., Field]]] = {
     "file": Bytes,
     "image": Image,

@@ -17,7 +17,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.selection import check_positions
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
-from shardio.format.types.arrays import is_masked
+from shardio.format.types.array_values import is_masked
 from shardio.order import Order
 from shardio.order.mixture_order import Interleaved
 from shardio.order.permutation import OF_SAMPLERS, Positions, SampleGenerators

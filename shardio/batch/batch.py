@@ -12,9 +12,6 @@ import numpy.typing as npt
 
 from shardio.batch.layout import FILLED, BlockLayout, FixedSlot, VaryingSlot, WholeSlot
 from shardio.errors import ShardCorrupt
-from shardio.format.schema import read_json
-from shardio.format.types import Array, Json, List, Text
-from shardio.format.values import unpack_list
 
 _NONE: Final[Mapping[str, Sequence[str]]] = {}
 
@@ -169,33 +166,17 @@ class Batch(Mapping[str, Any]):
         extents = layout.extents(self._block, slot)[: self._n_rows]
         places, sizes = extents["place"].tolist(), extents["n_bytes"].tolist()
         heap = self._block[layout.heap :]
-        if isinstance(field, Array):
+        if (array := field.array) is not None:
             shapes = layout.shapes(self._block, slot)[: self._n_rows].tolist()
             return [
-                heap[p : p + n].view(field.numpy).reshape(shape)
+                heap[p : p + n].view(array.numpy).reshape(shape)
                 for p, n, shape in zip(places, sizes, shapes, strict=True)
             ]
-        if isinstance(field, List):
-            return [
-                self._unpack(slot.name, i, field, heap[p : p + n].data) if n else []
-                for i, (p, n) in enumerate(zip(places, sizes, strict=True))
-            ]
-        records = [bytes(heap[p : p + n].data) for p, n in zip(places, sizes, strict=True)]
-        if not isinstance(field, Text | Json):
-            return records
+        records = [heap[p : p + n].data for p, n in zip(places, sizes, strict=True)]
         try:
-            texts = [record.decode("utf-8") for record in records]
-            if isinstance(field, Text):
-                return texts
-            return [read_json(text) if text or not field.optional else None for text in texts]
-        except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
+            return field.decode_batch(records)
+        except (ShardCorrupt, ValueError, RecursionError) as error:
             raise self._refuse(slot.name, records, error) from error
-
-    def _unpack(self, name: str, i: int, field: List, record: memoryview) -> list[Any]:
-        try:
-            return unpack_list(field.element, record)
-        except ShardCorrupt as error:
-            raise self._placed(error.what, error.code, name, i) from error
 
     def _placed(self, what: str, code: str, name: str, i: int) -> ShardCorrupt:
         """Return the error for a value of row i."""
@@ -204,17 +185,14 @@ class Batch(Mapping[str, Any]):
         path = paths[shard] if paths else f"shard number {shard}"
         return ShardCorrupt(what, code=code, path=path, field=name, sample=row)
 
-    def _refuse(
-        self, name: str, records: list[bytes], error: ValueError | RecursionError
-    ) -> ShardCorrupt:
-        """Return the error for the first sample whose text or JSON is invalid."""
-        what = f"a record cannot be decoded: {error}"
+    def _refuse(self, name: str, records: list[memoryview], error: Exception) -> ShardCorrupt:
+        """Return the error for the first sample whose value is invalid, as `error` says of all."""
         field = self._layout.schema[name]
         for i, record in enumerate(records):
             try:
-                text = record.decode("utf-8")
-                if isinstance(field, Json) and (record or not field.optional):
-                    read_json(text)
+                field.decode_batch([record])
+            except ShardCorrupt as found:
+                return self._placed(found.what, found.code, name, i)
             except (ValueError, RecursionError):
-                return self._placed(what, "value", name, i)
-        return ShardCorrupt(what, code="value", field=name)
+                return self._placed(f"a record cannot be decoded: {error}", "value", name, i)
+        return ShardCorrupt(f"a record cannot be decoded: {error}", code="value", field=name)

@@ -73,9 +73,9 @@ class Collation:
 
     def _loosen(self, name: str, found: Field) -> Field:
         is_free = self.function is not None or self.named.get(name, self.others).kind != "stack"
-        if not is_free or not isinstance(found, Array) or not found.shape:
+        if not is_free or (array := found.array) is None or not array.shape:
             return found
-        return replace(found, shape=(None,) * len(found.shape))
+        return replace(array, shape=(None,) * len(array.shape))
 
     def expand(self, schema: Schema) -> tuple[Schema, tuple[JoinedField, ...]]:
         """Return the schema of batches of such samples, and the fields that are joined.
@@ -109,7 +109,7 @@ class Collation:
         return (Schema(fields) if joins else schema), tuple(joins)
 
     def _join(self, name: str, found: Field) -> JoinedField | None:
-        if not isinstance(found, Array) or found.is_fixed:
+        if (array := found.array) is None or array.is_fixed:
             return None
         rule = self.named.get(name)
         if rule is None and self.others.kind == "stack":
@@ -118,7 +118,7 @@ class Collation:
         if rule.kind == "list":
             return None
         ending = _BESIDE.get(rule.kind)
-        return JoinedField(name, rule, found, f"{name}_{ending[0]}" if ending else None)
+        return JoinedField(name, rule, array, f"{name}_{ending[0]}" if ending else None)
 
 
 DEFAULT_COLLATION: Final = Collation()
@@ -163,10 +163,10 @@ def _check_named(name: str, rule: CollateRule, schema: Schema) -> None:
         raise InvalidArgument(
             f"collate names {name!r}; the fields of a sample are {', '.join(schema)}"
         )
-    found = schema[name]
-    if not isinstance(found, Array):
+    found = schema[name].array
+    if found is None:
         if rule.kind != "list":
-            kind = type(found).__name__
+            kind = type(schema[name]).__name__
             raise InvalidArgument(f"collate: {name!r} is {kind}, which is always a list")
         return
     if rule.kind != "stack" and found.is_fixed:

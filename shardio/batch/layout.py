@@ -21,7 +21,7 @@ import numpy.typing as npt
 from shardio.batch.collation import DEFAULT_COLLATION, Collation, JoinedField
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.format.types import STREAMED, Array, Field, List
+from shardio.format.types import Array, Field
 
 ORIGIN: Final = np.dtype(
     [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]
@@ -220,8 +220,8 @@ class BlockLayout:
 
 def is_fixed(schema: Schema, name: str) -> bool:
     """Return True if a field arrives as one array rather than as a list."""
-    field = schema[name]
-    return isinstance(field, Array) and field.is_fixed
+    array = schema[name].array
+    return array is not None and array.is_fixed
 
 
 def layout_for_samples(
@@ -240,8 +240,8 @@ def layout_for_samples(
 
 def _check_no_streams(schema: Schema) -> None:
     for name, field in schema.items():
-        if isinstance(field, STREAMED):
-            others = [each for each, kind in schema.items() if not isinstance(kind, STREAMED)]
+        if field.is_streamed:
+            others = [each for each, kind in schema.items() if not kind.is_streamed]
             raise InvalidArgument(
                 f"field {name!r} is a {type(field).__name__}, whose packets cannot be put into a "
                 f"batch: leave it out (fields={others}), or have a transform decode it"
@@ -274,21 +274,22 @@ def _place_fields(
         place = _align(place + n_rows)
     varying, heads = [], {}
     for name, field in schema.items():
-        if name in whole and isinstance(field, Array):
-            n_dims = len(field.shape)
-            heads[name] = WholeSlot(name, place, field.numpy, n_dims, _missing_dtype(field))
+        if name in whole and (array := field.array) is not None:
+            n_dims = len(array.shape)
+            heads[name] = WholeSlot(name, place, array.numpy, n_dims, _missing_dtype(array))
             place = _align(place + (1 + n_dims) * 8)
         elif not is_fixed(schema, name):
             varying.append(_varying_slot(name, field, place, n_rows))
             place = _align(varying[-1].shapes + n_rows * varying[-1].n_dims * 8)
     fixed = []
     for name, field in schema.items():
-        if isinstance(field, Array) and field.is_fixed and name not in whole:
-            shape = tuple(d for d in field.shape if d is not None)
-            row_bytes = field.row_bytes or 0
+        array = field.array
+        if array is not None and array.is_fixed and name not in whole:
+            shape = tuple(d for d in array.shape if d is not None)
+            row_bytes = array.row_bytes or 0
             full = (n_rows, *shape)
             slot = FixedSlot(
-                name, place, field.numpy, shape, full, row_bytes, _missing_dtype(field)
+                name, place, array.numpy, shape, full, row_bytes, _missing_dtype(array)
             )
             fixed.append(slot)
             place = _align(place + n_rows * row_bytes)
@@ -302,10 +303,9 @@ def _place_fields(
 
 
 def _varying_slot(name: str, field: Field, place: int, n_rows: int) -> VaryingSlot:
-    n_dims = len(field.shape) if isinstance(field, Array) else 0
+    n_dims = 0 if field.array is None else len(field.array.shape)
     shapes = _align(place + n_rows * EXTENT.itemsize)
-    alignment = ALIGNMENT if isinstance(field, Array | List) else 1
-    return VaryingSlot(name, place, shapes, n_dims, alignment)
+    return VaryingSlot(name, place, shapes, n_dims, field.alignment)
 
 
 def _missing_dtype(field: Array) -> str | None:

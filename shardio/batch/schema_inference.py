@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import DTYPES, Array, Bytes, Field, Json, List, Text
-from shardio.format.types.arrays import format_dtype, is_bfloat16_bits
+from shardio.format.types.array_values import format_dtype, is_bfloat16_bits
 
 _NUMBERS: Final = np.ndarray | np.generic | bool | int | float
 _ARRAYS: Final = (np.ndarray, np.generic)
@@ -41,7 +40,7 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
 def _infer(name: str, value: object, source: Field | None) -> Field:
     if source is None or not source.optional:
         return _infer_present(name, value, source)
-    return source if value is None else replace(_infer_present(name, value, source), optional=True)
+    return source if value is None else _infer_present(name, value, source).as_optional()
 
 
 def _infer_present(name: str, value: object, source: Field | None) -> Field:
@@ -139,7 +138,7 @@ def _infer_column(name: str, values: Any, n_rows: int, known: Field | None) -> F
     if isinstance(found, Array):
         found = Array(found.dtype, (None,) * len(found.shape))
     is_sparse = any(value is None for value in values) and not isinstance(found, Json)
-    return replace(found, optional=is_sparse or (known is not None and known.optional))
+    return found.as_optional(is_sparse or (known is not None and known.optional))
 
 
 def _check_column(name: str, values: Any, n_rows: int) -> None:

@@ -6,7 +6,6 @@ Neither library is imported. Object columns are typed by looking at all of their
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +15,7 @@ from shardio.conversion.python_samples import is_pillow_image, to_plain
 from shardio.errors import InvalidArgument, SchemaError, ShardioError
 from shardio.format.schema import Schema
 from shardio.format.types import DTYPES, Array, Bytes, Field, Image, Json, List, Text
-from shardio.format.types.arrays import is_of, refuse_masked
+from shardio.format.types.array_values import is_of, refuse_masked
 
 _CHUNK_ROWS: Final = 4096
 """Rows copied out of a frame at a time."""
@@ -124,7 +123,7 @@ def object_column(
                 "column one type, as text by .astype(str)"
             )
         known = merged
-    field = replace(known.field or Json() if known else Json(), optional=has_nulls)
+    field = (known.field or Json() if known else Json()).as_optional(has_nulls)
 
     def stored(start: int, stop: int) -> list[Any]:
         return [

@@ -28,9 +28,7 @@ from shardio.conversion.worker import ConversionJob
 from shardio.errors import InvalidArgument, MediaError, SchemaError
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
-from shardio.format.types import Array, Audio, Video
-from shardio.format.types.arrays import encode_array, is_of
-from shardio.format.values import encode_record, encode_stream
+from shardio.format.types.array_values import is_of
 from shardio.shard.writer import encode_media
 
 SampleFunction = Callable[[Any], Any]
@@ -235,14 +233,8 @@ def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]
         field = schema[name]
         if value is None and field.optional:
             continue
-        if isinstance(field, Array):
-            encode_array(name, field, value)
-            continue
         found[name] = value = encode_media(name, field, value)
-        if isinstance(field, Video | Audio):
-            encode_stream(name, field, value)
-        else:
-            encode_record(name, field, value)
+        field.validate(name, value)
     return found
 
 

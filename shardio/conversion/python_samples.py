@@ -24,7 +24,7 @@ from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Array, Field, Image
-from shardio.format.types.arrays import is_of
+from shardio.format.types.array_values import is_of
 from shardio.maintenance.rewriting import Rewriting
 
 

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from shardio._base.classes import cached_property
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import content_id
-from shardio.format.schema import Schema, canonical_json
-from shardio.format.values import check_json
+from shardio.format.schema import Schema
+from shardio.format.types.text import canonical_json, check_json
 from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import (
     read_checksummed_json,

@@ -22,7 +22,6 @@ from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, distinct
 from shardio.format.index import DIMENSION
 from shardio.format.layout import Kind
 from shardio.format.schema import Schema
-from shardio.format.types import STREAMED
 from shardio.format.types.streams import PACKET
 from shardio.shard.opening import expected_sections
 from shardio.shard.reader import ShardReader
@@ -43,7 +42,7 @@ def max_marks(schema: Schema, n_samples: Rows, n_bytes: Rows) -> Rows:
     found: Rows = np.zeros(len(n_samples), np.int64)
     for n in distinct(n_samples).tolist():
         found[n_samples == n] = _n_fixed(schema, n)
-    n_streams = sum(isinstance(field, STREAMED) for field in schema.records.values())
+    n_streams = sum(field.is_streamed for field in schema.records.values())
     chunks = n_bytes // CHUNK_BYTES + n_samples
     packets = n_bytes // PACKET.size
     blocks = [_max_blocks(chunks * DIMENSION.size), _max_blocks(packets * PACKET.size)]

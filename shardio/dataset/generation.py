@@ -44,8 +44,9 @@ from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUnsupported
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import MAJOR, MINOR
-from shardio.format.schema import Schema, canonical_json
+from shardio.format.schema import Schema
 from shardio.format.types import Field, Video
+from shardio.format.types.text import canonical_json
 from shardio.shard.opening import MAX_SAMPLES
 from shardio.shard.writer import ShardSummary
 

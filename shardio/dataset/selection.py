@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shardio._base.classes import cached_property
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct, hash_bytes
-from shardio.format.types.arrays import is_masked
+from shardio.format.types.array_values import is_masked
 from shardio.order.clip_groups import ClipGrouping
 from shardio.shard.verification import Rows
 from shardio.views.clips import Clips

@@ -18,18 +18,7 @@ import numpy.typing as npt
 
 from shardio.dataset.dataset import Dataset
 from shardio.errors import DataError, InvalidArgument
-from shardio.format.types import (
-    FIELD_TYPES,
-    Array,
-    Audio,
-    Bytes,
-    Field,
-    Image,
-    Json,
-    List,
-    Text,
-    Video,
-)
+from shardio.format.types import Array, Audio, Bytes, Field, Image, Json, List, Text, Video
 from shardio.media import MuxedStream, mux
 
 Prepare = Mapping[str, Callable[[Any], Any]]
@@ -148,7 +137,7 @@ class SampleReader:
     skipped: list[Skipped] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[SampleBatch]:
-        columns = [n for n, f in self.fields.items() if isinstance(f, Array) and f.is_column]
+        columns = [n for n, f in self.fields.items() if f.column is not None]
         records = [name for name in self.fields if name not in columns]
         n_bytes = sum(self.dataset.schema.columns[name].row_bytes or 0 for name in columns)
         n_rows = max(1, min(_MAX_ROWS, _MAX_BYTES // max(1, n_bytes)))
@@ -273,7 +262,7 @@ def field_spec(field: Field) -> str:
         dims = ",".join("*" if n is None else str(n) for n in field.shape)
         spec = f"{export_dtype(field).name}{f'[{dims}]' if field.shape else ''}"
     else:
-        spec = FIELD_TYPES[type(field)].name.lower()
+        spec = field.word()
     return f"{spec}?" if field.optional else spec
 
 

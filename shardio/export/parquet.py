@@ -23,18 +23,7 @@ from shardio.export.formats import (
     preparation_of,
     refuse_fields,
 )
-from shardio.format.types import (
-    Array,
-    Audio,
-    Bytes,
-    Field,
-    Image,
-    Json,
-    List,
-    Text,
-    Video,
-    array_of,
-)
+from shardio.format.types import Array, Audio, Bytes, Field, Image, Json, List, Text, Video
 from shardio.storage.fs import create, sync
 
 _GROUP_BYTES: Final = 64 << 20
@@ -48,7 +37,7 @@ class ParquetExporter:
 
     def __init__(self, options: ExportOptions) -> None:
         self._options = options
-        arrays = {n: array_of(field) for n, field in options.fields.items()}
+        arrays = {n: field.array or field.item for n, field in options.fields.items()}
         why = "a dimension after the first varies, and empty lists do not record it"
         refuse_fields(
             options, {n: why for n, array in arrays.items() if array and None in array.shape[1:]}

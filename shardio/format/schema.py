@@ -1,50 +1,28 @@
 """The schema: the fields of a sample, by name.
 
-Reader and writer both depend on this module; `fields` has the field types, `values` encodes samples
-as bytes. A schema is stored as canonical JSON (UTF-8, keys sorted, no spaces) with stable integer
-codes for types, dtypes and codecs; `docs/reference/format.md` lists them.
+Reader and writer both depend on this module; `types` has the field types. A schema is stored as
+canonical JSON (UTF-8, keys sorted, no spaces) with stable integer codes for types, dtypes and
+codecs; `docs/reference/format.md` lists them.
 """
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections.abc import ItemsView, Iterator, KeysView, Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from shardio._base.classes import cached_property
-from shardio.errors import SchemaError, ShardUnsupported
+from shardio.errors import SchemaError
 from shardio.format.codecs import SPECS
 from shardio.format.layout import Required
-from shardio.format.types import (
-    DTYPES,
-    FIELD_TYPES,
-    MEDIA,
-    Array,
-    Audio,
-    Field,
-    FieldType,
-    Image,
-    List,
-    Video,
-    array_of,
-)
+from shardio.format.types import FIELD_TYPES, Array, Field
+from shardio.format.types.field import look_up
+from shardio.format.types.text import canonical_json, read_json
 
 MAX_FIELDS: Final = 1024
 MAX_NAME_BYTES: Final = 255
 _SHOWN: Final = 40
 """Characters of an overlong name to show in messages."""
-VARYING: Final = -1
-"""The code of a varying dimension in the stored schema."""
-
-_CLASSES: Final[dict[FieldType, type]] = {code: kind for kind, code in FIELD_TYPES.items()}
-_FEATURES: Final[dict[type, Required]] = {
-    List: Required.LISTS,
-    Image: Required.IMAGES,
-    Video: Required.VIDEOS,
-    Audio: Required.AUDIO,
-}
-"""The feature that a reader needs for a field of a type."""
 
 
 class Schema(Mapping[str, Field]):
@@ -78,7 +56,7 @@ class Schema(Mapping[str, Field]):
             )
         self._ids = {name: i for i, name in enumerate(self._fields)}
         self.columns: Final[dict[str, Array]] = {
-            n: f for n, f in self._fields.items() if isinstance(f, Array) and f.is_column
+            n: column for n, f in self._fields.items() if (column := f.column) is not None
         }
         """The fields stored as columns, in schema order."""
         self.records: Final[dict[str, Field]] = {
@@ -128,8 +106,7 @@ class Schema(Mapping[str, Field]):
         for field in self.values():
             if field.optional:
                 found |= Required.OPTIONAL_FIELDS
-            found |= _FEATURES.get(type(field), Required(0))
-            found |= SPECS[field.codec].required_by_field
+            found |= field.required | SPECS[field.codec].required_by_field
         return found
 
     def flatten(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -197,8 +174,8 @@ def _leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
                 raise SchemaError(f"the nested record {name!r} has no fields")
             yield from _leaves(field, f"{name}.")
             continue
-        if type(field) not in FIELD_TYPES:
-            types = ", ".join(kind.__name__ for kind in FIELD_TYPES)
+        if type(field) not in FIELD_TYPES.values():
+            types = ", ".join(kind.__name__ for kind in FIELD_TYPES.values())
             raise SchemaError(f"field {name!r} is {field!r}; expected one of {types}, or a dict")
         if len(name.encode()) > MAX_NAME_BYTES:
             raise _too_long(name)
@@ -252,15 +229,11 @@ def _describe(name: str, field_id: int, field: Field) -> dict[str, object]:
         "codec": int(SPECS[field.codec].code),
         "id": field_id,
         "name": name,
-        "type": int(FIELD_TYPES[type(field)]),
+        "type": int(field.code),
     }
     if field.optional:
         entry["optional"] = True
-    array = array_of(field)
-    if array is not None:
-        entry["dtype"] = int(DTYPES[array.dtype])
-        entry["shape"] = [VARYING if d is None else d for d in array.shape]
-    return entry
+    return entry | field.describe()
 
 
 def _parse_field(position: int, entry: object) -> tuple[str, Field]:
@@ -272,60 +245,7 @@ def _parse_field(position: int, entry: object) -> tuple[str, Field]:
             raise SchemaError(f"field {name!r} of the schema: {key!r} must be an integer")
     if entry["id"] != position:
         raise SchemaError(f"field {name!r}: expected id {position}, found {entry['id']}")
-    codec = _named("codec", entry["codec"], {one.code: one.name for one in SPECS.values()}, name)
-    kind = _named("field type", entry["type"], _CLASSES, name)
-    optional = entry.get("optional", False)
-    if kind in MEDIA:
-        if codec != kind.codec:
-            raise SchemaError(f"field {name!r}: {kind.__name__} is never compressed; found {codec}")
-        return str(name), kind(optional=optional)
-    if kind not in (Array, List):
-        return str(name), kind(codec, optional=optional)
-    dtype, shape = _parse_array(name, entry)
-    if kind is List:
-        return str(name), List(Array(dtype, shape), codec, optional=optional)
-    return str(name), Array(dtype, shape, codec, optional=optional)
-
-
-def _parse_array(name: object, entry: dict[str, Any]) -> tuple[str, tuple[int | None, ...]]:
-    """Return the dtype and the shape of an array, or of the arrays in a list."""
-    if type(entry.get("dtype")) is not int:
-        raise SchemaError(f"field {name!r} of the schema: 'dtype' must be an integer")
-    dtype: str = _named("dtype", entry["dtype"], {v: k for k, v in DTYPES.items()}, name)
-    shape = entry.get("shape")
-    if not isinstance(shape, list) or not all(type(d) is int for d in shape):
-        raise SchemaError(f"field {name!r}: the shape must be a list of integers")
-    return dtype, tuple(None if d == VARYING else d for d in shape)
-
-
-def _named(what: str, code: object, known: Mapping[Any, Any], name: object) -> Any:
-    if code not in known:
-        raise ShardUnsupported(
-            f"field {name!r} has {what} {code!r}, which this version cannot read"
-        )
-    return known[code]
-
-
-_CANONICAL: Final = json.JSONEncoder(
-    ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
-)
-
-
-def canonical_json(value: object) -> bytes:
-    """Return a value as shardio's canonical JSON: UTF-8, keys sorted, no spaces, no NaN.
-
-    Raises:
-        SchemaError: JSON cannot express the value.
-    """
-    try:
-        return _CANONICAL.encode(value).encode("utf-8")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SchemaError(f"a value cannot be written as JSON: {error}") from error
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-read_json: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
-"""Parse JSON text. Raises ValueError for invalid text, including NaN and Infinity."""
+    codecs = {one.code: one.name for one in SPECS.values()}
+    codec = look_up("codec", entry["codec"], codecs, name)
+    kind = look_up("field type", entry["type"], FIELD_TYPES, name)
+    return str(name), kind.parse(name, entry, codec, optional=entry.get("optional", False))

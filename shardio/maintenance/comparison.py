@@ -20,19 +20,6 @@ from shardio.dataset.transaction import detect_conflict
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codecs import BY_CODE
 from shardio.format.index import Entries, codecs
-from shardio.format.schema import canonical_json
-from shardio.format.types import (
-    MEDIA,
-    STREAMED,
-    Array,
-    Bytes,
-    Field,
-    Json,
-    List,
-    Text,
-)
-from shardio.format.types.streams import EncodedStream
-from shardio.format.values import EncodedImage, encode_stream
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
@@ -41,8 +28,8 @@ Digests = npt.NDArray[np.uint64]
 DigestsOf = Callable[[ShardReader, str, Rows], Digests]
 
 _WORD: Final = 8
-_PLAIN: Final = (Array, Bytes, Text, Json, List, *MEDIA)
-"""Field types whose values follow from their stored bytes, tables and validity."""
+_MISSING: Final = b"None"
+"""Bytes that no value of an optional field has."""
 
 
 def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
@@ -50,15 +37,13 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
     field = reader.schema[name]
     if name in reader.schema.columns:
         return _column_digests(reader, name, rows)
-    if type(field) not in _PLAIN:
-        return value_digests(reader, name, rows)
     entries = reader.records.entries(name, rows)
     kinds = codecs(entries)
     # The meaning of the stored bytes may depend on a dictionary.
     if any(BY_CODE[kind].has_dictionary for kind in np.unique(kinds).tolist()):
         return value_digests(reader, name, rows)
     digests = mix(entries["hash"].astype(np.uint64), kinds)
-    if isinstance(field, STREAMED):
+    if field.is_streamed:
         digests = mix(digests, _table_digests(reader, name, rows, entries))
     return mix(digests, *reader.records.shapes(name, rows).T, reader.present(name, rows))
 
@@ -72,8 +57,12 @@ def _table_digests(reader: ShardReader, name: str, rows: Rows, entries: Entries)
 def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
     """Return a digest of the value of a field of each row."""
     field = reader.schema[name]
-    samples = (reader.sample(row, [name])[name] for row in rows.tolist())
-    return np.array([hash_bytes(_bytes_of(value, field)) for value in samples], np.uint64)
+    found = np.empty(len(rows), np.uint64)
+    for i, row in enumerate(rows.tolist()):
+        value = reader.sample(row, [name])[name]
+        is_missing = value is None and field.optional
+        found[i] = hash_bytes(_MISSING if is_missing else field.value_bytes(value))
+    return found
 
 
 def exact_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
@@ -112,27 +101,6 @@ def _row_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
         words[:, :n_bytes] = values
         return words.view("<u8").reshape(-1).astype(np.uint64)
     return np.array([hash_bytes(value.data) for value in values], np.uint64)
-
-
-def _bytes_of(value: Any, field: Field | None) -> bytes:
-    """Bytes that differ whenever values do."""
-    if isinstance(value, np.ndarray | np.generic):
-        return f"{value.dtype.str}{value.shape}".encode() + value.tobytes()
-    if isinstance(field, Json):
-        return canonical_json(value)
-    if isinstance(value, EncodedStream) and isinstance(field, STREAMED):
-        record = encode_stream("", field, value)
-        return record.tables.line + record.tables.packets + bytes(record)
-    if isinstance(value, EncodedImage):
-        return f"i{value.shape}".encode() + value
-    if isinstance(value, str):
-        return b"t" + value.encode()
-    if isinstance(value, bytes):
-        return b"b" + value
-    if isinstance(value, list | tuple):
-        parts = [_bytes_of(part, None) for part in value]
-        return b"".join(f"l{len(part)},".encode() + part for part in parts)
-    return repr(value).encode()
 
 
 MAX_LISTED: Final = 10_000

@@ -41,7 +41,6 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
-from shardio.format.types import STREAMED
 from shardio.format.types.streams import STREAM_DTYPE
 from shardio.shard.opening import Sections, read_schema
 from shardio.storage.file_access import open_shard
@@ -66,9 +65,7 @@ def chunk_hashes_again(
         number = schema.field_id(name)
         keys = [(int(kind), number, 0) for kind in (Kind.STREAMS, Kind.CHUNK_HASHES)]
         keys.append((int(Kind.BLOCK_HASHES), number, int(Kind.CHUNK_HASHES)))
-        if not isinstance(field_, STREAMED) or not all(
-            key in sections for key in (index, payload, *keys)
-        ):
+        if not field_.is_streamed or not all(key in sections for key in (index, payload, *keys)):
             continue
         lines, hashes, blocks = (sections[key] for key in keys)
         entries = _items(content, sections[index], ENTRY_DTYPE)[k :: len(schema.records)]

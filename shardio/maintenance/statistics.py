@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.transaction import detect_conflict
-from shardio.format.types import Array, array_of
+from shardio.format.types import Array
 from shardio.maintenance.jobs import ShardJob, done_for_each
 from shardio.maintenance.verify.dataset import Progress, ends_of, report_step
 from shardio.samples.shard_dataset import ShardDataset
@@ -95,7 +95,8 @@ def compute_stats(
 
 def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> dict[str, Any]:
     """Count each shard by itself; their order decides how they are put together, not who counts."""
-    arrays = {name: array for name, field in dataset.schema.items() if (array := array_of(field))}
+    schema = dataset.schema.items()
+    arrays = {name: array for name, field in schema if (array := field.array or field.item)}
     whole = _Counts({name: _Tally(array) for name, array in arrays.items()}, _ClassTally(dataset))
     n_shards, ends = len(dataset.shards), ends_of(shard.n_bytes for shard in dataset.shards)
     waiting: dict[int, _Counts] = {}

@@ -224,7 +224,7 @@ class TokenReader:
         dataset, name = self._dataset, self.name
         rows = dataset.rows.map_rows(documents)
         shards = dataset.locate(rows)
-        if self._field.is_column:
+        if self._field.column is not None:
             out = np.empty((len(rows), self._field.row_bytes or 0), np.uint8)
             gather = dataset.gather(name)
             gather.gather(gather.place(rows, shards), rows, shards, out)

@@ -29,7 +29,6 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
-from shardio.format.types import STREAMED, n_stored_dims
 from shardio.format.types.streams import PACKET, STREAM
 from shardio.storage.content import Content
 
@@ -160,9 +159,9 @@ def expected_sections(
         _blocked(wanted, Kind.INDEX, NO_FIELD, n_records, ENTRY.size)
     for name, record in schema.records.items():
         number = schema.field_id(name)
-        if n_dims := n_stored_dims(record):
+        if n_dims := len(record.stored_dims):
             _blocked(wanted, Kind.SHAPES, number, n_samples, DIMENSION.size * n_dims)
-        if isinstance(record, STREAMED):
+        if record.is_streamed:
             _blocked(wanted, Kind.STREAMS, number, n_samples, STREAM.size)
             for kind, stride in COUNTED.items():
                 _blocked(wanted, kind, number, counts.get((kind, number, 0), 0), stride)

@@ -19,7 +19,6 @@ from shardio._base.classes import Closing
 from shardio._base.file_names import check_encodable
 from shardio.errors import ClosedError, InvalidArgument, ShardCorrupt
 from shardio.format.layout import PAGE, Kind, Section
-from shardio.format.types import Array
 from shardio.shard.opening import open_sections
 from shardio.shard.records import Present, Records
 from shardio.shard.verification import VERIFY, Rows, VerifiedUnits, Verify
@@ -143,7 +142,7 @@ class ShardReader(Closing):
         if field is None:
             known = ", ".join(self.schema)
             raise InvalidArgument(f"{self.path}: no field {name!r}; there are {known}")
-        if not isinstance(field, Array) or not field.is_column:
+        if field.column is None:
             return next(self.records.values(name, rows))
         if field.optional and not self.records.present(name, rows)[0]:
             return None

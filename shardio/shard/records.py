@@ -14,20 +14,9 @@ import numpy.typing as npt
 from shardio._base.statistics import DECODE, PHASE_TIMES, TIMED_EVERY, now_ns
 from shardio.errors import ClosedError, ShardChanged, ShardCorrupt
 from shardio.format.codecs import SPECS, Dictionary, cached_dictionary, decode
-from shardio.format.index import (
-    ENTRY,
-    ENTRY_DTYPE,
-    Entries,
-    codecs,
-    first_invalid,
-    full_shape,
-    picture_shape,
-    stored_bytes,
-)
+from shardio.format.index import ENTRY, ENTRY_DTYPE, Entries, codecs, first_invalid, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.schema import Schema
-from shardio.format.types import MEDIA, STREAMED, Array, Field, Image, n_stored_dims
-from shardio.format.values import decode_record
 from shardio.shard.opening import Sections
 from shardio.shard.streams import StreamRecords
 from shardio.shard.verification import Rows, VerifiedUnits
@@ -195,7 +184,7 @@ class Records:
         They are the varying dimensions of an array and all three of an image; n is 0 for other
         fields.
         """
-        n_dims = n_stored_dims(self._schema[name])
+        n_dims = len(self._schema[name].stored_dims)
         if not n_dims:
             return np.empty((len(rows), 0), np.uint64)
         content = self._bytes  # first: it raises if everything is released
@@ -222,7 +211,7 @@ class Records:
         field = self._schema[name]
         entries = self.entries(name, rows)
         absent = self.absent(name, rows, entries)
-        if isinstance(field, STREAMED):
+        if field.is_streamed:
             for i, stream in enumerate(self.streams.streams(name, rows, entries)):
                 yield None if i in absent else stream
             return
@@ -234,8 +223,7 @@ class Records:
                 yield None
                 continue
             try:
-                shape = _shape_of(field, dims[i], n_bytes)
-                value = decode_record(field, record, shape)
+                value = field.decode(record, field.shape_of(dims[i], n_bytes))
             except ShardCorrupt as error:
                 raise self.placed(error, name, int(rows[i]), offset) from error
             except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
@@ -258,7 +246,7 @@ class Records:
             return frozenset()
         is_absent = ~self.present(name, rows)
         wrong = is_absent & (entries["n_bytes"] != 0)
-        if isinstance(field, MEDIA) or isinstance(field, Array) and field.is_fixed:
+        if field.is_never_empty:
             wrong |= ~is_absent & (entries["n_bytes"] == 0)
         for i in np.flatnonzero(wrong)[:1].tolist():
             what = "a record is there although the sample lacks the field, or the other way round"
@@ -279,14 +267,3 @@ class Records:
             expected=error.expected,
             found=error.found,
         )
-
-
-def _shape_of(field: Field, dims: npt.NDArray[np.uint64], n_bytes: int) -> tuple[int, ...]:
-    """Return the shape of an array or image; () for other fields.
-
-    Raises:
-        ShardCorrupt: the dimensions are invalid. The error has no place.
-    """
-    if isinstance(field, Array):
-        return full_shape(field, dims, n_bytes)
-    return picture_shape(dims) if isinstance(field, Image) else ()

@@ -31,12 +31,12 @@ from shardio.format.codecs import (
     encode,
     train_dictionary,
 )
-from shardio.format.index import DIMENSION, ENTRY, alignment, pack_entry
+from shardio.format.index import DIMENSION, ENTRY, pack_entry
 from shardio.format.layout import PAGE, Header, Kind, Required, Section, pack_table, padded
 from shardio.format.schema import Schema
-from shardio.format.types import STREAMED, Array, Field, n_stored_dims
-from shardio.format.types.streams import PACKET, StreamRecord, pack_line
-from shardio.format.values import Content, Record
+from shardio.format.types import Array, Field
+from shardio.format.types.field import Content
+from shardio.format.types.streams import PACKET, Record, StreamRecord, pack_line
 
 
 class SectionBuffer:
@@ -303,13 +303,11 @@ class _Place:
     codec: int
     raw_alignment: int
     shapes: SectionBuffer | None
-    varying: tuple[int, ...]
+    stored_dims: tuple[int, ...]
 
     @classmethod
     def of(cls, name: str, field: Field, shapes: SectionBuffer | None) -> _Place:
-        dims = field.shape if isinstance(field, Array) else (None,) * n_stored_dims(field)
-        varying = tuple(d for d, n in enumerate(dims) if n is None)
-        return cls(name, SPECS[field.codec].code, alignment(field, Codec.RAW), shapes, varying)
+        return cls(name, SPECS[field.codec].code, field.alignment, shapes, field.stored_dims)
 
 
 class PayloadWriter:
@@ -317,10 +315,8 @@ class PayloadWriter:
 
     def __init__(self, schema: Schema) -> None:
         self.data, self.index, self.hash = SectionBuffer(), SectionBuffer(), Hasher()
-        self.shapes = {n: SectionBuffer() for n, f in schema.records.items() if n_stored_dims(f)}
-        self.streams = {
-            n: StreamWriter() for n, f in schema.records.items() if isinstance(f, STREAMED)
-        }
+        self.shapes = {n: SectionBuffer() for n, f in schema.records.items() if f.stored_dims}
+        self.streams = {n: StreamWriter() for n, f in schema.records.items() if f.is_streamed}
         self._tables = [spool for stream in self.streams.values() for spool in stream.spools]
         self.dictionaries: dict[str, Dictionary | None] = {
             name: None
@@ -413,9 +409,9 @@ class PayloadWriter:
         data.write(stored)
         self.n_spooled += gap + n_stored
         if place.shapes is not None:
-            for d in place.varying:
+            for d in place.stored_dims:
                 place.shapes.write(DIMENSION.pack(shape[d]))
-            self.n_spooled += DIMENSION.size * len(place.varying)
+            self.n_spooled += DIMENSION.size * len(place.stored_dims)
 
 
 def _kept(record: Record) -> Record:

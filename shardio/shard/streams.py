@@ -16,8 +16,7 @@ from shardio.errors import ClosedError, InvalidArgument, ShardChanged, ShardCorr
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, n_chunks
 from shardio.format.index import Entries
 from shardio.format.layout import NO_FIELD, Kind, Section
-from shardio.format.schema import Schema, read_json
-from shardio.format.types import Video
+from shardio.format.schema import Schema
 from shardio.format.types.streams import (
     PACKET,
     PACKET_DTYPE,
@@ -33,6 +32,7 @@ from shardio.format.types.streams import (
     pack_line,
     packets_error,
 )
+from shardio.format.types.text import read_json
 from shardio.shard.opening import Sections
 from shardio.shard.verification import Rows, VerifiedUnits
 from shardio.storage.content import Content, take_items
@@ -185,7 +185,7 @@ class StreamRecords:
         packets = np.frombuffer(stored, PACKET_DTYPE, count)
         if (wrong := packets_error(packets, n_bytes)) is not None:
             self._refuse(wrong, "packet", name, row, place, section=section)
-        if isinstance(self._schema[name], Video) and n_shown(packets) != int(line["n_frames"]):
+        if self._schema[name].has_frames and n_shown(packets) != int(line["n_frames"]):
             self._refuse(
                 "a video has another number of frames than of packets that are shown",
                 "frames",

@@ -27,7 +27,6 @@ from shardio.format.checksum import (
 from shardio.format.index import DIMENSION
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
-from shardio.format.types import STREAMED
 from shardio.storage.content import Content, take_items
 
 Verify = Literal["off", "first", "always"]
@@ -76,7 +75,7 @@ class VerifiedUnits:
         """The first mark of the chunks of each stream field."""
         self.n_marks = self._records_mark + n_samples * self._n_records
         for name, field in schema.records.items():
-            if isinstance(field, STREAMED):
+            if field.is_streamed:
                 self._chunk_marks[name] = self.n_marks
                 self.n_marks += sections[Kind.CHUNK_HASHES, schema.field_id(name), 0].count
         """The number of units."""

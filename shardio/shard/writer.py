@@ -23,9 +23,9 @@ from shardio.format.checksum import Hasher, hash_bytes
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
-from shardio.format.types import MEDIA, Audio, Field, Image, Video, n_stored_dims
-from shardio.format.types.streams import PACKET, STREAM, EncodedStream
-from shardio.format.values import Content, EncodedImage, Record, record_encoder, row_encoder
+from shardio.format.types import EncodedImage, Field
+from shardio.format.types.field import Content
+from shardio.format.types.streams import PACKET, STREAM, EncodedStream, Record
 from shardio.shard.section_writers import (
     ColumnWriter,
     PayloadWriter,
@@ -48,20 +48,19 @@ def encode_media(name: str, field: Field, value: Any) -> Any:
     if isinstance(value, EncodedImage | EncodedStream):
         return value
     is_file = isinstance(value, bytes | bytearray | memoryview)
-    if not is_file or not isinstance(field, Audio | Image | Video):
+    if not is_file or field.medium is None:
         return value
     try:
-        return _encoded(field, bytes(value))
+        return _encoded(field.medium, bytes(value))
     except MediaError as error:
         raise MediaError(f"field {name!r}: {error}") from error
 
 
-def _encoded(field: Field, data: bytes) -> Any:
-    if isinstance(field, Image):
+def _encoded(medium: str, data: bytes) -> Any:
+    if medium == "image":
         facts = import_module("shardio.media.image").probe(data)
         return EncodedImage(data, facts.height, facts.width, facts.channels)
-    kind = "video" if isinstance(field, Video) else "audio"
-    return import_module("shardio.media.demuxing").demux(data, kind)
+    return import_module("shardio.media.demuxing").demux(data, medium)
 
 
 SPOOL_BYTES: Final = 8 << 20
@@ -112,9 +111,9 @@ class ShardWriter(Publishing):
         self._columns = {n: ColumnWriter(f) for n, f in schema.columns.items()}
         self._payload = PayloadWriter(schema)
         self._validity = {name: ValidityWriter() for name in schema.optional}
-        self._media = {n: f for n, f in schema.records.items() if isinstance(f, MEDIA)}
-        self._rows_of = [(n, row_encoder(n, f)) for n, f in schema.columns.items()]
-        self._records_of = [(n, record_encoder(n, f)) for n, f in schema.records.items()]
+        self._media = {n: f for n, f in schema.records.items() if f.medium}
+        self._rows_of = [(n, f.row_encoder(n)) for n, f in schema.columns.items()]
+        self._records_of = [(n, f.record_encoder(n)) for n, f in schema.records.items()]
         self._row_bytes = sum(field.stride for field in schema.columns.values())
         n_hashes = DIMENSION.size * len(self._columns)  # at most one for each row
         self._most_row_bytes = self._row_bytes + n_hashes + len(self._validity)
@@ -300,7 +299,7 @@ class ShardWriter(Publishing):
         if self.schema.records:
             table.add_blocked(Kind.INDEX, NO_FIELD, payload.index.chunks(), ENTRY.size)
         for name, spool in payload.shapes.items():
-            stride = DIMENSION.size * n_stored_dims(self.schema[name])
+            stride = DIMENSION.size * len(self.schema[name].stored_dims)
             table.add_blocked(Kind.SHAPES, ids(name), spool.chunks(), stride)
         for name, stream in payload.streams.items():
             table.add_blocked(Kind.STREAMS, ids(name), stream.lines.chunks(), STREAM.size)

@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import hash_bytes
-from shardio.format.values import MAX_JSON_DEPTH
+from shardio.format.types.text import MAX_JSON_DEPTH
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -10,7 +10,8 @@ import pytest
 from shardio import Array, Bytes, Json, Schema, Text
 from shardio.batch.schema_inference import check_sample, infer_schema
 from shardio.errors import SchemaError
-from shardio.format.types import DTYPES, numpy_dtype
+from shardio.format.types import DTYPES
+from shardio.format.types.arrays import numpy_dtype
 
 SOURCE = Schema(
     {

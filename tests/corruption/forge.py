@@ -38,19 +38,8 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
-from shardio.format.types import (
-    STREAMED,
-    Array,
-    Audio,
-    Bytes,
-    Image,
-    Json,
-    List,
-    Text,
-    Video,
-)
+from shardio.format.types import Array, Audio, Bytes, EncodedImage, Image, Json, List, Text, Video
 from shardio.format.types.streams import STREAM_DTYPE, EncodedStream
-from shardio.format.values import EncodedImage
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
@@ -296,7 +285,7 @@ class Forgery:
     def _hash_chunks(self) -> None:
         """Rehash the chunks of streams whose first chunk is where it was, and their entries."""
         for name, kind in self.schema.records.items():
-            if not isinstance(kind, STREAMED):
+            if not kind.is_streamed:
                 continue
             key = self.column(name, Kind.CHUNK_HASHES)
             lines = np.frombuffer(self.contents[self.column(name, Kind.STREAMS)], STREAM_DTYPE)

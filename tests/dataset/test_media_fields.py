@@ -34,8 +34,8 @@ from shardio.errors import (
 )
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind, Required
+from shardio.format.types import EncodedImage
 from shardio.format.types.streams import packet_sizes
-from shardio.format.values import EncodedImage
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard import writer as shard_writer
 from shardio.shard.verification import Verify

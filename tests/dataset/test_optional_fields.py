@@ -46,7 +46,7 @@ def sample(i: int) -> dict[str, Any]:
     if i % 3:
         return {"number": i, **EMPTY}
     full = {"pose": np.full(3, i), "packed": np.full(40, i), "points": np.full((i % 4, 2), i)}
-    as_dtype = {n: v.astype(SCHEMA[n].dtype) for n, v in full.items()}  # type: ignore[union-attr]
+    as_dtype = {n: v.astype(SCHEMA[n].dtype) for n, v in full.items()}  # type: ignore[attr-defined]
     parts = [np.full(2, i, np.int8)] * 2
     return {"number": i, **as_dtype, "parts": parts, "note": "a", "blob": b"b", "meta": [i]}
 

@@ -18,7 +18,7 @@ from shardio.dataset.generation import ColumnGroup, Generation, describe_generat
 from shardio.dataset.manifest import publish
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetCorrupt
-from shardio.format import checksum, codecs, index, layout, schema, values
+from shardio.format import checksum, codecs, index, layout, schema
 from shardio.format import types as fields
 from shardio.format.layout import (
     HEADER,
@@ -31,7 +31,9 @@ from shardio.format.layout import (
     unpack_header,
     unpack_table,
 )
-from shardio.format.types import DType, FieldType, numpy_dtype, streams
+from shardio.format.types import DType, FieldType, arrays, images, streams, text
+from shardio.format.types.arrays import numpy_dtype
+from shardio.format.types.text import canonical_json, read_json
 from shardio.shard import opening
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json
 from tests.golden.second_reader import SecondReader
@@ -123,9 +125,9 @@ def test_reserved_codes_are_exactly_those_that_are_not_built() -> None:
     def free(header: str, column: int) -> set[str]:
         return {row[1] for row in table(header) if row[column] != "reserved"}
 
-    assert free("| code | field type |", 2) == {t.name for t in fields.FIELD_TYPES.values()}
+    assert free("| code | field type |", 2) == {FieldType(code).name for code in fields.FIELD_TYPES}
     assert free("| code | dtype |", 3) == {name.upper() for name in fields.DTYPES}
-    assert free("| code | codec |", 2) == {c.upper() for c in fields.CODECS}
+    assert free("| code | codec |", 2) == {c.upper() for c in codecs.SPECS}
     built = {Kind(kind) for kind, _, _ in opening.expected_sections(_every_kind(), 3)}
     assert free("| code | name |", 5) == {kind.name for kind in built}
 
@@ -158,16 +160,16 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("65535 if to none", layout.NO_FIELD),
         ("1 to 1024 fields", schema.MAX_FIELDS),
         ("at most 255 bytes of UTF-8", schema.MAX_NAME_BYTES),
-        ("depth of JSON | 256", values.MAX_JSON_DEPTH),
+        ("depth of JSON | 256", text.MAX_JSON_DEPTH),
         ("Integers have at most 4300 digits", sys.int_info.default_max_str_digits),
-        ("at most 16 dimensions", fields.MAX_DIMS),
+        ("at most 16 dimensions", arrays.MAX_DIMS),
         ("bytes of the record before compression, below 2^48", fields.MAX_RECORD_BYTES + 1),
         ("times the dimensions that do not vary is below 2^48", fields.MAX_RECORD_BYTES + 1),
         ("all dimensions that are not 0 is below 2^48", fields.MAX_RECORD_BYTES + 1),
         ("bytes of a record or packet, of a column's row | 2^48 − 1", fields.MAX_RECORD_BYTES),
         ("dimensions of an array that are not 0 | 2^48 − 1", fields.MAX_RECORD_BYTES),
-        ("stride is b for b < 64", fields.COLUMN_ALIGNMENT),
-        ("rounded up to a multiple of 64 if", index.RECORD_ALIGNMENT),
+        ("stride is b for b < 64", arrays.COLUMN_ALIGNMENT),
+        ("rounded up to a multiple of 64 if", arrays.RECORD_ALIGNMENT),
         ("≤ 32768 × stored bytes", codecs.ZSTD_MAX_RATIO),
         ("if b ≥ 2048", checksum.ROW_HASH_MIN),
         ("⌊65536 ∕ stride⌋", checksum.RUN_BYTES),
@@ -175,24 +177,24 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("⌈x ∕ 4096⌉ blocks", checksum.BLOCK_BYTES),
         ("bytes of a dictionary, of a stream's parameters | 1 MiB", codecs.MAX_DICTIONARY_BYTES),
         ("`parameter_bytes` | 1 to 1 MiB", streams.MAX_PARAMETER_BYTES),
-        ("as its EXIF orientation says), each from 1 to 2147483647", fields.MAX_PICTURE_SIDE),
-        ("height and width of an image | 2147483647", fields.MAX_PICTURE_SIDE),
-        ("channels of the encoded picture, 1 to 4", fields.MAX_CHANNELS),
+        ("as its EXIF orientation says), each from 1 to 2147483647", images.MAX_PICTURE_SIDE),
+        ("height and width of an image | 2147483647", images.MAX_PICTURE_SIDE),
+        ("channels of the encoded picture, 1 to 4", images.MAX_CHANNELS),
         ("a *chunk* 65536 bytes", checksum.CHUNK_BYTES),
         ("⌈`n_bytes` ∕ 65536⌉ chunks", checksum.CHUNK_BYTES),
         ("bytes of a shard | 2^62", layout.MAX_FILE_BYTES),
         ("sections of a shard | 16384", layout.MAX_SECTIONS),
         ("fields, those of column groups included | 1024", schema.MAX_FIELDS),
-        ("dimensions of an array | 16", fields.MAX_DIMS),
+        ("dimensions of an array | 16", arrays.MAX_DIMS),
         ("bytes of a field's name, of a shard's name | 255", schema.MAX_NAME_BYTES),
         ("of a shard's name | 255", external_lists.MAX_NAME_BYTES),
-        ("channels of an image | 4", fields.MAX_CHANNELS),
+        ("channels of an image | 4", images.MAX_CHANNELS),
         ("bytes of the schema | 4 MiB", layout.MAX_SCHEMA_BYTES),
         ("samples of a shard, and of a dataset | 2^48", opening.MAX_SAMPLES),
         ("an integer (1 to 999999)", manifest._MAX_NUMBER),
         ("height and width to 16384", generation._MAX_SIDE),
         ("that has more than 4096 entries", external_lists.MAX_INLINE_ENTRIES),
-        ("inside of more than 256", values.MAX_JSON_DEPTH),
+        ("inside of more than 256", text.MAX_JSON_DEPTH),
     ],
 )
 def test_limits_are_those_of_the_code(text: str, value: int | bytes) -> None:
@@ -331,8 +333,8 @@ def test_the_hashes_that_the_page_gives_are_those_of_the_code() -> None:
     ],
 )
 def test_numbers_of_json_have_the_form_that_the_page_says(number: float, text: str) -> None:
-    assert schema.canonical_json(number) == text.encode()
-    found = schema.read_json(text)
+    assert canonical_json(number) == text.encode()
+    found = read_json(text)
     assert (found, type(found)) == (number, type(number))
 
 

@@ -8,23 +8,25 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from shardio.format import types as fields
+from shardio.format.codecs import SPECS
 from shardio.format.schema import Schema
 from shardio.format.types import (
     DTYPES,
-    STREAMED,
     Array,
+    Audio,
     Bytes,
+    EncodedImage,
     Field,
     Image,
     Json,
     List,
     Text,
+    Video,
 )
-from shardio.format.values import EncodedImage
+from shardio.format.types.images import MAX_PICTURE_SIDE
 from tests.shards import made_stream
 
-CODECS = st.sampled_from(fields.CODECS)
+CODECS = st.sampled_from(sorted(SPECS))
 OPTIONAL = st.booleans()
 DIMENSIONS = st.lists(st.one_of(st.none(), st.integers(1, 5)), max_size=3).map(tuple)
 TYPES = st.sampled_from(sorted(DTYPES))
@@ -36,7 +38,7 @@ FIELDS: st.SearchStrategy[Field] = st.one_of(
     st.builds(Bytes, CODECS, optional=OPTIONAL),
     st.builds(Text, CODECS, optional=OPTIONAL),
     st.builds(Json, CODECS, optional=OPTIONAL),
-    *(st.builds(kind, optional=OPTIONAL) for kind in fields.MEDIA),
+    *(st.builds(kind, optional=OPTIONAL) for kind in (Image, Video, Audio)),
 )
 PLAIN_NAMES = st.text('ab9 _-"\\äß名\U0001f3ac', min_size=1, max_size=9)
 NAMES = st.one_of(PLAIN_NAMES, PLAIN_NAMES.map("n.{}".format), PLAIN_NAMES.map("n.m.{}".format))
@@ -66,12 +68,13 @@ def values(draw: st.DrawFn, field: Field) -> Any:
         return draw(JSON)
     if isinstance(field, Bytes):
         return draw(st.binary(max_size=100)) * draw(st.integers(1, 20))
-    if isinstance(field, STREAMED):
+    if field.is_streamed:
         return made_stream(draw(st.integers(0, 99)), draw(st.integers(0, 9)), 20)
     if isinstance(field, Image):
-        sides = st.integers(1, fields.MAX_PICTURE_SIDE)
+        sides = st.integers(1, MAX_PICTURE_SIDE)
         content = draw(st.binary(min_size=1, max_size=100))
         return EncodedImage(content, draw(sides), draw(sides), draw(st.integers(1, 4)))
+    assert isinstance(field, Array)
     shape = tuple(draw(st.integers(0, 4)) if d is None else d for d in field.shape)
     n_bytes = math.prod(shape) * field.numpy.itemsize
     seed = draw(st.integers(0, 1 << 32))

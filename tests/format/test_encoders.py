@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import SchemaError
-from shardio.format.types import DTYPES, STREAMED, Array, Bytes, Field, Text
-from shardio.format.types.arrays import encode_array
-from shardio.format.values import encode_record, record_encoder, row_encoder
+from shardio.format.types import DTYPES, Array, Bytes, Field, Text
+from shardio.format.types.array_values import encode_array
 from tests.format.strategies import FIELDS, TEXTS, TYPES
 
 NUMBERS = st.one_of(
@@ -58,30 +57,30 @@ def result(call: Any, *given_: Any) -> Any:
 
 @given(st.builds(Array, TYPES, SHAPES.filter(lambda shape: 0 not in shape)), VALUES)
 def test_a_row_is_what_the_array_of_the_value_is(field: Array, value: Any) -> None:
-    encode = row_encoder("a", field)
+    encode = field.row_encoder("a")
     assert result(lambda: memoryview(encode(value) or b"")) == result(
         encode_array, "a", field, value
     )
 
 
-@given(FIELDS.filter(lambda field: not isinstance(field, STREAMED)), VALUES)
+@given(FIELDS.filter(lambda field: not field.is_streamed), VALUES)
 def test_a_record_is_what_the_value_is_stored_as(field: Field, value: Any) -> None:
-    assert result(record_encoder("a", field), value) == result(encode_record, "a", field, value)
+    assert result(field.record_encoder("a"), value) == result(field.encode_record, "a", value)
 
 
 @pytest.mark.parametrize("value", ["a", "\ud800", b"b", bytearray(b"c"), memoryview(b"ab")[::2], 1])
 @pytest.mark.parametrize("field", [Text(), Bytes(), Text(optional=True)])
 def test_text_and_bytes_are_told_apart(field: Field, value: Any) -> None:
-    assert result(record_encoder("a", field), value) == result(encode_record, "a", field, value)
+    assert result(field.record_encoder("a"), value) == result(field.encode_record, "a", value)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3000,)])
 def test_a_row_that_is_not_there_is_none(shape: tuple[int, ...]) -> None:
-    assert row_encoder("a", Array("uint8", shape, optional=True))(None) is None
+    assert Array("uint8", shape, optional=True).row_encoder("a")(None) is None
 
 
 def test_a_small_row_does_not_change_with_its_array() -> None:
     value = np.zeros(3, np.uint8)
-    row = row_encoder("a", Array("uint8", (3,)))(value)
+    row = Array("uint8", (3,)).row_encoder("a")(value)
     value[:] = 1
     assert row == bytes(3)

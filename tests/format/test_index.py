@@ -29,7 +29,6 @@ from shardio.format.index import (
     Entries,
     codecs,
     first_invalid,
-    full_shape,
     invalid_entries,
     pack_entry,
     stored_bytes,
@@ -96,9 +95,9 @@ def test_a_record_has_fewer_than_2_to_48_bytes() -> None:
 
 def test_an_empty_array_takes_fewer_than_2_to_48_bytes_where_a_0_counts_as_1() -> None:
     field = Array("uint8", (None, None))
-    assert full_shape(field, np.array([0, (1 << 48) - 1], "<u8"), 0) == (0, (1 << 48) - 1)
+    assert field.shape_of(np.array([0, (1 << 48) - 1], "<u8"), 0) == (0, (1 << 48) - 1)
     with pytest.raises(ShardCorrupt, match="does not account"):
-        full_shape(field, np.array([0, 1 << 48], "<u8"), 0)
+        field.shape_of(np.array([0, 1 << 48], "<u8"), 0)
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=2, max_size=2), U64)
@@ -108,10 +107,10 @@ def test_a_shape_is_accepted_only_if_it_accounts_for_the_bytes(dims: list[int], 
     for n_bytes in {n, needed}:
         reasonable = 12 * max(dims[0], 1) * max(dims[1], 1) <= 1 << 48
         if n_bytes == needed and reasonable:
-            assert full_shape(field, np.array(dims, "<u8"), n_bytes) == (dims[0], 3, dims[1])
+            assert field.shape_of(np.array(dims, "<u8"), n_bytes) == (dims[0], 3, dims[1])
         else:
             with pytest.raises(ShardCorrupt, match="does not account"):
-                full_shape(field, np.array(dims, "<u8"), n_bytes)
+                field.shape_of(np.array(dims, "<u8"), n_bytes)
 
 
 @given(st.binary(max_size=200), st.integers(1, 40), st.sampled_from([Codec.RAW, Codec.ZSTD]))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from shardio.errors import SchemaError
 from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.schema import Schema
-from shardio.format.types import Audio, Image, Video
+from shardio.format.types import Audio, EncodedImage, Image, Video
 from shardio.format.types import streams as streams_module
 from shardio.format.types.streams import (
     PIECE_BYTES,
@@ -35,7 +35,6 @@ from shardio.format.types.streams import (
     packet_sizes,
     packets_error,
 )
-from shardio.format.values import EncodedImage, encode_record, encode_stream
 from tests.shards import made_stream
 
 SIZES = st.lists(st.integers(0, (1 << 48) - 1), max_size=6)
@@ -160,7 +159,7 @@ def test_the_line_of_no_stream_has_only_its_place(name: str) -> None:
 
 
 def test_a_line_gets_its_place_when_it_is_written() -> None:
-    tables = encode_stream("v", Video(), made_stream(0)).tables
+    tables = Video().encode_stream("v", made_stream(0)).tables
     placed = STREAM.unpack(pack_line(tables.line, 7, 9))
     unplaced = STREAM.unpack(tables.line)
     assert placed[0] == 7 and placed[2] == 9
@@ -196,17 +195,17 @@ def test_a_stream_that_is_not_right_is_refused_with_the_reason(what: str) -> Non
     stream = made_stream(1)
     wrong = dataclasses.replace(stream, **changes(stream))
     with pytest.raises(SchemaError, match=r"field 'v': ") as caught:
-        encode_stream("v", Video(), wrong)
+        Video().encode_stream("v", wrong)
     assert text in str(caught.value)
 
 
 def test_what_is_no_stream_or_picture_is_refused() -> None:
     with pytest.raises(SchemaError, match="field 'v': expected an EncodedStream, found bytes"):
-        encode_stream("v", Audio(), b"bytes")
+        Audio().encode_stream("v", b"bytes")
     with pytest.raises(SchemaError, match="field 'v': expected an EncodedStream, found NoneType"):
-        encode_stream("v", Video(), None)
+        Video().encode_stream("v", None)
     with pytest.raises(SchemaError, match="field 'i': expected a picture's bytes, found int"):
-        encode_record("i", Image(), 7)
+        Image().encode_record("i", 7)
 
 
 def test_a_record_comes_in_pieces_of_one_size_wherever_its_packets_begin(
@@ -229,12 +228,12 @@ def test_pieces_are_whole_chunks() -> None:
 @pytest.mark.parametrize("shape", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 5), (1 << 31, 1, 1)])
 def test_a_picture_of_impossible_dimensions_is_refused(shape: tuple[int, int, int]) -> None:
     with pytest.raises(SchemaError, match="field 'i': no picture has 1 bytes"):
-        encode_record("i", Image(), EncodedImage(b"x", *shape))
+        Image().encode_record("i", EncodedImage(b"x", *shape))
 
 
 def test_an_empty_picture_is_refused() -> None:
     with pytest.raises(SchemaError, match="no picture has 0 bytes"):
-        encode_record("i", Image(), EncodedImage(b"", 1, 1, 1))
+        Image().encode_record("i", EncodedImage(b"", 1, 1, 1))
 
 
 def test_a_picture_is_its_bytes_and_knows_its_dimensions_also_elsewhere() -> None:

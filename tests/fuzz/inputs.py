@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import zstandard
 
-from shardio.format.schema import canonical_json
+from shardio.format.types.text import canonical_json
 from shardio.storage.fs import to_checksummed_json
 from tests.fuzz import seeds
 from tests.fuzz.converting import make_input

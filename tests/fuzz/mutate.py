@@ -17,9 +17,8 @@ import zstandard
 from shardio import Schema
 from shardio.format.checksum import chunk_hashes, hash_bytes, pack_hashes, rows_per_unit
 from shardio.format.codecs import Codec
-from shardio.format.index import ENTRY, ENTRY_DTYPE, alignment, codecs, pack_entry, stored_bytes
+from shardio.format.index import ENTRY, ENTRY_DTYPE, codecs, pack_entry, stored_bytes
 from shardio.format.layout import PAGE, Kind
-from shardio.format.types import STREAMED
 from shardio.format.types.streams import STREAM_DTYPE
 from tests.fuzz.parts import Parts
 
@@ -308,10 +307,10 @@ def set_records(parts: Parts, schema: Schema, records: list[Record]) -> None:
         return
     content, entries = bytearray(), []
     for i, (stored, codec, n_bytes) in enumerate(records):
-        content += bytes(-len(content) % alignment(fields[i % len(fields)], codec))
+        content += bytes(-len(content) % (1 if codec else fields[i % len(fields)].alignment))
         named: Any = codec & 0xFFFF
         hash_ = hash_bytes(stored)
-        if isinstance(fields[i % len(fields)], STREAMED):
+        if fields[i % len(fields)].is_streamed:
             number, row = schema.field_id(names[i % len(fields)]), i // len(fields)
             hash_ = _hash_chunks(parts, number, row, stored)
         entries.append(pack_entry(len(content), len(stored), named, n_bytes, hash_))

@@ -54,11 +54,9 @@ from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.errors import DataError, InsufficientMemory, MediaError, ShardCorrupt, ShardioError
 from shardio.format.checksum import content_id
 from shardio.format.codecs import Codec, decode
-from shardio.format.types import STREAMED, Field
-from shardio.format.values import decode_record
+from shardio.format.types import Field
 from shardio.maintenance import Finding, repair, survey_shard, verify_dataset
 from shardio.maintenance.verify.shard import verify_bytes
-from shardio.maintenance.verify.values import check_value
 from shardio.shard.opening import expected_sections
 from shardio.shard.verification import Verify
 from shardio.shard.writer import ShardSummary
@@ -189,7 +187,7 @@ class ShardFile:
                 gather, shards = dataset.gather(name), dataset.locate(rows)
                 out = np.empty((len(rows), field.row_bytes or 0), np.uint8)
                 gather.gather(gather.place(rows, shards), rows, shards, out)
-        names = [name for name, field in schema.items() if not isinstance(field, STREAMED)]
+        names = [name for name, field in schema.items() if not field.is_streamed]
         if chosen % 64 == 0 and summary.n_samples and names:
             with shardio.ShardLoader(
                 self._dataset,
@@ -311,15 +309,15 @@ def feed_record(content: bytes) -> str:
         record = decode(memoryview(stored), codec, n_bytes)
     except ShardioError as error:
         return outcome_of(error)
-    dims = np.array([n_bytes], np.uint64) if isinstance(field, Array) else None
+    dims = np.array([n_bytes] * len(field.stored_dims), np.uint64)
     try:
-        check_value(field, record, dims, n_bytes)
+        field.check_record(record, dims)
     except ShardioError as error:
         return outcome_of(error)
     if isinstance(field, Array):
         return "sound"
     try:
-        decode_record(field, record, ())
+        field.decode(record, ())
     except ValueError as error:
         raise PromiseBroken(
             f"verification accepts a record that cannot be decoded: {error}"

@@ -17,9 +17,8 @@ from shardio import open as open_dataset
 from shardio.format.checksum import hash_bytes
 from shardio.format.index import DIMENSION, ENTRY
 from shardio.format.layout import NO_FIELD, PAGE, Kind
-from shardio.format.types import DType
+from shardio.format.types import DType, EncodedImage
 from shardio.format.types.streams import packet_flags, packet_sizes
-from shardio.format.values import EncodedImage
 from shardio.maintenance import verify_dataset, verify_shard
 from shardio.shard.section_writers import PayloadWriter, SectionTable
 from tests.golden.second_reader import (

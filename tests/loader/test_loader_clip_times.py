@@ -213,7 +213,7 @@ EVENTS: dict[str, tuple[Field, list[Any], list[list[float]]]] = {
 
 
 def values_of(name: str, field: Field, events: list[Any]) -> list[Any]:
-    dtype = field.element.numpy if isinstance(field, List) else field.numpy  # type: ignore[union-attr]
+    dtype = field.element.numpy if isinstance(field, List) else field.numpy  # type: ignore[attr-defined]
     if isinstance(field, List):
         return [each and [np.array(value, dtype) for value in each] for each in events]
     return [None if each is None else np.array(each, dtype) for each in events]

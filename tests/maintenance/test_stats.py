@@ -14,7 +14,6 @@ from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument, ShardCorrupt
 from shardio.format.layout import Kind
-from shardio.format.types import array_of
 from shardio.maintenance import MaintenanceProgress, compute_stats, statistics, verify_dataset
 from shardio.samples.shard_dataset import open_dataset
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
@@ -37,7 +36,9 @@ def test_moments_and_ranges_of_every_numeric_field_are_those_of_all_values(
     monkeypatch.setattr(statistics, "_CHUNK_ITEMS", chunk)
     report = compute_stats(write(tmp_path / "d", N, 3))
     samples = [every_field_sample(i) for i in range(N)]
-    arrays = {name: found for name, field in EVERY_FIELD.items() if (found := array_of(field))}
+    arrays = {
+        name: found for name, field in EVERY_FIELD.items() if (found := field.array or field.item)
+    }
     assert list(report.stats["fields"]) == list(arrays)
     assert report.stats["samples"] == N
     for name, field in arrays.items():

@@ -13,7 +13,7 @@ from shardio.format.layout import PAGE
 from shardio.maintenance import verify_shard
 from shardio.maintenance.verify import payload
 from shardio.maintenance.verify.shard import verify_bytes
-from shardio.maintenance.verify.values import are_texts
+from shardio.maintenance.verify.streams import are_texts
 from shardio.maintenance.verify.window import WINDOW_BYTES, Content, parts_of
 from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access

@@ -12,7 +12,7 @@ import pytest
 
 from shardio import Array, Image, InvalidArgument, Schema, ShardDataset, ShardLoader
 from shardio.errors import MediaError, SchemaError, TransformError
-from shardio.format.values import EncodedImage
+from shardio.format.types import EncodedImage
 from shardio.media import decode_image, encode_jpeg
 from shardio.samples.media import common_sizes
 from tests.loading import write_dataset

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 import shardio
 from shardio import Array, Audio, Bytes, EncodedStream, Schema, Text, Video
 from shardio.errors import ClosedError, InvalidArgument, SchemaError
+from shardio.format.types import EncodedImage
 from shardio.format.types.streams import PIECE_BYTES
-from shardio.format.values import EncodedImage, encode_stream
 from shardio.maintenance import verify_shard
 from shardio.shard import writer
 from shardio.shard.reader import ShardReader
@@ -64,7 +64,7 @@ def raw_bytes(sample: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, list):
             return [plain(each) for each in value]
         if isinstance(value, EncodedStream):
-            record = encode_stream("", Audio(), value)
+            record = Audio().encode_stream("", value)
             return bytes(record), record.tables
         if isinstance(value, EncodedImage):
             return value, value.shape

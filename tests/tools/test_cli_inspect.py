@@ -15,7 +15,7 @@ import pytest
 import shardio
 from shardio import Array, Bytes, Json, List, Schema, ShardReader, Text
 from shardio.dataset.manifest import load, publish_next
-from shardio.format import values
+from shardio.format.types import text
 from shardio.storage import fs
 from shardio_tools import cli
 from shardio_tools.inspect.report import value_facts
@@ -351,7 +351,7 @@ def test_labels_that_are_no_whole_numbers_name_no_class(
 def test_a_deeply_nested_value_can_be_said_in_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(values, "MAX_JSON_DEPTH", 1000)  # as another writer may have it
+    monkeypatch.setattr(text, "MAX_JSON_DEPTH", 1000)  # as another writer may have it
     deep: Any = 7
     for _ in range(800):
         deep = [deep]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from shardio import Array, Audio, EncodedStream, Image, Schema, Text, Video
+from shardio.format.types import EncodedImage
 from shardio.format.types.streams import pack_packets
-from shardio.format.values import EncodedImage
 
 __all__ = ["media"]
 

@@ -37,9 +37,8 @@ from shardio import open as open_dataset
 from shardio.dataset import external_lists
 from shardio.dataset.manifest import load, publish_next
 from shardio.format.layout import MAJOR, MINOR
-from shardio.format.types import DTYPES
+from shardio.format.types import DTYPES, EncodedImage
 from shardio.format.types.streams import packet_flags, packet_sizes
-from shardio.format.values import EncodedImage
 from shardio.maintenance import add_column
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here

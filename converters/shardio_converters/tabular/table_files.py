@@ -13,7 +13,7 @@ from json.scanner import make_scanner
 from operator import itemgetter
 from typing import IO, Any, Final
 
-from shardio import Audio, Bytes, Image, Input, MediaError, Schema, Video
+from shardio import Audio, Image, Input, MediaError, Schema, Video
 from shardio.media import (
     decode_image,
     demux,
@@ -22,7 +22,7 @@ from shardio.media import (
     has_sound_suffix,
 )
 from shardio_converters.json_values import OutOfRange, float_of, may_be_out_of_range
-from shardio_converters.schema_spec import check_names
+from shardio_converters.schema_spec import Field, check_names
 
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 SUFFIXES: Final = (*DELIMITERS, ".jsonl", ".ndjson")
@@ -319,7 +319,6 @@ def _add_leaves(
 
 
 FILE: Final = "file"
-FileField = Audio | Bytes | Image | Video
 
 
 def name_of(table: Input, reference: str) -> str:
@@ -341,7 +340,7 @@ def file_spec(references: Sequence[str] | set[str]) -> str:
 def read_files(
     table: Input,
     name: str,
-    field: FileField,
+    field: Field,
     column: Sequence[Any],
     lines: Sequence[int],
     parts: Mapping[str, Input],
@@ -358,7 +357,7 @@ def read_files(
             raise MediaError(f"line {line}, column {name!r}: {error}") from error
 
 
-def _read(table: Input, field: FileField, reference: Any, parts: Mapping[str, Input]) -> Any:
+def _read(table: Input, field: Field, reference: Any, parts: Mapping[str, Input]) -> Any:
     if reference in (None, ""):
         if field.optional:
             return None

@@ -32,9 +32,7 @@ from shardio.batch.layout import (
 from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import distinct
-from shardio.format.index import full_shape
 from shardio.format.schema import Schema
-from shardio.format.values import encode_record
 from shardio.shard.verification import Rows
 
 
@@ -47,7 +45,7 @@ def put_value(
         SchemaError: it does not fit the field.
         InsufficientMemory: there is no memory for it.
     """
-    record, shape = encode_record(slot.name, layout.schema[slot.name], value)
+    record, shape = layout.schema[slot.name].encode_record(slot.name, value)
     start = -(-used // slot.alignment) * slot.alignment
     end = start + record.nbytes
     _make_room(layout, memory, end)
@@ -316,7 +314,7 @@ class StoredCollation:
             if i in absent:
                 continue
             try:
-                shape = full_shape(field, dims[i], len(record))
+                shape = field.shape_of(dims[i], len(record))
             except ShardCorrupt as error:
                 offset = reader.records.offset + int(entries["offset"][i])
                 raise reader.records.placed(error, name, int(local[i]), offset) from error

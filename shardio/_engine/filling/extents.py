@@ -21,7 +21,6 @@ from shardio.dataset.dataset import Dataset
 from shardio.format.checksum import CHUNK_BYTES, distinct, rows_per_unit
 from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
-from shardio.format.types import STREAMED, n_stored_dims
 from shardio.format.types.streams import PACKET, STREAM, STREAM_DTYPE
 from shardio.samples.clips import ClipSpec
 from shardio.shard.verification import Rows
@@ -225,7 +224,7 @@ class _RecordExtents:
         self._shapes: list[_Lane] = []
         for name in names:
             field = dataset.schema[name]
-            if n_dims := n_stored_dims(field):
+            if n_dims := len(field.stored_dims):
                 size = n_dims * DIMENSION.size
                 self._shapes.append(_Lane.of(size, size, self._finder(Kind.SHAPES, name), starts))
 
@@ -323,7 +322,7 @@ class Extents:
             columns = [name for name in names if name in dataset.schema.columns]
             self._columns += [_ColumnExtents(dataset, name, starts, verify) for name in columns]
             stored = dataset.schema.records
-            streams = {n for n, f in stored.items() if isinstance(f, STREAMED)}
+            streams = {n for n, f in stored.items() if f.is_streamed}
             records = [n for n in names if n in stored and (has_streams or n not in streams)]
             if records:
                 self._records.append(_RecordExtents(dataset, records, self.files, numbers))

@@ -26,9 +26,8 @@ from shardio.batch.layout import (
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
-from shardio.format.index import Entries, full_shape
+from shardio.format.index import Entries
 from shardio.format.schema import Schema
-from shardio.format.types import Array
 from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
 from shardio.samples.token_reader import TokenReader
 from shardio.shard.verification import Rows
@@ -260,12 +259,12 @@ class FieldReader:
         entries: Entries,
     ) -> None:
         reader = self._dataset.files.reader(shard, slot.name)
-        field = self._source[slot.name]
+        array = self._source[slot.name].array
         starts = layout.extents(memory.bytes, slot)["place"][places].tolist()
         heap = memory.bytes[layout.heap :].data
         records = reader.records.read(slot.name, local, entries)
         absent = reader.records.absent(slot.name, local, entries)
-        if not isinstance(field, Array):
+        if array is None:
             for start, record in zip(starts, records, strict=True):
                 heap[start : start + len(record)] = record
             return
@@ -280,7 +279,7 @@ class FieldReader:
                 shapes[place] = 0
                 continue
             try:
-                shapes[place] = full_shape(field, dims[i], size)
+                shapes[place] = array.shape_of(dims[i], size)
             except ShardCorrupt as error:
                 offset = reader.records.offset + int(entries["offset"][i])
                 raise reader.records.placed(error, slot.name, int(local[i]), offset) from error

@@ -17,7 +17,6 @@ from shardio.batch.layout import ALIGNMENT, BlockLayout, is_fixed
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InsufficientMemory
 from shardio.format.schema import Schema
-from shardio.format.values import encode_record
 from shardio.samples.media import AudioField
 from shardio.shard.verification import Rows
 
@@ -65,7 +64,7 @@ def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int
     per_row = 0
     for name, field in schema.items():
         if not is_fixed(schema, name):
-            record, _ = encode_record(name, field, sample[name])
+            record, _ = field.encode_record(name, sample[name])
             per_row += record.nbytes + ALIGNMENT
     return int(_MARGIN * per_row * n_rows)
 

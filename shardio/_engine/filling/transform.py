@@ -20,7 +20,7 @@ from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, 
 from shardio.batch.schema_inference import check_sample
 from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
-from shardio.format.types.arrays import PLAIN_TYPES, tensors_to_arrays
+from shardio.format.types.array_values import PLAIN_TYPES, tensors_to_arrays
 from shardio.order.permutation import SampleGenerators
 from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
 from shardio.samples.token_reader import TokenReader

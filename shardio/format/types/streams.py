@@ -1,4 +1,4 @@
-"""Encoded streams: the unchanged packets of a video or of audio, with a table to find each.
+"""Videos and audio: the unchanged packets of encoded streams, with a table to find each.
 
 `media` demuxes files into streams and decodes them; a shard stores one per sample of a `Video` or
 `Audio` field. Its record is
@@ -11,18 +11,21 @@ and sections beside the payload have a line per stream (`STREAM`) and one per pa
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from fractions import Fraction
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES
-from shardio.format.types import MAX_RECORD_BYTES, Field, Video
+from shardio.format.layout import Required
+from shardio.format.types.field import MAX_RECORD_BYTES, Content, FieldType, refuse
+from shardio.format.types.images import EncodedMedia
+from shardio.format.types.text import canonical_json, check_json
 
 PACKET: Final = struct.Struct("<QQqQ")
 """offset in the data, bytes | flags << 48, presentation time, duration."""
@@ -190,19 +193,87 @@ class StreamRecord:
         return b"".join(self.pieces())
 
 
+Record = tuple[Content, tuple[int, ...]] | StreamRecord
+"""The bytes of one value with the shape of an array or image; or a stream."""
+
+
 def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
     """Return the line of a stream with its position in the tables filled in."""
     _, n_packets, _, *rest = STREAM.unpack(line)
     return STREAM.pack(first_packet, n_packets, first_chunk, *rest)
 
 
-def stream_tables(name: str, kind: Field, stream: EncodedStream, n_parameters: int) -> StreamTables:
+@dataclass(frozen=True, slots=True)
+class _Streams(EncodedMedia):
+    """A field of streams, stored as packets with tables in other sections."""
+
+    is_streamed: ClassVar[bool] = True
+
+    def record_encoder(self, name: str) -> Callable[[Any], Record]:
+        """Return a function that returns the record of a stream with its tables."""
+        return lambda value: self.encode_stream(name, value)
+
+    def encode_stream(self, name: str, value: object) -> StreamRecord:
+        """Return the record of a stream with its tables; an empty one for a missing value.
+
+        Raises:
+            SchemaError: the value does not fit the field.
+        """
+        if value is None and self.optional:
+            return StreamRecord(b"", b"", StreamTables())
+        if not isinstance(value, EncodedStream):
+            raise refuse(name, "an EncodedStream", value)
+        try:
+            parameters = dict(value.parameters)
+            check_parameters(parameters)
+            head = canonical_json(parameters)
+            check_json(parameters)
+        except (ShardCorrupt, SchemaError, TypeError, ValueError) as error:
+            raise SchemaError(f"field {name!r}: {error}") from error
+        tables = stream_tables(name, value, len(head), has_frames=self.has_frames)
+        return StreamRecord(b"".join((head, value.extradata)), value.data[:], tables)
+
+    def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
+        return memoryview(bytes(self.encode_stream(name, value))), ()
+
+    def value_bytes(self, value: Any) -> bytes:
+        """Return the tables and the record."""
+        record = self.encode_stream("", value)
+        return record.tables.line + record.tables.packets + bytes(record)
+
+
+@dataclass(frozen=True, slots=True)
+class Video(_Streams):
+    """A field of videos, each the packets of one stream; see Array for optional.
+
+    Any span of packets can be found, read and verified without the others.
+    """
+
+    code: ClassVar[int] = FieldType.VIDEO
+    required: ClassVar[Required] = Required.VIDEOS
+    medium: ClassVar[str | None] = "video"
+    has_frames: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Audio(_Streams):
+    """A field of audio, each the packets of one stream, as for Video; see Array for optional."""
+
+    code: ClassVar[int] = FieldType.AUDIO
+    required: ClassVar[Required] = Required.AUDIO
+    medium: ClassVar[str | None] = "audio"
+
+
+def stream_tables(
+    name: str, stream: EncodedStream, n_parameters: int, *, has_frames: bool
+) -> StreamTables:
     """Validate a stream given to a writer, and return its contents of the sections.
 
     Args:
-        name, kind: the field, for messages.
+        name: of the field, for messages.
         stream: whose parameters take `n_parameters` bytes.
         n_parameters: bytes of canonical JSON.
+        has_frames: True if each shown packet is a frame.
 
     Raises:
         SchemaError: naming the field and the invalid value.
@@ -233,7 +304,7 @@ def stream_tables(name: str, kind: Field, stream: EncodedStream, n_parameters: i
         if not least <= number <= most:
             raise SchemaError(f"field {name!r}: {what} must be {least} to {most}; found {number}")
     shown = n_shown(packets)
-    if isinstance(kind, Video) and shown != stream.n_frames:
+    if has_frames and shown != stream.n_frames:
         raise SchemaError(
             f"field {name!r}: n_frames is {stream.n_frames}, and {shown} packets are shown"
         )

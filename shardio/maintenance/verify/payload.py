@@ -12,27 +12,13 @@ import numpy.typing as npt
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import Hasher
 from shardio.format.codecs import SPECS, Codec, Dictionary, check_dictionary, decode
-from shardio.format.index import (
-    ENTRY,
-    ENTRY_DTYPE,
-    RECORD_ALIGNMENT,
-    Entries,
-    alignment,
-    codecs,
-    invalid_entries,
-    stored_bytes,
-)
+from shardio.format.index import ENTRY, ENTRY_DTYPE, Entries, codecs, invalid_entries, stored_bytes
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
 from shardio.format.schema import Schema
-from shardio.format.types import STREAMED, Bytes, Field, Text, n_stored_dims
+from shardio.format.types import Field
+from shardio.format.types.arrays import RECORD_ALIGNMENT
 from shardio.maintenance.verify.findings import Findings
-from shardio.maintenance.verify.values import (
-    StreamAudit,
-    are_sound_pictures,
-    are_texts,
-    check_absent,
-    check_value,
-)
+from shardio.maintenance.verify.streams import StreamAudit, are_texts, check_absent
 from shardio.maintenance.verify.window import (
     CHUNK_BYTES,
     DIGEST_BYTES,
@@ -84,7 +70,8 @@ def verify_payload(
     """Check a payload whose sections have the places and sizes they must have."""
     shapes = {}
     for name, field in schema.records.items():
-        if n_dims := n_stored_dims(field):
+        shapes[name] = np.empty((header.n_samples, 0), np.uint64)
+        if n_dims := len(field.stored_dims):
             dims = content.numbers(sections[Kind.SHAPES, schema.field_id(name), 0])
             shapes[name] = dims.reshape(-1, n_dims)
     section, index = sections[Kind.PAYLOAD, NO_FIELD, 0], sections[Kind.INDEX, NO_FIELD, 0]
@@ -97,7 +84,7 @@ def verify_payload(
     streams = {
         k: StreamAudit(content, schema, sections, name, present.get(name), findings)
         for k, (name, field) in enumerate(fields)
-        if isinstance(field, STREAMED)
+        if field.is_streamed
     }
     for first_row, entries in _chunks(content, index, len(schema.records)):
         hasher.update(np.ascontiguousarray(entries["hash"]).data)
@@ -207,7 +194,7 @@ def _check_tiling(
     aligned = np.ones(len(entries), np.int64)
     for k, (_, field) in enumerate(fields):
         raw = kinds[k :: len(fields)] == Codec.RAW
-        aligned[k :: len(fields)][raw] = alignment(field, Codec.RAW)
+        aligned[k :: len(fields)][raw] = field.alignment
     starts = before + -before % aligned
     known = ~bad & (before >= 0)
     for i in np.flatnonzero(known & (offsets != starts)).tolist():
@@ -251,9 +238,9 @@ def _check_records(
     walk.uses_zstd |= bool((kinds == Codec.ZSTD).any())
     starts = payload.section.offset + sound["offset"].astype(np.int64)
     ends, digests = starts + sizes, digests_of(sound["hash"])
-    tells_more = ~_is_plain(Bytes, payload, numbers, kinds)
-    tells_more &= ~are_sound_pictures(fields, payload.present, payload.shapes, first_row, numbers)
-    is_text = _is_plain(Text, payload, numbers, kinds) if tells_more.any() else None
+    is_raw = kinds == Codec.RAW
+    tells_more = ~(is_raw & _are_valid(payload, first_row, numbers))
+    is_text = is_raw & _are_texts(payload, numbers) if tells_more.any() else None
     parts, bases = _parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES)
     places = np.stack([starts - bases, sizes], axis=1).astype(np.uint64)
     for first, last, start, end in parts:
@@ -280,19 +267,27 @@ def _check_records(
             _check_content(payload, number, row, int(starts[k]), stored, codec, n_bytes)
 
 
-def _is_plain(
-    type_: type[Field],
-    payload: _Payload,
-    numbers: npt.NDArray[np.int64],
-    kinds: npt.NDArray[np.uint64],
+def _are_valid(
+    payload: _Payload, first_row: int, numbers: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return True for each raw record of a mandatory field of this type.
+    """Return True for each record that is valid if it is raw and its hash is right.
 
-    A record of bytes is right if its hash is; any other can break a rule in spite of its hash.
+    Any other can break a rule in spite of its hash, as any of an optional field.
     """
+    fields, found = payload.fields, np.zeros(len(numbers), np.bool_)
+    for k, (name, field) in enumerate(fields):
+        if name not in payload.present:
+            here = np.flatnonzero(numbers % len(fields) == k)
+            rows = first_row + numbers[here] // len(fields)
+            found[here] = field.are_valid(payload.shapes[name][rows])
+    return found
+
+
+def _are_texts(payload: _Payload, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return True for each record of a mandatory field that is valid exactly if it is UTF-8."""
     fields = payload.fields
-    plain = [isinstance(field, type_) and name not in payload.present for name, field in fields]
-    found: npt.NDArray[np.bool_] = np.array(plain)[numbers % len(fields)] & (kinds == Codec.RAW)
+    plain = [field.is_utf8 and name not in payload.present for name, field in fields]
+    found: npt.NDArray[np.bool_] = np.array(plain)[numbers % len(fields)]
     return found
 
 
@@ -329,7 +324,7 @@ def _check_content(
 ) -> None:
     """Check that a record whose hash is right decodes to a value of its field."""
     name, field = payload.fields[number]
-    dims = payload.shapes[name][row] if name in payload.shapes else None
+    dims = payload.shapes[name][row]
     dictionary = payload.dictionaries.get(name)
     try:
         if dictionary is not None and codec == Codec.ZSTD:
@@ -340,7 +335,7 @@ def _check_content(
             record = decode(stored, codec, n_bytes, dictionary)
             if dictionary is not None and codec == Codec.ZSTD_DICTIONARY:
                 check_dictionary(stored, dictionary)
-            check_value(field, record, dims, n_bytes)
+            field.check_record(record, dims)
     except ShardCorrupt as error:
         payload.findings.add(
             error.code,

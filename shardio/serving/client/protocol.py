@@ -40,8 +40,9 @@ from shardio import errors
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import SKIPPED, BlockLayout, layout_of_received_batches
 from shardio.errors import InvalidArgument, ShardCorrupt, ShardioError
-from shardio.format.schema import Schema, canonical_json, read_json
+from shardio.format.schema import Schema
 from shardio.format.types import Array
+from shardio.format.types.text import canonical_json, read_json
 
 _FORM: Final = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5}|\*)")
 _SCHEME: Final = "tcp://"

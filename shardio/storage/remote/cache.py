@@ -48,7 +48,6 @@ from shardio.errors import (
 from shardio.format.checksum import hash_bytes
 from shardio.format.index import stored_bytes
 from shardio.format.layout import Kind
-from shardio.format.types import STREAMED
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
@@ -96,7 +95,7 @@ def _check_records(reader: ShardReader, name: str, k: int, rows: Rows) -> None:
     records, units = reader.records, reader.units
     entries = records.entries(name, rows)
     records.shapes(name, rows)
-    if isinstance(reader.schema[name], STREAMED):
+    if reader.schema[name].is_streamed:
         for stream in records.streams.streams(name, rows, entries):
             stream.data[:]
         return

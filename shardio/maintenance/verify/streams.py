@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from itertools import repeat
 from typing import Any, Final
 
@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES, hash_bytes, n_chunks
-from shardio.format.index import ENTRY, Entries, are_pictures, full_shape, picture_shape
+from shardio.format.index import ENTRY, Entries
 from shardio.format.layout import NO_FIELD, Kind, Section
-from shardio.format.schema import Schema, canonical_json, read_json
-from shardio.format.types import Array, Bytes, Field, Image, Json, List, Video
+from shardio.format.schema import Schema
+from shardio.format.types import Field
 from shardio.format.types.streams import (
     PACKET,
     PACKET_DTYPE,
@@ -27,7 +27,7 @@ from shardio.format.types.streams import (
     n_shown,
     packets_error,
 )
-from shardio.format.values import check_json, decode_record, items_of, unpack_list
+from shardio.format.types.text import canonical_json, check_json, read_json
 from shardio.maintenance.verify.findings import Findings
 from shardio.maintenance.verify.window import WINDOW_BYTES, Content, differing, digests_of
 from shardio.shard.opening import Sections
@@ -45,31 +45,6 @@ def are_texts(parts: Iterable[Any]) -> bool:
     return True
 
 
-def are_sound_pictures(
-    fields: Sequence[tuple[str, Field]],
-    lacking: Container[str],
-    shapes: Mapping[str, npt.NDArray[np.uint64]],
-    first_row: int,
-    numbers: npt.NDArray[np.int64],
-) -> npt.NDArray[np.bool_]:
-    """Return True for each record that is a picture of valid dimensions, of a mandatory field.
-
-    Args:
-        fields: those stored record by record.
-        lacking: the fields that a sample may lack.
-        shapes: the stored dimensions of all samples.
-        first_row: of the records.
-        numbers: of the records, counted from the first of that row.
-    """
-    found = np.zeros(len(numbers), np.bool_)
-    for k, (name, field) in enumerate(fields):
-        if isinstance(field, Image) and name not in lacking:
-            here = np.flatnonzero(numbers % len(fields) == k)
-            rows = first_row + numbers[here] // len(fields)
-            found[here] = are_pictures(shapes[name][rows])
-    return found
-
-
 def check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
     """Check that a sample that lacks a field has no data for it.
 
@@ -79,50 +54,6 @@ def check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
     if n_bytes or (dims is not None and dims.any()):
         what = "a sample lacks the field, and has a record or a shape of it"
         raise ShardCorrupt(what, code="validity", expected=0, found=n_bytes)
-
-
-def check_value(
-    field: Field, record: bytes | memoryview, dims: npt.NDArray[np.uint64] | None, n_bytes: int
-) -> None:
-    """Check that a decoded record is a value of its field, in the only form that is allowed.
-
-    Args:
-        field: its field.
-        record: the decoded bytes.
-        dims: the varying dimensions of an array's sample, if any vary; those of a picture.
-        n_bytes: the record's size as the index has it.
-
-    Raises:
-        ShardCorrupt: it is not. The place is the caller's to add.
-    """
-    if isinstance(field, Array):
-        shape = full_shape(field, np.empty(0, np.uint64) if dims is None else dims, n_bytes)
-        if field.dtype == "bool" and (np.frombuffer(record, np.uint8) > 1).any():
-            raise ShardCorrupt(f"a bool of {shape} is neither 0 nor 1", code="value")
-        return
-    if isinstance(field, Bytes):
-        return
-    if isinstance(field, Image):
-        if not n_bytes:
-            raise ShardCorrupt("an image that is present has no bytes", code="validity")
-        picture_shape(np.zeros(3, np.uint64) if dims is None else dims)
-        return
-    if isinstance(field, List):
-        unpack_list(field.element, record)
-        # The bytes themselves: NumPy would read a bool of 2, which is invalid, as 1.
-        items = np.frombuffer(items_of(field.element, record), np.uint8)
-        if field.element.dtype == "bool" and (items > 1).any():
-            raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")
-        return
-    try:
-        value = decode_record(field, record, ())
-        is_canonical = not isinstance(field, Json) or canonical_json(value) == record
-        if isinstance(field, Json):
-            check_json(value)
-    except (ValueError, RecursionError, SchemaError) as error:
-        raise ShardCorrupt(f"a record cannot be decoded: {error}", code="value") from error
-    if not is_canonical:
-        raise ShardCorrupt("JSON is not in canonical form", code="value")
 
 
 _UNKNOWN: Final = -1
@@ -289,7 +220,7 @@ class StreamAudit:
         packets = np.frombuffer(stored, PACKET_DTYPE, count)
         numbers: dict[str, Any] = {}
         code, wrong = "packet", packets_error(packets, n_bytes)
-        if wrong is None and isinstance(self._field, Video):
+        if wrong is None and self._field.has_frames:
             shown, n_frames = n_shown(packets), int(line["n_frames"])
             if shown != n_frames:
                 code, wrong = (

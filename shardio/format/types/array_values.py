@@ -1,0 +1,215 @@
+"""Arrays as stored: values of other libraries are converted or refused, and encoded.
+
+Masked arrays are refused and tensors of torch are converted. Torch is not imported: its tensors are
+recognized by their class.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import SchemaError
+
+if TYPE_CHECKING:
+    from shardio.format.types.arrays import Array
+
+PLAIN_TYPES: Final = frozenset((np.ndarray, str, bytes, bool, int, float, dict, type(None)))
+"""Types that most values have: neither masked arrays nor tensors."""
+_BFLOAT16_BITS: Final = np.dtype("<u2", metadata={"bits of": "bfloat16"})
+"""The dtype of arrays made from bfloat16 tensors: uint16 with metadata that marks it."""
+
+
+def is_of(value: object, package: str, name: str) -> bool:
+    """Return True if a value is of a class of this name from a package, or of a subclass."""
+    return any(
+        kind.__name__ == name and str(kind.__module__).partition(".")[0] == package
+        for kind in type(value).__mro__
+    )
+
+
+def is_bfloat16_bits(dtype: np.dtype[Any]) -> bool:
+    """Return True if a dtype is that of an array made of a bfloat16 tensor by `tensor_to_array`."""
+    return dtype.metadata is not None and dtype.metadata.get("bits of") == "bfloat16"
+
+
+def format_dtype(dtype: np.dtype[Any]) -> str:
+    """Return a dtype as messages show it, "bfloat16" for the bits of bfloat16."""
+    return "bfloat16" if is_bfloat16_bits(dtype) else str(dtype)
+
+
+def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
+    """Return a CPU tensor of torch, with or without a gradient, as an array over its memory.
+
+    A bfloat16 tensor becomes a uint16 array of its bits, recognized by `is_bfloat16_bits`.
+
+    Raises:
+        SchemaError: the tensor is on another device, sparse, or of a dtype that NumPy lacks. The
+            message names the field.
+    """
+    device, layout = tensor.device.type, str(tensor.layout)
+    if device != "cpu":
+        raise SchemaError(
+            f"field {name!r}: expected a tensor on the CPU, found one on {device}; "
+            "move it first, x.cpu()"
+        )
+    if layout != "torch.strided":
+        raise SchemaError(
+            f"field {name!r}: expected a dense tensor, found {layout}; "
+            "convert it first, x.to_dense()"
+        )
+    try:
+        if str(tensor.dtype) != "torch.bfloat16":
+            array: npt.NDArray[Any] = tensor.numpy(force=True)
+            return array
+        bits = tensor.detach().view(sys.modules["torch"].int16).numpy(force=True)
+        return bits.view(_BFLOAT16_BITS)  # type: ignore[no-any-return]
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise SchemaError(
+            f"field {name!r}: a tensor of {tensor.dtype} has no array of NumPy ({error}); "
+            "convert it first, as x.float()"
+        ) from error
+
+
+def is_masked(value: object) -> bool:
+    """Return True if a value is a masked array of NumPy, whatever is masked in it."""
+    # The exact type first: np.ma takes milliseconds to import.
+    is_subclass = type(value) is not np.ndarray and isinstance(value, np.ndarray)
+    return is_subclass and isinstance(value, np.ma.MaskedArray)
+
+
+def refuse_masked(place: str, value: object, depth: int = 1) -> None:
+    """Raise an error if a value is a masked array, or a list that has one among its elements.
+
+    Args:
+        place: names the field in the message.
+        value: any value.
+        depth: levels of lists and tuples to search.
+
+    Raises:
+        SchemaError: the value is or contains a masked array.
+    """
+    if is_masked(value):
+        raise SchemaError(
+            f"{place}: a masked array would lose its mask; fill it, x.filled(0), or give the mask "
+            "as a field of its own, np.ma.getmaskarray(x)"
+        )
+    if depth and isinstance(value, list | tuple) and not PLAIN_TYPES.issuperset(map(type, value)):
+        for each in value:
+            refuse_masked(place, each, depth - 1)
+
+
+def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
+    """Return a value with its tensors of torch as arrays, or as it is if it has none.
+
+    Args:
+        name: of the field, for messages.
+        value: any value; a list or tuple with a tensor is returned as a new list.
+        depth: levels of lists and tuples to search.
+
+    Raises:
+        SchemaError: the value has a masked array, or a tensor that cannot become an array.
+    """
+    refuse_masked(f"field {name!r}", value, 0)
+    if is_of(value, "torch", "Tensor"):
+        return tensor_to_array(name, value)
+    if not depth or not isinstance(value, list | tuple) or PLAIN_TYPES.issuperset(map(type, value)):
+        return value
+    found = [tensors_to_arrays(f"{name}[{i}]", each, depth - 1) for i, each in enumerate(value)]
+    return value if all(a is b for a, b in zip(found, value, strict=True)) else found
+
+
+def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
+    """Return `value` as a C-contiguous little-endian array of the field's dtype and shape.
+
+    Values are never changed: a value outside the dtype's kind or range is refused. Only Python
+    numbers are rounded, to the precision of a floating-point field.
+
+    Raises:
+        SchemaError: dtype or shape do not fit; the message names the field and both.
+    """
+    found = _as_dtype(name, field, value)
+    fits = found.ndim == len(field.shape) and all(
+        d is None or d == n for d, n in zip(field.shape, found.shape, strict=True)
+    )
+    if not fits:
+        raise SchemaError(
+            f"field {name!r}: expected shape {_show(field.shape)}, found {_show(found.shape)}"
+        )
+    whole: npt.NDArray[Any] = np.ascontiguousarray(found).reshape(found.shape)
+    if field.dtype == "bool" and (whole.view(np.uint8) > 1).any():  # a view of other bytes
+        raise SchemaError(f"field {name!r}: a bool in it is neither 0 nor 1")
+    return whole
+
+
+def _show(shape: tuple[int | None, ...]) -> str:
+    return "(" + ", ".join("any" if d is None else str(d) for d in shape) + ")"
+
+
+def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
+    wanted = field.numpy
+    refuse_masked(f"field {name!r}", value, len(field.shape))
+    if is_of(value, "torch", "Tensor"):
+        value = tensor_to_array(name, value)
+    if isinstance(value, np.ndarray | np.generic):
+        found = np.asarray(value)
+        if field.dtype == "bfloat16":
+            # Bits, not numbers: a wider cast would turn the number 1 into the smallest denormal.
+            if found.dtype.name == "bfloat16":
+                return found.view(wanted)
+            if found.dtype.newbyteorder("<") == wanted:
+                return found.astype(wanted, copy=False)
+        elif not is_bfloat16_bits(found.dtype) and np.can_cast(found.dtype, wanted, "safe"):
+            cast = found.astype(wanted, copy=False)
+            # What NumPy calls safe rounds large integers.
+            if found.dtype.itemsize == 8 and found.dtype.kind in "iu" and wanted.kind == "f":
+                _refuse_rounding(name, found, cast)
+            return cast
+        raise SchemaError(
+            f"field {name!r}: expected dtype {field.dtype}, found {format_dtype(found.dtype)}"
+        )
+    try:
+        return _converted(np.asarray(value), field)
+    except MemoryError:
+        raise
+    except Exception as error:  # a class may raise anything in __array__
+        is_of_numpy = isinstance(error, TypeError | ValueError | OverflowError | RuntimeError)
+        reason = str(error) if is_of_numpy else f"{type(error).__name__}: {error}"
+        raise SchemaError(
+            f"field {name!r}: expected {field.dtype}, found {type(value).__name__}: {reason}"
+        ) from error
+
+
+def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any]) -> None:
+    with np.errstate(invalid="ignore"):
+        changed = cast.astype(given.dtype) != given
+    if changed.any():
+        value = given[changed].flat[0]
+        raise SchemaError(f"field {name!r}: {cast.dtype} cannot hold {value} exactly")
+
+
+def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
+    """Return numbers given as Python objects in the field's dtype; NumPy itself would wrap some."""
+    wanted = field.numpy
+    if found.size == 0 and found.dtype.kind == "f":
+        return found.astype(wanted)
+    if field.dtype == "bfloat16":
+        raise TypeError("bfloat16 is given as an array of uint16, its bits, or of bfloat16")
+    if found.dtype.kind not in {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[wanted.kind]:
+        if found.dtype == object and all(type(n) is int for n in found.flat):
+            raise OverflowError("a whole number has more than 64 bits")
+        raise TypeError(f"its values are {found.dtype}")
+    if found.dtype == wanted:
+        return found
+    if found.size and wanted.kind in "iu" and found.dtype.kind != "b":
+        limits = np.iinfo(wanted)
+        if int(found.min()) < limits.min or int(found.max()) > limits.max:
+            raise OverflowError(f"a value lies outside {limits.min}..{limits.max}")
+    with np.errstate(over="ignore"):
+        cast = found.astype(wanted)
+    if wanted.kind == "f" and np.isfinite(found[np.isinf(cast)]).any():
+        raise OverflowError(f"a value is too large for {field.dtype}")
+    return cast

@@ -1,0 +1,245 @@
+"""The interface of field types: everything that depends on the type of a field.
+
+A type is a frozen dataclass derived from `Field` and an entry of `types.FIELD_TYPES`. All other
+code asks the field, so that a new type needs no change elsewhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import SchemaError, ShardCorrupt, ShardUnsupported
+from shardio.format.codecs import SPECS
+from shardio.format.layout import Required
+
+if TYPE_CHECKING:
+    from shardio.format.types.arrays import Array
+    from shardio.format.types.streams import Record
+
+MAX_RECORD_BYTES: Final = (1 << 48) - 1
+"""The largest size of a record, a packet, or a row of a column: sizes have 48 bits."""
+CODECS: Final = tuple(SPECS)
+"""The codec names of the public API."""
+
+Content = bytes | memoryview
+Dims = npt.NDArray[np.uint64]
+
+
+class FieldType(IntEnum):
+    """Stable codes of all field types."""
+
+    ARRAY = 1
+    BYTES = 2
+    TEXT = 3
+    JSON = 4
+    IMAGE = 5
+    VIDEO = 6
+    AUDIO = 7
+    LIST = 8
+
+
+class Field(ABC):
+    """The type of a field, which validates, encodes, decodes and verifies its values.
+
+    A value is stored as a row of a column or as a record. Every method takes decompressed records;
+    the errors that they raise for damaged ones have no place.
+    """
+
+    __slots__ = ()
+
+    code: ClassVar[int]
+    """The stable code in a stored schema."""
+    required: ClassVar[Required] = Required(0)
+    """The features that a reader needs for it."""
+    medium: ClassVar[str | None] = None
+    """The medium whose encoded files are the values: "image", "video" or "audio", or None."""
+    is_streamed: ClassVar[bool] = False
+    """True if records are streams of packets, which tables in other sections describe."""
+    has_frames: ClassVar[bool] = False
+    """True if each shown packet of a stream is a frame."""
+    is_utf8: ClassVar[bool] = False
+    """True if a record is valid exactly if it is UTF-8."""
+    alignment: ClassVar[int] = 1
+    """The alignment of raw records and of values in a block, in bytes."""
+
+    @property
+    @abstractmethod
+    def codec(self) -> str:
+        """The codec of records."""
+
+    @property
+    @abstractmethod
+    def optional(self) -> bool:
+        """True if a sample may have None here."""
+
+    def as_optional(self, optional: bool = True) -> Self:  # noqa: FBT001, FBT002
+        """Return the same field with another value of `optional`."""
+        return replace(self, optional=optional)  # type: ignore[type-var]
+
+    @classmethod
+    def word(cls) -> str:
+        """Return the name of the type in field specs."""
+        return cls.__name__.lower()
+
+    @property
+    def column(self) -> Array | None:
+        """The type of the column that stores the values; None if they are records."""
+        return None
+
+    @property
+    def array(self) -> Array | None:
+        """The type of array that each value is, or None."""
+        return None
+
+    @property
+    def item(self) -> Array | None:
+        """The type of the arrays in each value, which is a list; None for other types."""
+        return None
+
+    @property
+    def stored_dims(self) -> tuple[int, ...]:
+        """The dimensions of a value's shape that the SHAPES section has."""
+        return ()
+
+    @property
+    def record_bytes(self) -> int | None:
+        """The size of each present record, or None if it varies."""
+        return None
+
+    @property
+    def is_never_empty(self) -> bool:
+        """True if each present record has at least one byte."""
+        return self.medium is not None
+
+    def describe(self) -> dict[str, object]:
+        """Return what a stored schema has of the field besides name, type, codec and optional."""
+        return {}
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, name: object, entry: dict[str, Any], codec: str, *, optional: bool) -> Self:
+        """Return the field that an entry of a stored schema describes.
+
+        Raises:
+            SchemaError: the entry breaks a rule.
+            ShardUnsupported: it has a code that is unknown to this version.
+        """
+
+    def validate(self, name: str, value: object) -> None:
+        """Check that a value can be stored.
+
+        Raises:
+            SchemaError: it does not fit; the message starts with the field's name.
+        """
+        self.record_encoder(name)(value)
+
+    def record_encoder(self, name: str) -> Callable[[Any], Record]:
+        """Return a function that encodes a value as a record.
+
+        Raises:
+            SchemaError: (from the returned function) the value does not fit.
+        """
+        return lambda value: self.encode_record(name, value)
+
+    def encode_record(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
+        """Return the bytes of a value and its shape; None has no bytes and dimensions of 0.
+
+        Raises:
+            SchemaError: the value does not fit.
+        """
+        if value is None and self.optional:
+            return memoryview(b""), self._missing_shape()
+        return self._encode(name, value)
+
+    def _missing_shape(self) -> tuple[int, ...]:
+        return (0,) * len(self.stored_dims)
+
+    @abstractmethod
+    def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
+        """Encode a value that is not missing."""
+
+    def shape_of(self, dims: Dims, n_bytes: int) -> tuple[int, ...]:
+        """Return the shape of a value from its stored dimensions and the size of its record.
+
+        Raises:
+            ShardCorrupt: they are invalid.
+        """
+        return ()
+
+    def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
+        """Return the value of a record; arrays are views of it.
+
+        Raises:
+            ShardCorrupt: the record breaks a rule.
+            ValueError, RecursionError: the record is no value of this type.
+        """
+        return bytes(record)
+
+    def decode_batch(self, records: Sequence[Content]) -> list[Any]:
+        """Return the values of a batch, which have no shapes; those of empty records may be any.
+
+        Raises:
+            ShardCorrupt, ValueError, RecursionError: as `decode`.
+        """
+        return list(map(bytes, records))
+
+    def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
+        """Return a mask of raw records that are valid whatever their bytes, from their dimensions.
+
+        Args:
+            dims: the stored dimensions, a line per record.
+        """
+        return np.zeros(len(dims), np.bool_)
+
+    def check_record(self, record: Content, dims: Dims) -> None:
+        """Check that a record is a value in the only form that is allowed.
+
+        Raises:
+            ShardCorrupt: it is not.
+        """
+        try:
+            self.decode(record, self.shape_of(dims, len(record)))
+        except (ValueError, RecursionError) as error:
+            raise ShardCorrupt(f"a record cannot be decoded: {error}", code="value") from error
+
+    def value_bytes(self, value: Any) -> bytes:
+        """Return bytes that differ whenever values that are not missing do."""
+        record, shape = self.encode_record("", value)
+        return f"{shape}".encode() + record
+
+
+def check_options(codec: object, optional: object) -> None:
+    """Check the options that all field types have.
+
+    Raises:
+        SchemaError: the codec is unknown, or `optional` is not a bool.
+    """
+    if codec not in SPECS:
+        raise SchemaError(f"unknown codec {codec!r}; known: {', '.join(map(repr, SPECS))}")
+    if not isinstance(optional, bool):
+        raise SchemaError(f"optional must be True or False; found {optional!r}")
+
+
+def refuse(name: str, expected: str, value: object) -> SchemaError:
+    """Return the error for a value of a wrong class."""
+    return SchemaError(f"field {name!r}: expected {expected}, found {type(value).__name__}")
+
+
+def look_up(what: str, code: object, known: Mapping[Any, Any], name: object) -> Any:
+    """Return the meaning of a code in a stored schema.
+
+    Raises:
+        ShardUnsupported: the code is not known.
+    """
+    if code not in known:
+        raise ShardUnsupported(
+            f"field {name!r} has {what} {code!r}, which this version cannot read"
+        )
+    return known[code]

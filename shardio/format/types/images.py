@@ -1,0 +1,134 @@
+"""Encoded media as field types, and the field type of images."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import SchemaError, ShardCorrupt
+from shardio.format.layout import Required
+from shardio.format.types.field import Content, Dims, Field, FieldType, check_options, refuse
+
+MAX_PICTURE_SIDE: Final = (1 << 31) - 1
+"""In pixels; PNG's limit, and no other format has a higher one."""
+MAX_CHANNELS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedMedia(Field):
+    """A field of media that are already encoded.
+
+    They are stored unchanged and not compressed again.
+    """
+
+    codec: ClassVar[str] = "raw"
+    _: KW_ONLY
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(self.codec, self.optional)
+
+    @classmethod
+    def parse(cls, name: object, entry: dict[str, Any], codec: str, *, optional: bool) -> Self:
+        """Return the field, which has no codec."""
+        if codec != cls.codec:
+            raise SchemaError(f"field {name!r}: {cls.__name__} is never compressed; found {codec}")
+        return cls(optional=optional)
+
+
+class EncodedImage(bytes):
+    """The bytes of an image file; `bytes` in every other respect.
+
+    `height` and `width` are those of the displayed image, in pixels; `channels` are those of the
+    encoded one, 1 to 4.
+    """
+
+    height: int
+    width: int
+    channels: int
+
+    def __new__(
+        cls, data: bytes | bytearray | memoryview, height: int, width: int, channels: int
+    ) -> Self:
+        """Create the image; the data is copied unless it is `bytes`."""
+        found = super().__new__(cls, data)
+        found.height, found.width, found.channels = height, width, channels
+        return found
+
+    def __getnewargs__(self) -> tuple[bytes, int, int, int]:  # type: ignore[override]
+        """Return the arguments for pickle and copy."""
+        return bytes(self), self.height, self.width, self.channels
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels, in the order of the decoded array."""
+        return self.height, self.width, self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class Image(EncodedMedia):
+    """A field of images, each the bytes of its file (JPEG, PNG, …); see Array for optional.
+
+    Displayed height and width, and the number of channels, are available without decoding.
+    """
+
+    code: ClassVar[int] = FieldType.IMAGE
+    required: ClassVar[Required] = Required.IMAGES
+    medium: ClassVar[str | None] = "image"
+
+    @property
+    def stored_dims(self) -> tuple[int, ...]:
+        """Height, width and channels."""
+        return (0, 1, 2)
+
+    def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
+        if not isinstance(value, EncodedImage):
+            raise refuse(name, "a picture's bytes", value)
+        if not value or not is_picture(*value.shape):
+            raise SchemaError(
+                f"field {name!r}: no picture has {len(value)} bytes, height {value.height}, width "
+                f"{value.width} and {value.channels} channels"
+            )
+        return memoryview(value), value.shape
+
+    def shape_of(self, dims: Dims, n_bytes: int) -> tuple[int, ...]:
+        """Return height, width and channels."""
+        height, width, channels = dims.tolist()
+        if not is_picture(height, width, channels):
+            raise ShardCorrupt(
+                "no picture has this height, width and number of channels",
+                code="picture",
+                expected=f"1 to {MAX_PICTURE_SIDE}, 1 to {MAX_PICTURE_SIDE}, 1 to {MAX_CHANNELS}",
+                found=(height, width, channels),
+            )
+        return height, width, channels
+
+    def decode(self, record: Content, shape: tuple[int, ...]) -> EncodedImage:
+        """Return the bytes of the file with the dimensions."""
+        height, width, channels = shape
+        return EncodedImage(record, height, width, channels)
+
+    def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
+        """Return a mask of the images with valid dimensions."""
+        most = np.array([MAX_PICTURE_SIDE, MAX_PICTURE_SIDE, MAX_CHANNELS], np.uint64)
+        found: npt.NDArray[np.bool_] = np.all((dims > 0) & (dims <= most), axis=1)
+        return found
+
+    def check_record(self, record: Content, dims: Dims) -> None:
+        """Check that there are bytes, and valid dimensions of them."""
+        if not len(record):
+            raise ShardCorrupt("an image that is present has no bytes", code="validity")
+        self.shape_of(dims, len(record))
+
+    def value_bytes(self, value: Any) -> bytes:
+        """Return the dimensions and the bytes of the file."""
+        return f"i{value.shape}".encode() + bytes(value)
+
+
+def is_picture(height: int, width: int, channels: int) -> bool:
+    """Return True if an image can have these dimensions."""
+    sides = 1 <= height <= MAX_PICTURE_SIDE and 1 <= width <= MAX_PICTURE_SIDE
+    return sides and 1 <= channels <= MAX_CHANNELS

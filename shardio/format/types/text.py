@@ -1,0 +1,211 @@
+"""The field types of bytes, text and JSON, and shardio's canonical JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import SchemaError, ShardCorrupt
+from shardio.format.types.field import Content, Dims, Field, FieldType, check_options, refuse
+
+if TYPE_CHECKING:
+    from shardio.format.types.streams import Record
+
+
+@dataclass(frozen=True, slots=True)
+class _AnyLength(Field):
+    """A field of byte values of any length, one record each, without further options."""
+
+    codec: str = "raw"
+    _: KW_ONLY
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(self.codec, self.optional)
+
+    @classmethod
+    def parse(cls, name: object, entry: dict[str, Any], codec: str, *, optional: bool) -> Self:
+        """Return the field with these options."""
+        return cls(codec, optional=optional)
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes(_AnyLength):
+    """A field of opaque bytes of any length; see Array for codec and optional."""
+
+    code: ClassVar[int] = FieldType.BYTES
+
+    def record_encoder(self, name: str) -> Callable[[Any], Record]:
+        """Return a function that returns bytes as they are."""
+
+        def encode(value: Any) -> Record:
+            return (value, ()) if type(value) is bytes else self.encode_record(name, value)
+
+        return encode
+
+    def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise refuse(name, "bytes", value)
+        return memoryview(bytes(value)), ()
+
+    def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
+        """Return a mask of all records: any bytes are valid."""
+        return np.ones(len(dims), np.bool_)
+
+    def value_bytes(self, value: Any) -> bytes:
+        """Return the bytes after a letter."""
+        return b"b" + bytes(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Text(_AnyLength):
+    """A field of text, stored as UTF-8; see Array for codec and optional."""
+
+    code: ClassVar[int] = FieldType.TEXT
+    is_utf8: ClassVar[bool] = True
+
+    def record_encoder(self, name: str) -> Callable[[Any], Record]:
+        """Return a function that encodes a str by its type alone."""
+
+        def encode(value: Any) -> Record:
+            if type(value) is str:
+                try:
+                    return value.encode(), ()
+                except UnicodeEncodeError:
+                    pass  # the reason is told by:
+            return self.encode_record(name, value)
+
+        return encode
+
+    def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
+        if not isinstance(value, str):
+            raise refuse(name, "str", value)
+        try:
+            return memoryview(value.encode("utf-8")), ()
+        except UnicodeEncodeError as error:
+            raise SchemaError(f"field {name!r}: the text is not valid Unicode: {error}") from error
+
+    def decode(self, record: Content, shape: tuple[int, ...]) -> str:
+        """Return the text."""
+        return str(record, "utf-8")
+
+    def decode_batch(self, records: Sequence[Content]) -> list[Any]:
+        """Return the texts."""
+        return [str(record, "utf-8") for record in records]
+
+    def value_bytes(self, value: Any) -> bytes:
+        """Return the text after a letter."""
+        return b"t" + bytes(value.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Json(_AnyLength):
+    """A field of JSON values, stored as canonical UTF-8; see Array for codec and optional.
+
+    In an optional field None is a missing value; elsewhere it is JSON's null.
+    """
+
+    code: ClassVar[int] = FieldType.JSON
+
+    def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
+        try:
+            record = canonical_json(value)  # first: it rejects values that contain themselves
+            check_json(value)
+        except SchemaError as error:
+            raise SchemaError(f"field {name!r}: {error}") from error
+        return memoryview(record), ()
+
+    def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
+        """Return the parsed value."""
+        return read_json(str(record, "utf-8"))
+
+    def decode_batch(self, records: Sequence[Content]) -> list[Any]:
+        """Return the parsed values; None for the empty record of a missing one."""
+        texts = [str(record, "utf-8") for record in records]
+        return [read_json(text) if text or not self.optional else None for text in texts]
+
+    def check_record(self, record: Content, dims: Dims) -> None:
+        """Check that a record is canonical JSON of a value that can be stored."""
+        try:
+            value = self.decode(record, ())
+            is_canonical = canonical_json(value) == record
+            check_json(value)
+        except (ValueError, RecursionError, SchemaError) as error:
+            raise ShardCorrupt(f"a record cannot be decoded: {error}", code="value") from error
+        if not is_canonical:
+            raise ShardCorrupt("JSON is not in canonical form", code="value")
+
+    def value_bytes(self, value: Any) -> bytes:
+        """Return the canonical JSON."""
+        return canonical_json(value)
+
+
+_CANONICAL: Final = json.JSONEncoder(
+    ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
+)
+
+
+def canonical_json(value: object) -> bytes:
+    """Return a value as shardio's canonical JSON: UTF-8, keys sorted, no spaces, no NaN.
+
+    Raises:
+        SchemaError: JSON cannot express the value.
+    """
+    try:
+        return _CANONICAL.encode(value).encode("utf-8")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SchemaError(f"a value cannot be written as JSON: {error}") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+read_json: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
+"""Parse JSON text. Raises ValueError for invalid text, including NaN and Infinity."""
+
+
+MAX_JSON_DEPTH: Final = 256
+"""The maximum nesting of a Json value: parsable with any remaining part of Python's stack."""
+
+
+def check_json(value: object) -> None:
+    """Check that a value survives a round trip through JSON.
+
+    Keys that are not strings are refused: JSON would turn 1 into "1". So is deep nesting, which
+    could be read or not depending on the stack.
+
+    Raises:
+        SchemaError: it does not. The message names no field.
+    """
+    waiting, depth = [value], -1
+    while waiting:
+        depth += 1
+        if depth > MAX_JSON_DEPTH:
+            raise SchemaError(f"nested more than {MAX_JSON_DEPTH} deep")
+        waiting = _nested(waiting)
+
+
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+"""The types of most values without nested ones, for a quick test."""
+
+
+def _nested(values: list[object]) -> list[object]:
+    """Return the values directly inside of dicts and lists."""
+    waiting: list[object] = []
+    for found in values:
+        if type(found) in _PLAIN:
+            continue
+        if isinstance(found, dict):
+            for key in found:
+                if not isinstance(key, str):
+                    raise SchemaError(f"keys must be str, found {key!r}")
+            waiting += found.values()
+        elif isinstance(found, list | tuple):
+            waiting += found
+    return waiting
