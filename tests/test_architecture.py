@@ -448,3 +448,68 @@ def test_the_map_of_the_engine_names_every_module_of_it() -> None:
     names = {path.name for path in folder.glob("*.py")} - {"__init__.py"}
     rows = [line for line in (folder / "README.md").read_text().splitlines() if line[:1] == "|"]
     assert {name for name in names if not any(f"`{name}`" in row for row in rows)} == set()
+
+
+CHANGES_FILES = re.compile(
+    r"os\.(chmod|chown|copy_file_range|fdatasync|fsync|ftruncate|link|makedirs|mkdir|mkfifo|mknod"
+    r"|posix_fallocate|pwrite|pwritev|remove|removedirs|rename|renames|replace|rmdir|sendfile"
+    r"|symlink|truncate|unlink|utime|write|writev)"
+    r"|shutil\.(?!disk_usage|which|get_terminal_size)\w+|tempfile\.\w+"
+    r"|(?!fs\.).+\.(chmod|hardlink_to|mkdir|rename|rmdir|symlink_to|touch|unlink"
+    r"|write_bytes|write_text)"
+)
+OPENS_FOR_WRITING = re.compile(r"O_(APPEND|CREAT|RDWR|TRUNC|WRONLY)")
+MAY_CHANGE_FILES = {
+    "shardio._workers.processes.blocks": "memory files",
+    "shardio._workers.processes.linux": "memory files",
+    "shardio._workers.processes.shared_memory": "memory files",
+    "shardio._workers.processes.stack_dumps": "memory files",
+    "shardio._workers.processes.zygote": "removes the folder of a socket; imports nothing more",
+    "shardio._workers.tasks.messages": "makes the folder of a socket",
+    "shardio.dataset.transaction": "appends to the names of staged files",
+    "shardio.storage.fs": "all other changes",
+}
+"""Modules that change files without `shardio.storage.fs`, each with the reason."""
+
+
+def _file_changes(tree: ast.Module) -> set[str]:
+    """Return the calls of a module that change files."""
+    found = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name, arguments = ast.unparse(node.func), [ast.unparse(one) for one in node.args]
+        if CHANGES_FILES.fullmatch(name):
+            found.add(name)
+        elif name == "os.open" and OPENS_FOR_WRITING.search(arguments[1]):
+            found.add(name)
+        elif name == "open" and re.search("[wax+]", (arguments[1:] or ["'r'"])[0]):
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("os.unlink(path)", {"os.unlink"}),
+        ("(root / name).unlink()", {"(root / name).unlink"}),
+        ("Path(path).write_text('x')", {"Path(path).write_text"}),
+        ("open(path, 'ab', buffering=0)", {"open"}),
+        ("os.open(path, os.O_RDWR | os.O_CLOEXEC)", {"os.open"}),
+        ("shutil.rmtree(path)", {"shutil.rmtree"}),
+        ("fs.unlink(path)", set()),
+        ("open(path, 'rb')", set()),
+        ("open(path)", set()),
+        ("os.open(path, os.O_RDONLY)", set()),
+        ("shutil.disk_usage(path).free", set()),
+    ],
+)
+def test_a_change_of_a_file_is_found(text: str, found: set[str]) -> None:
+    assert _file_changes(ast.parse(text)) == found
+
+
+def test_only_one_module_changes_the_file_system() -> None:
+    library = {m: path for m, path in MODULES.items() if _is_within(m, "shardio")}
+    changes = {m: found for m, path in library.items() if (found := _file_changes(_tree(path)))}
+    assert {m: found for m, found in changes.items() if m not in MAY_CHANGE_FILES} == {}
+    assert MAY_CHANGE_FILES.keys() == changes.keys()

@@ -7,6 +7,7 @@ number of batches that lay ready.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections import deque
@@ -20,6 +21,7 @@ from shardio._engine.dispatch.iterations import EpochIteration
 from shardio._loading.iterator import BatchAssembler, LoaderIterator
 from shardio.batch.batch import Batch
 from shardio.errors import InvalidArgument
+from shardio.storage.fs import create
 
 Event = dict[str, Any]
 """One event of the file."""
@@ -66,7 +68,7 @@ class Trace:
         if self._engine is None or self.is_recording:
             raise InvalidArgument("a trace is of one `with`; call loader.trace() for another")
         if self._path is not None:
-            self._file = open(self._path, "w", encoding="utf-8")
+            self._file = _open(self._path)
         self._began_ns = now_ns()
         self._engine.record(is_recording=True)
         self.is_recording = True
@@ -95,7 +97,7 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to a file, replacing an earlier one; after the `with`."""
-        with open(path, "w", encoding="utf-8") as file:
+        with _open(path) as file:
             self._write(file)
 
     def _write(self, file: IO[str]) -> None:
@@ -222,3 +224,7 @@ class _TracedIterator(LoaderIterator):
         waited_ns = timer.waited_ns - waited_ns
         self._deliveries.append(Delivery(self._pass_ns, batch.step, asked_ns, waited_ns, now_ns()))
         return batch
+
+
+def _open(path: str | os.PathLike[str]) -> IO[str]:
+    return io.TextIOWrapper(create(path, replace=True), encoding="utf-8")

@@ -13,15 +13,13 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from shardio.dataset.manifest import GENERATIONS, load_generation, read_pointer
 from shardio.errors import DataError, DatasetConflict, DatasetNotFound
-from shardio.storage.fs import perform
+from shardio.storage.fs import make_temporary_folder, perform, remove_tree, unlink
 
 PathName = str | os.PathLike[str]
 
@@ -88,7 +86,7 @@ _NAMES: Final = "names.jsonl"
 def make_staging(root: Path) -> tuple[Path, int]:
     """Make and lock a folder; one that another process swept in between is made again."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+        folder = make_temporary_folder(root, _PREFIX)
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -125,7 +123,7 @@ def sweep(root: Path) -> None:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove_named(root, folder)
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
             except DataError:
                 continue  # a generation that cannot be read may name them: a later run removes them
             finally:
@@ -144,4 +142,4 @@ def _remove_named(root: Path, folder: Path) -> None:
             inode, name = json.loads(line)
             # Another writer may have used the name since.
             if name not in named and (root / name).stat().st_ino == inode:
-                (root / name).unlink()
+                unlink(root / name)

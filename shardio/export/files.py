@@ -30,7 +30,7 @@ from shardio.export.formats import (
     safe_path,
 )
 from shardio.format.types import Array, Bytes, Field, Json, Text
-from shardio.storage.fs import create, make_folder, perform
+from shardio.storage.fs import create, make_folder, sync_path
 
 TABLE: Final = "samples.jsonl"
 _MAX_TABLE_ITEMS: Final = 1024
@@ -115,7 +115,7 @@ class FilesExporter:
         )
         with ThreadPoolExecutor(_CONCURRENT_SYNCS) as pool:
             while chunk := [*islice(paths, 256 * _CONCURRENT_SYNCS)]:
-                deque(pool.map(_sync, chunk), maxlen=0)
+                deque(pool.map(sync_path, chunk), maxlen=0)
 
     def close(self) -> None:
         """Close the table."""
@@ -159,14 +159,6 @@ class FilesExporter:
         if folder not in self._created:
             make_folder(folder)
             self._created.add(folder)
-
-
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        perform("fsync", path, os.fsync, fd)
-    finally:
-        os.close(fd)
 
 
 def _is_in_table(field: Field) -> bool:

@@ -25,6 +25,7 @@ from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
 from shardio.maintenance.verify.dataset import Progress, ends_of, report_step
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.writer import ShardSummary, ShardWriter
+from shardio.storage.fs import make_folder
 
 Function = Callable[[Any], Any]
 
@@ -76,7 +77,7 @@ class _Column(ShardJob):
     def __call__(self, k: int) -> tuple[str, ShardSummary]:
         """Compute the column of shard k; return the path of its new shard, and its summary."""
         folder = os.path.join(self._staging, secrets.token_hex(8))
-        os.mkdir(folder)
+        make_folder(folder)
         place = os.path.join(folder, "values.shard")
         (name,) = self._schema
         first = int(self.dataset.starts[k])

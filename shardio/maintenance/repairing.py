@@ -33,7 +33,7 @@ from shardio.maintenance.verify.dataset import ends_of
 from shardio.maintenance.verify.shard import verify_file
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
-from shardio.storage.fs import read_checksummed_json
+from shardio.storage.fs import make_folder, read_checksummed_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +341,7 @@ def _folder_for(part: Part, parts: Sequence[Part], rewriting: Rewriting) -> Path
     if part is parts[0]:
         return rewriting.staging
     folder = rewriting.staging / f"beside-{parts.index(part)}"
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     return folder
 
 

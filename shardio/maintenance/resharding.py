@@ -30,6 +30,7 @@ from shardio.maintenance.verify.dataset import (
     require_sound_shards,
 )
 from shardio.samples.shard_dataset import ShardDataset
+from shardio.storage.fs import unlink
 
 PathName = str | os.PathLike[str]
 
@@ -190,8 +191,8 @@ def _remove_old(root: Path) -> int:
     named = {shard.name for shard, _ in published.files}
     n_removed = 0
     for name in sorted(set(_older_names(root, published.number)) - named):
-        with contextlib.suppress(FileNotFoundError):  # removed already
-            (root / name).unlink()
+        if (root / name).exists():
+            unlink(root / name)
             n_removed += 1
     return n_removed
 

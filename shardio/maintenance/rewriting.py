@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import shutil
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from shardio.dataset.transaction import make_staging, note_name, sweep
 from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, ShardioError
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary, ShardWriter
-from shardio.storage.fs import create, rename_exclusive, sync, sync_folder
+from shardio.storage import fs
 
 SHARD_BYTES: Final = 256 << 20
 """The default size of a rewritten shard."""
@@ -117,7 +116,7 @@ class Rewriting:
         if self._previous is None:
             refuse_existing(self.root)
             self._made_root = not self.root.exists()
-            self.root.mkdir(parents=True, exist_ok=True)
+            fs.make_folder(self.root)
         self.staging, self._lock_fd = make_staging(self.root)
         return self
 
@@ -147,16 +146,15 @@ class Rewriting:
         """Add a copy of a finished shard that lies elsewhere, byte for byte."""
         self.cut()
         name = self._next_name()
-        with open(path, "rb") as source, create(self.staging / name) as copy:
-            shutil.copyfileobj(source, copy, 1 << 20)
-            sync(copy, self.staging / name)
+        fs.copy(path, self.staging / name)
+        fs.sync_path(self.staging / name)
         self._enter_staged(dataclasses.replace(summary, name=name))
 
     def take(self, path: str, summary: ShardSummary) -> None:
         """Move a finished shard from its folder into the hidden one, under its name."""
         self.cut()
         name = self._next_name()
-        os.rename(path, self.staging / name)
+        fs.rename(path, self.staging / name)
         self._enter_staged(dataclasses.replace(summary, name=name))
 
     def keep(self, summary: ShardSummary) -> None:
@@ -205,7 +203,7 @@ class Rewriting:
         moved: list[str] = []
         try:
             shards = tuple(self._place(part, moved) for part in self._parts)
-            sync_folder(str(self.root))
+            fs.sync_folder(str(self.root))
             yield shards
         except BaseException:
             self._take_back(moved)
@@ -222,7 +220,7 @@ class Rewriting:
         for name in self._names(len(moved)):
             note_name(self.staging, part.name, name)
             try:
-                rename_exclusive(str(self.staging / part.name), str(self.root / name))
+                fs.rename_exclusive(str(self.staging / part.name), str(self.root / name))
             except FileExistsError as error:
                 if self._previous is None:
                     raise DatasetConflict(
@@ -249,8 +247,7 @@ class Rewriting:
         except (ShardioError, OSError):
             return  # it is unknown whether a generation names them
         for name in set(moved) - published:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.root / name)
+            fs.unlink(self.root / name)
 
     def __exit__(
         self,
@@ -260,11 +257,12 @@ class Rewriting:
     ) -> None:
         if self._shard is not None:
             self._shard.abort()
-        shutil.rmtree(self.staging, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the next operation removes it
+            fs.remove_tree(self.staging)
         os.close(self._lock_fd)
         if self._made_root:
-            with contextlib.suppress(OSError):  # not empty: the dataset is in it
-                self.root.rmdir()
+            with contextlib.suppress(OSError):
+                fs.remove_folder(self.root)  # unless the dataset is in it
 
 
 def check_shard_bytes(shard_bytes: object) -> None:

@@ -8,9 +8,8 @@ confirmed by an undamaged hash. Other damage stays, and reading finds it.
 from __future__ import annotations
 
 import errno
+import io
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +42,8 @@ from shardio.format.layout import (
 from shardio.format.schema import Schema
 from shardio.format.types.streams import STREAM_DTYPE
 from shardio.shard.opening import Sections, read_schema
+from shardio.storage import fs
 from shardio.storage.file_access import open_shard
-from shardio.storage.fs import create
 from shardio.storage.mmap import map_file
 
 _PER_BLOCK = BLOCK_BYTES // DIMENSION.size
@@ -186,9 +185,8 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
     if not notes:
         return Mended(path)
     if not n_holes:
-        with open(path, "rb") as source, create(copy) as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-    with open(copy, "r+b") as file:
+        fs.copy(path, copy)
+    with io.BufferedRandom(fs.update(copy)) as file:
         file.truncate(header.file_size)
         for offset, patch in draft.patches.items():
             file.seek(offset)
@@ -202,15 +200,18 @@ def schema_of(path: str) -> Schema:
     Raises:
         ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: it cannot be read.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        content, _ = _map_around(path, Path(folder) / "copy.shard")
+    folder = fs.make_temporary_folder(None)
+    try:
+        content, _ = _map_around(path, folder / "copy.shard")
         _, sections = _open_any(content, path)
         return read_schema(content, sections, path)
+    finally:
+        fs.remove_tree(folder)
 
 
 def _map_around(path: str, copy: Path) -> tuple[memoryview, int]:
     """Map a file, or a copy without the pages that the disk cannot read; and how many those are."""
-    copy.unlink(missing_ok=True)
+    fs.unlink(copy)
     holes = unreadable_pages(path)
     if holes:
         _copy_around(path, copy, set(holes))
@@ -246,7 +247,7 @@ def _is_readable(fd: int, place: int, n_bytes: int = PAGE) -> bool:
 
 def _copy_around(path: str, copy: Path, holes: set[int]) -> None:
     """Copy a file page by page, and leave out what cannot be read."""
-    with open(path, "rb", buffering=0) as source, create(copy) as target:
+    with open(path, "rb", buffering=0) as source, fs.create(copy) as target:
         n_bytes = os.fstat(source.fileno()).st_size
         for page in range(0, n_bytes, PAGE):
             if page not in holes:

@@ -19,6 +19,7 @@ import json
 import os
 import resource
 import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
@@ -99,16 +100,52 @@ class _File(io.FileIO):
             explain_file_limit(error, self.tell() + memoryview(data).nbytes)
             raise
 
+    def truncate(self, size: int | None = None, /) -> int:
+        return perform("truncate", self._path, super().truncate, size)
 
-def create(path: str | os.PathLike[str]) -> IO[bytes]:
+
+def create(path: str | os.PathLike[str], *, replace: bool = False) -> IO[bytes]:
     """Create a file for writing; the caller owns it.
+
+    Args:
+        path: its name.
+        replace: whether a file of this name is emptied.
 
     Raises:
         FileExistsError: the name is taken.
         OSError: the system refuses, now or at a write.
     """
+    place, mode = os.fspath(path), "wb" if replace else "xb"
+    return io.BufferedWriter(perform("create", place, _File, place, place, mode), BUFFER_BYTES)
+
+
+def create_private(path: str | os.PathLike[str], mode: int = 0o600) -> IO[bytes]:
+    """Create a file with these permissions for writing; FileExistsError if the name is taken."""
     place = os.fspath(path)
-    return io.BufferedWriter(perform("create", place, _File, place, place, "xb"), BUFFER_BYTES)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = perform("create", place, os.open, place, flags, mode)
+    return io.BufferedWriter(_File(place, fd, "wb"), BUFFER_BYTES)
+
+
+def update(path: str | os.PathLike[str]) -> io.FileIO:
+    """Open an existing file, unbuffered, to change its content; the caller owns it."""
+    place = os.fspath(path)
+    return _File(place, place, "r+b")
+
+
+def open_lock_file(path: str) -> int:
+    """Open a file whose bytes are locked, for reading and writing; create it if it is missing."""
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        return perform("create", path, os.open, path, flags | os.O_CREAT, 0o600)
+
+
+def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Copy the content of a file to a new one; the caller syncs it."""
+    with open(source, "rb") as old, create(target) as new:
+        shutil.copyfileobj(old, new, 1 << 20)
 
 
 def create_unnamed(folder: str) -> IO[bytes]:
@@ -127,6 +164,15 @@ def sync(file: IO[bytes], path: str | os.PathLike[str]) -> None:
     perform("fsync", os.fspath(path), os.fsync, file.fileno())
 
 
+def sync_path(path: str | os.PathLike[str]) -> None:
+    """Make a closed file durable, or earlier renames in a folder."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        perform("fsync", os.fspath(path), os.fsync, fd)
+    finally:
+        os.close(fd)
+
+
 def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Rename a file; an existing target is replaced."""
     perform("rename", os.fspath(target), os.rename, source, target)
@@ -137,10 +183,24 @@ def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None
     perform("link", os.fspath(target), os.link, source, target)
 
 
-def make_folder(path: str | os.PathLike[str]) -> None:
+def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
     """Create a folder and its missing parents; it may exist."""
     if not os.path.isdir(path):
-        perform("mkdir", os.fspath(path), Path(path).mkdir, parents=True, exist_ok=True)
+        perform("mkdir", os.fspath(path), Path(path).mkdir, mode, parents=True, exist_ok=True)
+
+
+def make_temporary_folder(folder: str | os.PathLike[str] | None, prefix: str = "shardio-") -> Path:
+    """Create a folder with an unused name in `folder`, or where the system keeps such.
+
+    The caller removes it.
+    """
+    place = tempfile.gettempdir() if folder is None else os.fspath(folder)
+    return Path(perform("mkdir", place, tempfile.mkdtemp, prefix=prefix, dir=place))
+
+
+def touch(path: str) -> None:
+    """Set the time of the last change of a file to the present."""
+    perform("utime", path, os.utime, path)
 
 
 def unlink(path: str | os.PathLike[str]) -> None:
@@ -187,11 +247,7 @@ def _remove_once(path: str | os.PathLike[str]) -> None:
 
 def sync_folder(folder: str) -> None:
     """Make earlier renames in `folder` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        perform("fsync", folder, os.fsync, fd)
-    finally:
-        os.close(fd)
+    sync_path(folder)
 
 
 def rename_exclusive(source: str, target: str) -> None:

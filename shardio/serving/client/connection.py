@@ -32,6 +32,7 @@ from shardio.serving.client.protocol import (
     MalformedMessage,
     unpack,
 )
+from shardio.storage import fs
 
 _FORM: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _DIGITS: Final = (
@@ -98,13 +99,13 @@ def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
         raise InvalidArgument(
             f"{own}: keys of this name exist; choose another name, or remove them"
         )
-    listed.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fs.make_folder(listed.parent, 0o700)
     if not (place / "server.secret").exists():
         public, secret = zmq.curve_keypair()
         _write(place / "server.secret", secret, 0o600)
         _write(place / "server.public", public, 0o644)
     public, secret = zmq.curve_keypair()
-    own.mkdir(mode=0o700)
+    fs.make_folder(own, 0o700)
     _write(own / "client.secret", secret, 0o600)
     _write(own / "server.public", _read(place / "server.public"), 0o644)
     _write(listed, public, 0o644)  # last, when the client's files are complete
@@ -157,8 +158,7 @@ def z85(key: bytes) -> bytes:
 
 
 def _write(path: Path, key: bytes, mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with open(fd, "wb") as file:
+    with fs.create_private(path, mode) as file:
         file.write(key + b"\n")
 
 

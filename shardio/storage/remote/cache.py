@@ -32,7 +32,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from typing import IO, Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -156,16 +156,15 @@ class ShardCache:
     def _prepare(self) -> None:
         """Create the folders and the files that describe them."""
         for folder in (self.folder, self.root):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            fs.make_folder(folder, 0o700)
         for path, text in (
             (os.path.join(self.folder, "README.txt"), README),
             (os.path.join(self.root, "origin"), f"{self._objects.url}\n"),
         ):
             if not os.path.exists(path):
-                with open(path, "w", encoding="utf-8") as file:
-                    file.write(text)
-        with open(self._lock_path, "ab"):  # also if the cache is complete and read-only
-            pass
+                with fs.create(path, replace=True) as file:
+                    file.write(text.encode())
+        os.close(fs.open_lock_file(self._lock_path))  # also if the cache is complete and read-only
 
     @property
     def max_bytes(self) -> int:
@@ -187,7 +186,7 @@ class ShardCache:
         path = self.path_of(shard)
         if _is_verified(path, shard):
             with contextlib.suppress(OSError):
-                os.utime(f"{path}.ok")
+                fs.touch(f"{path}.ok")
             return path
         self._locks.release(byte)
         return None
@@ -244,7 +243,7 @@ class ShardCache:
     def unpin(self, shard: ShardSummary) -> None:
         """Undo one `pin` and mark the shard as just used."""
         with contextlib.suppress(OSError):
-            os.utime(f"{self.path_of(shard)}.ok")
+            fs.touch(f"{self.path_of(shard)}.ok")
         self._locks.release(lock_byte(_file_name(shard)))
 
     def close(self) -> None:
@@ -277,14 +276,12 @@ class ShardCache:
             return
 
     def _download(self, shard: ShardSummary, partial: str, check: Callable[[], None]) -> None:
-        with open(partial, "ab", buffering=0) as file:
-            file.seek(0, os.SEEK_END)
-            if file.tell() > shard.n_bytes:
+        with fs.update(partial) as file:
+            if file.seek(0, os.SEEK_END) > shard.n_bytes:
                 file.truncate(0)
                 file.seek(0)
-            watched: Any = _PerformedFile(file, partial)
             try:
-                self._objects.download(shard.name, watched, shard.n_bytes, check=check)
+                self._objects.download(shard.name, file, shard.n_bytes, check=check)
             except OSError as error:
                 fs.explain_file_limit(error, shard.n_bytes)
                 raise
@@ -324,17 +321,6 @@ class ShardCache:
             f"{free} are free, and all {used} in the cache are in use; choose a cache on a larger "
             "disk, a smaller cache_bytes, or fewer workers"
         )
-
-
-class _PerformedFile:
-    """A file whose writes go through `fs.perform`."""
-
-    def __init__(self, file: IO[bytes], path: str) -> None:
-        self._file, self._path = file, path
-        self.tell = file.tell
-
-    def write(self, data: memoryview) -> int:
-        return fs.perform("write", self._path, self._file.write, data)
 
 
 def _file_name(shard: ShardSummary) -> str:

@@ -80,7 +80,7 @@ class CacheEvictor:
             _write_count(
                 self._place, used + n_bytes
             )  # first: a count that is too high is corrected later
-            fs.perform("create", partial, _make_empty, partial)
+            fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
         """Rename a complete download, locked so that a count cannot miss it under both names."""
@@ -166,10 +166,6 @@ def _cached_file(entry: os.DirEntry[str]) -> CachedFile | None:
     return CachedFile(used_s, entry.path, entry.stat().st_size, lock_byte(entry.name))
 
 
-def _make_empty(path: str) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-
-
 def _read_count(path: str) -> int | None:
     try:
         with open(path, encoding="ascii") as file:
@@ -180,5 +176,5 @@ def _read_count(path: str) -> int | None:
 
 def _write_count(path: str, used_bytes: int) -> None:
     with contextlib.suppress(OSError):  # the files are recounted then
-        with open(path, "w", encoding="ascii") as file:
-            file.write(str(used_bytes))
+        with fs.create(path, replace=True) as file:
+            file.write(b"%d" % used_bytes)

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+from shardio.storage import fs
+
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 """l_type, l_whence, l_start, l_len and l_pid, which must be 0."""
 
@@ -51,7 +53,7 @@ class ByteLocks:
             with self._mutex:
                 n_held = self._counts.get(byte, 0)
                 if self._fd < 0:
-                    self._fd = _open(self._path)
+                    self._fd = fs.open_lock_file(self._path)
                 if not n_held and not _lock(self._fd, fcntl.F_RDLCK, byte):
                     return False
                 self._counts[byte] = n_held + 1
@@ -107,7 +109,7 @@ def try_exclusive(path: str, byte: int) -> Iterator[bool]:
     The lock is released explicitly: a child forked meanwhile shares it, and closing alone would
     leave it with the child.
     """
-    fd, pid = _open(path), os.getpid()
+    fd, pid = fs.open_lock_file(path), os.getpid()
     try:
         yield _lock(fd, fcntl.F_WRLCK, byte)
     finally:
@@ -134,10 +136,6 @@ def folder_lock(folder: str) -> Iterator[None]:
 def holds_folder_lock() -> bool:
     """Return True if this thread holds a `folder_lock`, and would deadlock with itself."""
     return _held.is_held
-
-
-def _open(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _lock(fd: int, kind: int, byte: int) -> bool:
