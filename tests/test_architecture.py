@@ -466,7 +466,6 @@ MAY_CHANGE_FILES = {
     "shardio._workers.processes.stack_dumps": "memory files",
     "shardio._workers.processes.zygote": "removes the folder of a socket; imports nothing more",
     "shardio._workers.tasks.messages": "makes the folder of a socket",
-    "shardio.dataset.transaction": "appends to the names of staged files",
     "shardio.storage.fs": "all other changes",
 }
 """Modules that change files without `shardio.storage.fs`, each with the reason."""

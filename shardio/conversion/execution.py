@@ -43,7 +43,7 @@ from shardio.conversion.scheduler import ConversionState, run_on_ray, run_units
 from shardio.conversion.shard_uploader import ShardUploader
 from shardio.conversion.staging import Staging
 from shardio.conversion.worker import ConversionJob, convert_unit
-from shardio.dataset.generation import Generation, lineage_of
+from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, publish, publish_next
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
@@ -333,8 +333,8 @@ def _publish(
     """Publish the finished shards as a dataset, whether they are local or uploaded."""
     shards = [shard for _, shard in placed]
     schema = job.source.schema()
-    moves = [(path, shard.name) for path, shard in placed] if uploader is None else []
-    staging.move_out(moves, lineage_of(schema, shards))
+    links = [(path, shard.name) for path, shard in placed] if uploader is None else []
+    staging.link_shards(links)
     return publish(
         staging.out,
         schema=schema,
@@ -361,8 +361,7 @@ def _publish_next(
     names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
     shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
     changed = generation_changes(latest, shards, state.classes, state.reports())
-    moves = [(path, names[shard.name]) for path, shard in placed]
-    staging.move_out(moves, latest.lineage, latest.number + 1)
+    staging.link_shards([(path, names[shard.name]) for path, shard in placed])
     return publish_next(
         staging.out,
         latest,

@@ -1,13 +1,13 @@
 """The work folder `out/.conversion`, which holds the shards of a conversion until it is published.
 
 So `out` holds no unpublished shards while a conversion runs. Finished units of an interrupted
-conversion stay there with the journal, and the next conversion can resume from them.
+conversion stay there with the journal, and the next conversion can resume from them. A dataset to
+be replaced is moved into this folder just before the new one is published, and back if it is not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import re
@@ -31,20 +31,43 @@ from shardio.conversion.journal import (
     read_plan,
     write_plan,
 )
-from shardio.conversion.rename_log import RenameLog, check_only_dataset, remove_leftovers
-from shardio.dataset.manifest import holds_dataset, refuse_existing
+from shardio.dataset.manifest import (
+    POINTER,
+    holds_dataset,
+    load_generation,
+    recover,
+    refuse_existing,
+)
+from shardio.dataset.transaction import (
+    check_only_dataset,
+    dataset_entries,
+    link_staged,
+    lock_folder,
+    names_staged,
+    remove_leftovers,
+    undo,
+)
 from shardio.errors import (
     DataError,
     DatasetConflict,
     DatasetCorrupt,
     DatasetExists,
+    DatasetNotFound,
     InvalidArgument,
 )
-from shardio.storage.fs import make_folder, remove_folder, remove_tree, rename, sync_folder, unlink
+from shardio.storage.fs import (
+    make_folder,
+    remove_folder,
+    remove_tree,
+    rename,
+    rename_exclusive,
+    sync_folder,
+    unlink,
+)
 
 _OWN_ENTRIES: Final = re.compile(
-    r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|moves|published)\.json"
-    r"|\.(plan|moves)\.json\.[0-9a-f]+\.tmp"
+    r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|published)\.json"
+    r"|\.plan\.json\.[0-9a-f]+\.tmp"
 )
 """Names of the entries that a conversion creates in its folder."""
 LOCK_PATIENCE_S: Final = 2.0
@@ -83,7 +106,7 @@ class Staging:
         self._resume, self._overwrite, self.appends = resume, overwrite, appends
         restart_hint = self._abandon_hint if appends else "overwrite (--overwrite) starts again"
         self._store_hint, self._restart_hint = hint, hint or restart_hint
-        self._rename_log = RenameLog(self.out, self.folder)
+        self._replaced = self.folder / "replaced"
         self._plan: JournaledPlan | None = None
         self._has_started = self._is_finished = self._created_out = False
 
@@ -128,7 +151,7 @@ class Staging:
             self._clear()
             self._check_out()
             return
-        is_over = path.name == PUBLISHED_FILE or self._rename_log.is_published()
+        is_over = path.name == PUBLISHED_FILE or self._has_published()
         resumes = self._resume and not self.appends and holds_dataset(self.out)
         self.is_published = is_over and resumes
         if is_over and not resumes:
@@ -145,12 +168,12 @@ class Staging:
             if self._plan and self._plan.appends:
                 raise DatasetExists(self._interrupted())
         if not self.is_published:
-            self._rename_log.undo()
+            self._undo()
             self._check_out()
 
     def _inspect_append(self) -> None:
         """Prepare to resume an interrupted append."""
-        self._rename_log.undo()  # so that the user may also delete the folder
+        self._undo()  # so that the user may also delete the folder
         plan = self._read_plan(self._abandon_hint)
         if plan is not None and not (plan.appends and self._resume):
             raise DatasetExists(self._interrupted())
@@ -232,19 +255,48 @@ class Staging:
         prefix = next(free)
         return {name: f"{prefix}{name}" for name in names}
 
-    def move_out(self, shards: Sequence[tuple[str, str]], lineage: str, number: int = 1) -> None:
-        """Move finished shards, given as (name here, name there), into `out`, durably.
+    def link_shards(self, shards: Sequence[tuple[str, str]]) -> None:
+        """Give finished shards, as (name here, name there), their names in `out`, durably.
 
-        Args:
-            shards: the shards of a dataset, in order.
-            lineage: the lineage of the dataset.
-            number: the number of the generation that will list them.
+        A dataset that is being replaced is moved away first.
 
         Raises:
             DatasetConflict: another writer has created a file of the same name.
         """
-        replaces = self._plan is not None and self._plan.replaces
-        self._rename_log.apply(shards, lineage, number, replace=replaces)
+        if self._plan is not None and self._plan.replaces and holds_dataset(self.out):
+            make_folder(self._replaced)
+            for name in dataset_entries(self.out):
+                rename_exclusive(str(self.out / name), str(self._replaced / name))
+        for name, final in shards:
+            link_staged(self.folder / name, self.out / final)
+        sync_folder(str(self.out))
+
+    def _has_published(self) -> bool:
+        """Return True if the dataset in `out` names shards of this folder.
+
+        The commit of a generation that only lacks its pointer is completed, as the next commit
+        would do. An upload has this `out` to itself, and its shards are no longer here.
+        """
+        if not holds_dataset(self.out):
+            return False
+        if self._store_hint:
+            return True
+        with contextlib.suppress(DataError, DatasetNotFound):
+            return any(
+                names_staged(self.out, self.folder, load_generation(self.out, number))
+                for number in range(recover(self.out).number, 0, -1)
+            )
+        return False
+
+    def _undo(self) -> None:
+        """Remove what this folder has in `out`, and move a replaced dataset back."""
+        undo(self.out, self.folder, is_private=bool(self._store_hint))
+        if self._replaced.exists():
+            # The pointer comes last: the dataset is complete then.
+            for name in sorted(os.listdir(self._replaced), key=lambda name: name == POINTER):
+                if not (self.out / name).exists():  # otherwise of another writer
+                    rename_exclusive(str(self._replaced / name), str(self.out / name))
+            sync_folder(str(self.out))
 
     def discard_units(self) -> None:
         """Remove all units: they are of no use."""
@@ -310,43 +362,30 @@ class Staging:
     def _keeps_work(self) -> bool:
         """Undo the renames of an unpublished dataset; return True if a unit can be resumed."""
         try:
-            if not self._rename_log.is_published():
-                self._rename_log.undo()
+            if not self._has_published():
+                self._undo()
                 return has_records(self.folder)
         except (OSError, DataError):  # the next conversion may succeed, or reports it
             pass
         return True
 
     def _lock(self) -> None:
-        """Create and lock the folder; the kernel unlocks it when the last process holding it exits.
-
-        The locked folder may have been removed by its owner meanwhile; then another one is created.
-        """
+        """Create and lock the folder; wait for workers of a killed conversion to exit."""
         end_s = time.monotonic() + LOCK_PATIENCE_S
         while self.lock_fd < 0:
             try:
                 make_folder(self.folder)
-                self.lock_fd = os.open(
-                    self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                )
+                self.lock_fd = lock_folder(self.folder)
             except FileNotFoundError:  # removed in between, or `out` cannot be created
                 if time.monotonic() > end_s:
                     raise
-                continue
-            try:
-                fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.path.samestat(os.fstat(self.lock_fd), os.stat(self.folder)):
-                    self._unlock()
             except BlockingIOError as error:
-                self._unlock()
                 if time.monotonic() > end_s:
                     raise DatasetConflict(
                         f"{self.out}: another conversion is writing here; wait for it, or choose "
                         "another folder"
                     ) from error
                 time.sleep(0.02)
-            except FileNotFoundError:
-                self._unlock()
 
     def _unlock(self) -> None:
         if self.lock_fd >= 0:

@@ -1,25 +1,60 @@
-"""Staging folders of operations that publish files of a dataset, and conflicts between writers.
+"""Publish new files of a dataset, or a folder, as a whole.
 
-New files lie in a hidden, locked folder until all are written. Folders left by killed operations
-are removed by the next one.
+A new file is written in a hidden, locked staging folder. Once all are complete, each gets its final
+name as a second link (`link_staged`), and a generation that names them is published. So the file
+in the staging folder stays until then, and tells by its inode which names are ours: an operation
+that fails removes them again, and so does the one that follows a killed operation, unless a
+generation names them (`undo`).
 
 If another writer changes the dataset during an operation, files may be missing for that reason.
 This is detected, and not reported as damage.
+
+A folder that is not a dataset, such as an export, is staged beside its final place and renamed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import json
 import os
+import types
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from shardio.dataset.manifest import GENERATIONS, load_generation, read_pointer
-from shardio.errors import DataError, DatasetConflict, DatasetNotFound
-from shardio.storage.fs import make_temporary_folder, perform, remove_tree, unlink
+from shardio.dataset.generation import Generation
+from shardio.dataset.manifest import (
+    GENERATIONS,
+    POINTER,
+    holds_dataset,
+    load_generation,
+    read_pointer,
+    recover,
+    refuse_existing,
+    remove_temporary_files,
+    withdraw,
+)
+from shardio.errors import (
+    DataError,
+    DatasetConflict,
+    DatasetCorrupt,
+    DatasetExists,
+    DatasetNotFound,
+    ShardUnsupported,
+)
+from shardio.shard.reader import ShardReader
+from shardio.storage.fs import (
+    exchange,
+    link,
+    make_folder,
+    make_temporary_folder,
+    remove_tree,
+    rename,
+    sync_folder,
+    unlink,
+)
 
 PathName = str | os.PathLike[str]
 
@@ -79,67 +114,249 @@ def _has_gone(folder: PathName, before: int, now: int) -> bool:
 
 
 _PREFIX: Final = ".maintenance-"
-_NAMES: Final = "names.jsonl"
-"""A line for each name that a shard was about to get: its inode, so that it is known again."""
 
 
-def make_staging(root: Path) -> tuple[Path, int]:
-    """Make and lock a folder; one that another process swept in between is made again."""
-    while True:
-        folder = make_temporary_folder(root, _PREFIX)
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        # On a file system without locks, no process removes leftovers
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), os.stat(folder)):
-                return folder, fd
+def lock_folder(folder: Path, *, wait: bool = False) -> int:
+    """Lock a folder and return its descriptor; the kernel unlocks it when the last process exits.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        FileNotFoundError: there is no such folder, or its owner has removed it meanwhile.
+        OSError: it is a link, or the file system has no locks.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), os.stat(folder)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+    except BaseException:
         os.close(fd)
+        raise
+    return fd
 
 
-def note_name(staging: Path, part: str, name: str) -> None:
-    """Write down that a staged shard is about to be renamed to `name` in the dataset's folder."""
-    line = json.dumps([os.stat(staging / part).st_ino, name])
-    place = staging / _NAMES
-    perform("write", str(place), _append, place, line + "\n")
+class StagingFolder:
+    """A new hidden folder in `root`, locked and owned until `remove`."""
 
+    def __init__(self, root: Path) -> None:
+        sweep(root)
+        self._root, self._fd = root, -1
+        while True:
+            self.path = make_temporary_folder(root, _PREFIX)
+            try:
+                self._fd = lock_folder(self.path, wait=True)
+            except FileNotFoundError:  # another process swept it before it was locked
+                continue
+            except OSError:  # no locks on this file system: no process removes leftovers
+                pass
+            return
 
-def _append(place: Path, text: str) -> None:
-    with open(place, "a", encoding="utf-8") as file:
-        file.write(text)
+    def remove(self, error: BaseException | None) -> None:
+        """Remove the folder; after an error also the names of its files that were not published."""
+        try:
+            if error is None:
+                remove_tree(self.path)
+                return
+            with contextlib.suppress(OSError, DataError):  # a later operation removes them
+                undo(self._root, self.path)
+                remove_tree(self.path)
+        finally:
+            if self._fd >= 0:
+                os.close(self._fd)
 
 
 def sweep(root: Path) -> None:
-    """Remove the unlocked hidden folders that killed operations left.
-
-    The shards that they had named already are removed too, unless a generation names them.
-    """
+    """Remove the unlocked staging folders that killed operations left, with unpublished files."""
     for folder in root.glob(_PREFIX + "*"):
-        with contextlib.suppress(OSError):  # locked, removed meanwhile, or not a folder
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Locked, removed meanwhile, or a generation is unreadable and may name the files
+        with contextlib.suppress(OSError, DataError):
+            fd = lock_folder(folder)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove_named(root, folder)
+                undo(root, folder)
                 remove_tree(folder)
-            except DataError:
-                continue  # a generation that cannot be read may name them: a later run removes them
             finally:
                 os.close(fd)
 
 
-def _remove_named(root: Path, folder: Path) -> None:
-    """Remove the shards that came from a folder and that no generation names, published or not."""
-    if not (folder / _NAMES).exists():
+def remove_leftovers(root: Path) -> None:
+    """Remove files that killed writers of a dataset left behind and that no one will resume.
+
+    Shards stay, because another writer may be about to commit them.
+    """
+    with contextlib.suppress(DatasetCorrupt, DatasetNotFound, ShardUnsupported):
+        recover(root)
+        sweep(root)
+
+
+def link_staged(staged: Path, final: Path) -> None:
+    """Give a staged file its final name as well.
+
+    Raises:
+        DatasetConflict: another writer has created a file of this name.
+    """
+    try:
+        link(staged, final)
+    except FileExistsError as error:
+        raise DatasetConflict(
+            f"{final}: created by another writer meanwhile; its files are unchanged; choose "
+            "another folder"
+        ) from error
+
+
+def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
+    """Remove what an unpublished operation has made in `root`; staged files stay where they are.
+
+    Args:
+        root: the folder of the dataset.
+        staging: the staging folder of the operation, locked.
+        is_private: whether no other writer can have used `root`.
+
+    Raises:
+        DataError: a generation cannot be read, and may name the staged shards.
+    """
+    inodes = _staged_inodes(staging)
+    if not holds_dataset(root) and (inodes or is_private):
+        lineage = ""
+        with contextlib.suppress(DataError):
+            first = load_generation(root, 1)
+            if is_private or names_staged(root, staging, first):
+                lineage = first.lineage
+        remove_temporary_files(root)
+        withdraw(root, lineage)
+    _unlink(root, inodes)
+
+
+def _unlink(root: Path, inodes: set[int]) -> None:
+    """Remove the names in `root` of staged shards, unless a generation names these shards."""
+    found = {entry.name: entry.stat(follow_symlinks=False).st_ino for entry in os.scandir(root)}
+    names = [name for name, inode in found.items() if inode in inodes]
+    if not names:
         return
-    numbers = [int(p.stem) for p in (root / GENERATIONS).glob("[0-9]*.json") if p.stem.isdecimal()]
-    named = {shard.name for n in numbers for shard, _ in load_generation(root, n).files}
-    for line in (folder / _NAMES).read_text("utf-8").splitlines():
-        # An incomplete line; its shard was never renamed
-        with contextlib.suppress(ValueError, FileNotFoundError):
-            inode, name = json.loads(line)
-            # Another writer may have used the name since.
-            if name not in named and (root / name).stat().st_ino == inode:
-                unlink(root / name)
+    named: defaultdict[str, set[str]] = defaultdict(set)
+    for number in _numbers(root):
+        for shard, _ in load_generation(root, number).files:
+            named[shard.name].add(shard.id)
+    for name in names:
+        if name not in named or _id_of(root / name) not in named[name]:
+            unlink(root / name)
+
+
+def names_staged(root: Path, staging: Path, generation: Generation) -> bool:
+    """Return True if a generation of the dataset in `root` names shards staged in a folder."""
+    if inodes := _staged_inodes(staging):
+        for shard, _ in generation.files:
+            with contextlib.suppress(FileNotFoundError):
+                if (root / shard.name).stat().st_ino in inodes:
+                    return _id_of(root / shard.name) == shard.id
+    return False
+
+
+def _staged_inodes(staging: Path) -> set[int]:
+    """Return the inodes of staged shards that have another name."""
+    found = (path.lstat() for path in staging.rglob("*.shard"))
+    return {one.st_ino for one in found if one.st_nlink > 1}
+
+
+def _id_of(path: Path) -> str:
+    with ShardReader(path, verify="off") as reader:
+        return reader.id
+
+
+def _numbers(root: Path) -> list[int]:
+    """Return the numbers of all generations, published or not."""
+    found = (root / GENERATIONS).glob("[0-9]*.json")
+    return sorted(int(path.stem) for path in found if path.stem.isdecimal())
+
+
+def dataset_entries(root: Path) -> list[str]:
+    """Return the entries of a dataset, the pointer first: without it, the rest is not a dataset.
+
+    Raises:
+        DatasetCorrupt, ShardUnsupported: a generation is unreadable.
+    """
+    named = {shard.name for n in _numbers(root) for shard, _ in load_generation(root, n).files}
+    return [POINTER, GENERATIONS, *sorted(name for name in named if (root / name).exists())]
+
+
+def check_only_dataset(root: Path, exclude: str) -> None:
+    """Check that `root` is missing, empty, or holds only a dataset, apart from `exclude`.
+
+    Raises:
+        DatasetExists: it holds something that does not belong to the dataset.
+        DatasetCorrupt, ShardUnsupported: the files of the dataset cannot be determined.
+    """
+    if not holds_dataset(root):
+        refuse_existing(root, exclude=exclude)
+        return
+    if others := sorted({*os.listdir(root)} - {exclude, *dataset_entries(root)}):
+        raise DatasetExists(
+            f"{root}: holds {others[0]} beside the dataset ({len(others)} such entries in "
+            "all), which overwrite would leave behind; choose another folder"
+        )
+
+
+_NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+
+
+class StagedFolder:
+    """A new folder beside `out`, owned by the `with` block; `publish` renames it to `out`.
+
+    Args:
+        out: an absolute path.
+        marker: the name of a file that every such folder has once it is complete.
+    """
+
+    def __init__(self, out: Path, marker: str) -> None:
+        self.out, self._marker = out, marker
+        # The old folder's name during the switch, on file systems that cannot exchange two folders.
+        self._replaced = out.with_name(f".{out.name}.replaced")
+
+    def __enter__(self) -> Self:
+        make_folder(self.out.parent)
+        self._staging = StagingFolder(self.out.parent)
+        self.folder = self._staging.path / "new"
+        try:
+            if (self._replaced / self._marker).exists():  # a process was killed in `_rename`
+                is_moved_away = not os.path.lexists(self.out)
+                rename(self._replaced, self.out if is_moved_away else self._staging.path / "older")
+            make_folder(self.folder)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def publish(self, *, replace: bool) -> None:
+        """Rename the folder to `out`; with `replace`, in place of the folder that is there.
+
+        Raises:
+            DatasetExists: another process has created something at `out` meanwhile.
+        """
+        sync_folder(str(self.folder))
+        if not (replace and exchange(str(self.folder), str(self.out))):
+            self._rename(replace=replace)
+        sync_folder(str(self.out.parent))
+
+    def _rename(self, *, replace: bool) -> None:
+        if replace:
+            rename(self.out, self._replaced)
+        try:
+            rename(self.folder, self.out)
+        except BaseException as error:
+            if replace:
+                with contextlib.suppress(OSError):  # the first error is raised
+                    rename(self._replaced, self.out)
+            if not isinstance(error, OSError) or error.errno not in _NOT_EMPTY_ERRNOS:
+                raise
+            raise DatasetExists(
+                f"{self.out}: another process has written there meanwhile"
+            ) from error
+        if replace:
+            rename(self._replaced, self._staging.path / "old")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self._staging.remove(error)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -19,13 +18,12 @@ from typing import Any, Final, Self
 from shardio.dataset.generation import ColumnGroup, Generation
 from shardio.dataset.manifest import (
     check_folder_name,
-    load,
     publish,
     publish_next,
     refuse_existing,
 )
-from shardio.dataset.transaction import make_staging, note_name, sweep
-from shardio.errors import DatasetConflict, DatasetNotFound, InvalidArgument, ShardioError
+from shardio.dataset.transaction import StagingFolder, link_staged, sweep
+from shardio.errors import DatasetConflict, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage import fs
@@ -108,16 +106,17 @@ class Rewriting:
         self._parts: list[ShardSummary] = []
         self._staged: set[str] = set()
         self._shard: ShardWriter | None = None
-        self._made_root = False
+        self._made_root, self._n_names = False, 0
 
     def __enter__(self) -> Self:
-        if self.root.is_dir():
-            sweep(self.root)
         if self._previous is None:
+            if self.root.is_dir():
+                sweep(self.root)
             refuse_existing(self.root)
             self._made_root = not self.root.exists()
             fs.make_folder(self.root)
-        self.staging, self._lock_fd = make_staging(self.root)
+        self._staging = StagingFolder(self.root)
+        self.staging = self._staging.path
         return self
 
     def append(self, sample: Mapping[str, Any]) -> None:
@@ -183,71 +182,48 @@ class Rewriting:
         self.cut()
         if not self._parts:
             self.add_shard([])
-        with self._placed() as shards:
-            if self._previous is None:
-                return publish(self.root, schema=self.schema, shards=shards, **details)
-            return publish_next(self.root, self._previous, shards=shards, **details)
+        shards = self._placed()
+        if self._previous is None:
+            return publish(self.root, schema=self.schema, shards=shards, **details)
+        return publish_next(self.root, self._previous, shards=shards, **details)
 
     def report_beside(self, **details: Any) -> MaintenanceReport:
         """Name the shards and publish them as a column group of the previous generation."""
         if self._previous is None:
             raise AssertionError("a new dataset has no shards to add columns to")
-        with self._placed() as shards:
-            groups = (*self._previous.column_groups, ColumnGroup(self.schema, shards))
-            found = publish_next(self.root, self._previous, column_groups=groups, **details)
+        groups = (*self._previous.column_groups, ColumnGroup(self.schema, self._placed()))
+        found = publish_next(self.root, self._previous, column_groups=groups, **details)
         return MaintenanceReport.of(self._folder, found, len(self._staged))
 
-    @contextlib.contextmanager
-    def _placed(self) -> Iterator[tuple[ShardSummary, ...]]:
-        """Name the shards; should the block fail, those that no generation names go again."""
-        moved: list[str] = []
-        try:
-            shards = tuple(self._place(part, moved) for part in self._parts)
-            fs.sync_folder(str(self.root))
-            yield shards
-        except BaseException:
-            self._take_back(moved)
-            raise
+    def _placed(self) -> tuple[ShardSummary, ...]:
+        """Give all staged shards their final names, durably; return all shards with their names."""
+        shards = tuple(self._place(part) for part in self._parts)
+        fs.sync_folder(str(self.root))
+        return shards
 
     def report(self, **details: Any) -> MaintenanceReport:
         """Publish, and return the report."""
         return MaintenanceReport.of(self._folder, self.publish(**details), len(self._staged))
 
-    def _place(self, part: ShardSummary, moved: list[str]) -> ShardSummary:
+    def _place(self, part: ShardSummary) -> ShardSummary:
         """Give a staged shard its final name."""
         if part.name not in self._staged:
             return part
-        for name in self._names(len(moved)):
-            note_name(self.staging, part.name, name)
+        while True:
+            name = self._final_name()
+            self._n_names += 1
             try:
-                fs.rename_exclusive(str(self.staging / part.name), str(self.root / name))
-            except FileExistsError as error:
+                link_staged(self.staging / part.name, self.root / name)
+            except DatasetConflict:
                 if self._previous is None:
-                    raise DatasetConflict(
-                        f"{self.root / name}: another writer has created it meanwhile; nothing "
-                        "of theirs was changed; choose another folder"
-                    ) from error
+                    raise
                 continue  # left by a killed writer, or of one that is about to publish
-            moved.append(name)
             return dataclasses.replace(part, name=name)
-        raise AssertionError("endless")
 
-    def _names(self, first: int) -> Any:
+    def _final_name(self) -> str:
         if self._previous is None:
-            return iter([f"000000-{first:03d}.shard"])
-        number = self._previous.number + 1
-        return (f"g{number:06d}-{k:03d}.shard" for k in itertools.count(first))
-
-    def _take_back(self, moved: list[str]) -> None:
-        """Remove shards that no generation came to name."""
-        try:
-            published = {shard.name for shard, _ in load(self.root).files}
-        except DatasetNotFound:
-            published = set()
-        except (ShardioError, OSError):
-            return  # it is unknown whether a generation names them
-        for name in set(moved) - published:
-            fs.unlink(self.root / name)
+            return f"000000-{self._n_names:03d}.shard"
+        return f"g{self._previous.number + 1:06d}-{self._n_names:03d}.shard"
 
     def __exit__(
         self,
@@ -258,8 +234,7 @@ class Rewriting:
         if self._shard is not None:
             self._shard.abort()
         with contextlib.suppress(OSError):  # the next operation removes it
-            fs.remove_tree(self.staging)
-        os.close(self._lock_fd)
+            self._staging.remove(error)
         if self._made_root:
             with contextlib.suppress(OSError):
                 fs.remove_folder(self.root)  # unless the dataset is in it

@@ -11,9 +11,9 @@ import shardio
 from shardio import Array, InvalidArgument
 from shardio.conversion import execution
 from shardio.conversion.staging import Staging
-from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound
+from shardio.errors import DatasetExists, DatasetNotFound
 from shardio.export import export
-from shardio.maintenance import add_column, merge, reshard, verify_dataset
+from shardio.maintenance import add_column, merge, reshard
 from shardio.storage.fs import to_checksummed_json
 from shardio_tools import cli
 from tests.lines import contents, convert, install, texts, write
@@ -95,7 +95,7 @@ def test_a_plan_of_another_version_is_an_error_with_a_hint_that_loses_nothing(
 
 @pytest.fixture
 def killed_append(lines: Path, tmp_path: Path) -> Path:
-    """Return a dataset with an append that was killed after moving its shards out."""
+    """Return a dataset with an append that was killed after its shards got their names."""
     convert(lines, tmp_path / "out")
     write(lines, {"z/8.txt": "eight"})
     leave_killed(lines, tmp_path / "out", "publish_next", append=True)
@@ -121,66 +121,16 @@ def leave_killed(lines: Path, out: Path, killed_at: str, **options: bool) -> Non
             convert(lines, out, **options)
 
 
-def damage(out: Path) -> None:
-    place = out / ".conversion" / "moves.json"
-    place.write_bytes(place.read_bytes().replace(b"lineage", b"Lineage"))
-
-
 @pytest.mark.parametrize("options", [{"append": True}, {"overwrite": True}], ids=str)
-def test_a_damaged_rename_log_is_an_error_with_a_hint(
+def test_only_what_a_killed_append_has_put_into_a_dataset_is_removed_again(
     lines: Path, killed_append: Path, options: dict[str, bool]
 ) -> None:
-    damage(killed_append)
-    with pytest.raises(
-        DatasetCorrupt, match=r"moves\.json: changed .* the conversion, delete .*conversion$"
-    ):
+    (name,) = (path.name for path in killed_append.glob("g000002-*.shard"))
+    another = killed_append / name.replace("g000002", "g000003")
+    shutil.copyfile(killed_append / name, another)
+    with pytest.raises(DatasetExists, match="beside the dataset|interrupted append"):
         convert(lines, killed_append, **options)
-    shutil.rmtree(killed_append / ".conversion")  # as the message says
-    convert(lines, killed_append, append=True)
-    assert texts(killed_append) == [*OLD, "eight"]
-
-
-def test_a_damaged_rename_log_of_a_replacement_is_an_error_with_a_hint(
-    lines: Path, killed_replacement: Path
-) -> None:
-    damage(killed_replacement)
-    replaced = killed_replacement / ".conversion" / "replaced"
-    with pytest.raises(
-        DatasetCorrupt, match=rf"move the content of {replaced} back into .*, delete"
-    ):
-        convert(lines, killed_replacement, resume=True)
-    for path in replaced.iterdir():  # as the message says
-        path.rename(killed_replacement / path.name)
-    shutil.rmtree(killed_replacement / ".conversion")
-    assert (
-        texts(killed_replacement) == OLD
-        and not verify_dataset(killed_replacement, workers=0).findings
-    )
-
-
-@pytest.mark.parametrize(
-    "move",
-    [
-        [".conversion/0123456789abcdef/000.shard", "../victim"],
-        ["../victim", ".conversion/replaced/../victim"],
-        [".conversion/../../victim", "000000-000.shard"],
-        [".conversion/replaced/victim", "/victim"],
-        ["victim", "elsewhere"],
-        ["victim"],
-        [1, 2],
-    ],
-    ids=str,
-)
-def test_a_rename_log_moves_nothing_from_elsewhere(
-    lines: Path, killed_append: Path, move: list[object]
-) -> None:
-    content = {"lineage": "x", "generation": 9, "moves": [move]}
-    (killed_append / ".conversion" / "moves.json").write_bytes(to_checksummed_json(content))
-    (killed_append.parent / "victim").write_text("mine")
-    before = contents(killed_append.parent)
-    with pytest.raises(DatasetCorrupt, match=r"moves\.json: invalid rename log"):
-        convert(lines, killed_append, append=True)
-    assert contents(killed_append.parent) == before
+    assert not (killed_append / name).exists() and another.exists()
 
 
 def test_an_append_to_a_dataset_being_replaced_is_refused(

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text
-from shardio.conversion.rename_log import check_only_dataset
 from shardio.dataset.manifest import load, load_generation, publish_next
-from shardio.dataset.transaction import note_name, sweep
+from shardio.dataset.transaction import StagingFolder, check_only_dataset, link_staged, sweep
 from shardio.errors import (
     DatasetConflict,
     DatasetNotFound,
@@ -38,7 +37,6 @@ from shardio.maintenance import (
     split,
     verify_dataset,
 )
-from shardio.maintenance.rewriting import Rewriting
 from shardio.samples.shard_dataset import open_dataset
 from shardio.storage import fs
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
@@ -586,27 +584,26 @@ def test_wherever_an_addition_is_killed_the_next_one_puts_it_right(
     assert values_of(copy, "x") == list(range(N))
 
 
-def test_what_another_has_put_under_a_noted_name_stays(folder: Path) -> None:
-    with Rewriting(folder, Schema({"x": Array("int8")}), previous=load(folder)) as killed:
-        (killed.staging / "000000.shard").touch()
-        note_name(killed.staging, "000000.shard", "mine.shard")
-        (killed.staging / "000000.shard").rename(folder / "mine.shard")
-        (killed.staging / "000001.shard").touch()
-        note_name(killed.staging, "000001.shard", "theirs.shard")
-        (folder / "theirs.shard").touch()
-        sweep(folder)
-        assert killed.staging.exists()  # held
-        copy = shutil.copytree(killed.staging, folder / ".maintenance-dead")
-        generation = folder / "generations" / "000002.json"
-        generation.write_text("{")
-        sweep(folder)
-        assert copy.exists()  # what that generation names cannot be told
-        assert (folder / "mine.shard").exists()
-        generation.unlink()
-        sweep(folder)
-        assert not copy.exists()
-        assert not (folder / "mine.shard").exists()
-        assert (folder / "theirs.shard").exists()
+def test_only_names_of_files_that_a_killed_operation_staged_are_removed(folder: Path) -> None:
+    held, dead = StagingFolder(folder), folder / ".maintenance-dead"
+    dead.mkdir()
+    for staging, name in ((held.path, "held.shard"), (dead, "dead.shard")):
+        (staging / "000000.shard").touch()
+        link_staged(staging / "000000.shard", folder / name)
+    (dead / "000001.shard").touch()
+    (folder / "theirs.shard").touch()
+    with pytest.raises(DatasetConflict, match=r"theirs\.shard: created by another writer"):
+        link_staged(dead / "000001.shard", folder / "theirs.shard")
+    generation = folder / "generations" / "000002.json"
+    generation.write_text("{")
+    sweep(folder)
+    assert dead.exists() and (folder / "dead.shard").exists()  # that generation may name them
+    generation.unlink()
+    sweep(folder)
+    assert not dead.exists() and not (folder / "dead.shard").exists()
+    assert held.path.exists() and (folder / "held.shard").exists()
+    assert (folder / "theirs.shard").exists()
+    held.remove(None)
 
 
 # Damage.

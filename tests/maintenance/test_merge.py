@@ -393,7 +393,7 @@ def test_a_shard_that_somebody_put_there_meanwhile_is_not_replaced(tmp_path: Pat
     with rewriting.Rewriting(out, LABELS) as mine:
         mine.append({"label": 1, "source": "mine"})
         os.link(shard_of(source, 0), shard_of(out, 0))
-        with pytest.raises(DatasetConflict, match=r"000000-000\.shard: another writer"):
+        with pytest.raises(DatasetConflict, match=r"000000-000\.shard: created by another"):
             mine.publish()
     assert shard_of(out, 0).read_bytes() == shard_of(source, 0).read_bytes()
     assert sorted(os.listdir(out)) == ["000000-000.shard"]

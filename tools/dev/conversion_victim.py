@@ -92,7 +92,7 @@ def phase_of(kind: str, path: str) -> str:
     name = os.path.basename(path)
     if "plan.json" in name or name == ".conversion":
         return "plan"
-    if any(part in path for part in ("moves.json", "generations", "dataset.json")):
+    if any(part in path for part in ("replaced", "generations", "dataset.json")):
         return "generation"
     return {"fsync": "fsync", "rename": "rename", "link": "rename"}.get(kind, "seal")
 
