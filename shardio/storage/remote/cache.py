@@ -54,7 +54,7 @@ from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
 from shardio.storage.remote.cache_eviction import CacheEvictor, lock_byte, remove_cached
 from shardio.storage.remote.locks import ByteLocks, try_exclusive
-from shardio.storage.remote.object_store import ObjectStore, no_cancel
+from shardio.storage.remote.object_store import ObjectStore, no_cancel, retry
 
 _ROWS_AT_ONCE: Final = 1 << 14
 
@@ -261,19 +261,26 @@ class ShardCache:
                 return
             remove_cached(path)
         partial = os.path.join(self.root, f".{os.path.basename(path)}.{shard.n_bytes}.part")
-        for n_left in reversed(range(_MAX_DOWNLOADS)):
+        n_left = _MAX_DOWNLOADS
+
+        def fetch() -> None:
             self._retry_when_full(shard, lambda: self._evictor.reserve(partial, shard.n_bytes))
             self._retry_when_full(shard, lambda: self._download(shard, partial, check))
             try:
                 verify_download(partial, shard)
             except _DAMAGED_ERRORS as error:
-                fs.unlink(partial)
-                if not n_left:
-                    raise self._damaged_error(shard, partial, error) from error
-                continue
-            self._evictor.finish(partial, path)
-            self._retry_when_full(shard, lambda: _record_verified(path, shard))
-            return
+                raise _DamagedDownload(error) from error
+
+        def discard(damaged: _DamagedDownload) -> None:
+            nonlocal n_left
+            fs.unlink(partial)
+            n_left -= 1
+            if not n_left:
+                raise self._damaged_error(shard, partial, damaged.error) from damaged.error
+
+        retry(fetch, _DamagedDownload, discard)
+        self._evictor.finish(partial, path)
+        self._retry_when_full(shard, lambda: _record_verified(path, shard))
 
     def _download(self, shard: ShardSummary, partial: str, check: Callable[[], None]) -> None:
         with fs.update(partial) as file:
@@ -288,14 +295,14 @@ class ShardCache:
 
     def _retry_when_full(self, shard: ShardSummary, call: Callable[[], T]) -> T:
         """Make a call that writes; while the disk is full, evict unpinned shards and try again."""
-        while True:
-            try:
-                return call()
-            except OSError as error:
-                if error.errno not in _DISK_FULL:
-                    raise
-                if not self._evictor.evict(shard.n_bytes):
-                    raise self._full_error(shard) from error
+
+        def make_room(error: OSError) -> None:
+            if error.errno not in _DISK_FULL:
+                raise error
+            if not self._evictor.evict(shard.n_bytes):
+                raise self._full_error(shard) from error
+
+        return retry(call, OSError, make_room)
 
     def _damaged_error(
         self, shard: ShardSummary, partial: str, error: DataError
@@ -321,6 +328,14 @@ class ShardCache:
             f"{free} are free, and all {used} in the cache are in use; choose a cache on a larger "
             "disk, a smaller cache_bytes, or fewer workers"
         )
+
+
+class _DamagedDownload(Exception):
+    """An internal signal: a download differs from the shard, as `error` says."""
+
+    def __init__(self, error: DataError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _file_name(shard: ShardSummary) -> str:

@@ -42,9 +42,29 @@ from shardio.storage.remote.options import AZURE, validate_url
 
 Item = TypeVar("Item")
 R = TypeVar("R")
+E = TypeVar("E", bound=Exception)
 
 _SIGNAL_POLL_S: Final = 0.25
 """A signal that arrives just before a wait starts does not interrupt it; this bounds the delay."""
+
+
+def retry(
+    call: Callable[[], R],
+    failures: type[E] | tuple[type[E], ...],
+    recover: Callable[[E], object],
+) -> R:
+    """Repeat a call until it succeeds.
+
+    Args:
+        call: the attempt.
+        failures: the exceptions after which to try again.
+        recover: called with the exception; it prepares the next attempt, or raises.
+    """
+    while True:
+        try:
+            return call()
+        except failures as failure:
+            recover(failure)
 
 
 def interruptible(call: Callable[[], R]) -> R:
@@ -237,26 +257,30 @@ class ObjectStore:
         """
         done, tag = file.tell(), None
         size, n_at_once = PIECE_BYTES, _CONCURRENT_PIECES
-        began, n_tries = time.monotonic(), 0
-        while done < n_bytes:
+        back_off = _BackOff(self, name, check=check)
+
+        def fetch_rest() -> None:
+            nonlocal done, tag
             check()
             pieces = ((at, min(at + size, n_bytes)) for at in range(done, n_bytes, size))
             ask = functools.partial(self._get_once, name, tag=tag)
-            try:
-                for part in map_ordered(n_at_once, ask, pieces):
-                    if part.n_bytes != n_bytes:
-                        raise self._changed(name, n_bytes, part.n_bytes)
-                    tag = tag or part.tag
-                    if part.tag not in (tag, None):
-                        raise replaced_error(self.url, name)
-                    _write_all(file, part.data)
-                    done += len(part.data)
-                    began, n_tries = time.monotonic(), 0
-                    check()
-            except TransientError as failure:
-                n_tries += 1
-                size, n_at_once = max(_MIN_PIECE_BYTES, size // 2), max(1, n_at_once // 2)
-                self._back_off(name, failure, began, n_tries, None, check)
+            for part in map_ordered(n_at_once, ask, pieces):
+                if part.n_bytes != n_bytes:
+                    raise self._changed(name, n_bytes, part.n_bytes)
+                tag = tag or part.tag
+                if part.tag not in (tag, None):
+                    raise replaced_error(self.url, name)
+                _write_all(file, part.data)
+                done += len(part.data)
+                back_off.reset()
+                check()
+
+        def slow_down(failure: TransientError) -> None:
+            nonlocal size, n_at_once
+            size, n_at_once = max(_MIN_PIECE_BYTES, size // 2), max(1, n_at_once // 2)
+            back_off(failure)
+
+        retry(fetch_rest, TransientError, slow_down)
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
         """Write a small object; with `exclusive`, only if no object has this name.
@@ -371,38 +395,13 @@ class ObjectStore:
         *,
         check: Callable[[], None] = no_cancel,
     ) -> T:
-        """Repeat a call until it succeeds, fails permanently, or the deadline passes."""
-        began, n_tries = time.monotonic(), 0
-        while True:
-            try:
-                with map_obstore_errors(self.url, name, self._options):
-                    return interruptible(call)
-            except TransientError as failure:
-                n_tries += 1
-                self._back_off(name, failure, began, n_tries, deadline_s, check)
+        """Repeat a request until it succeeds, fails permanently, or the deadline passes."""
 
-    def _back_off(
-        self,
-        name: str,
-        failure: TransientError,
-        began: float,
-        n_tries: int,
-        deadline_s: float | None,
-        check: Callable[[], None],
-    ) -> None:
-        """Sleep before the next attempt, longer each time, with jitter; raise past the deadline."""
-        most_s = self.deadline_s if deadline_s is None else deadline_s
-        pause_s = min(_FIRST_BACKOFF_S * 2 ** min(n_tries - 1, 10), _MAX_BACKOFF_S)
-        pause_s *= random.uniform(0.5, 1)
-        taken_s = time.monotonic() - began
-        if taken_s + pause_s > most_s:
-            raise StoreUnavailable(
-                f"{self.url}/{name}: no data from the store for {taken_s:.0f} s, after {n_tries} "
-                f"attempts; last failure: {failure}; try again later (downloaded data is kept), or "
-                "set a longer storage_options={'deadline_s': …}"
-            ) from None
-        check()
-        time.sleep(pause_s)
+        def request() -> T:
+            with map_obstore_errors(self.url, name, self._options):
+                return interruptible(call)
+
+        return retry(request, TransientError, _BackOff(self, name, deadline_s, check))
 
     def _changed(self, name: str, expected: int, found: int) -> ShardChanged:
         return ShardChanged(
@@ -412,6 +411,47 @@ class ObjectStore:
             expected=expected,
             found=found,
         )
+
+
+class _BackOff:
+    """The pauses between the attempts of a call, each longer than the one before, with jitter.
+
+    Args:
+        store: gives the deadline if `deadline_s` is None.
+        name: the object, for the error.
+        deadline_s: the time that attempts may take since the last `reset`.
+        check: called before each pause.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        name: str,
+        deadline_s: float | None = None,
+        check: Callable[[], None] = no_cancel,
+    ) -> None:
+        self._place, self._check = f"{store.url}/{name}", check
+        self._deadline_s = store.deadline_s if deadline_s is None else deadline_s
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again, as there was progress."""
+        self._began_s, self._n_tries = time.monotonic(), 0
+
+    def __call__(self, failure: TransientError) -> None:
+        """Sleep before the next attempt; raise StoreUnavailable past the deadline."""
+        pause_s = min(_FIRST_BACKOFF_S * 2 ** min(self._n_tries, 10), _MAX_BACKOFF_S)
+        pause_s *= random.uniform(0.5, 1)
+        self._n_tries += 1
+        taken_s = time.monotonic() - self._began_s
+        if taken_s + pause_s > self._deadline_s:
+            raise StoreUnavailable(
+                f"{self._place}: no data from the store for {taken_s:.0f} s, after "
+                f"{self._n_tries} attempts; last failure: {failure}; try again later (downloaded "
+                "data is kept), or set a longer storage_options={'deadline_s': …}"
+            ) from None
+        self._check()
+        time.sleep(pause_s)
 
 
 def _write_all(file: IO[bytes], data: memoryview) -> None:

@@ -101,9 +101,13 @@ def test_after_a_failure_less_is_asked_for_and_what_comes_makes_the_next_one_the
         sizes.append(part[1] - part[0])
         return get(self, name, part, tag)
 
+    def count(back_off: Any, _: object) -> None:
+        back_off._n_tries += 1
+        tries.append(back_off._n_tries)
+
     monkeypatch.setattr("shardio.storage.remote.object_store._CONCURRENT_PIECES", 1)
     monkeypatch.setattr(ObjectStore, "_get_once", fail_once)
-    monkeypatch.setattr(ObjectStore, "_back_off", lambda *given: tries.append(given[4]))
+    monkeypatch.setattr("shardio.storage.remote.object_store._BackOff.__call__", count)
     assert _downloaded(objects(store), tmp_path / "a") == DATA
     assert sizes == [50_000] * 5 + [6_000]
     assert tries == [1] * 6
