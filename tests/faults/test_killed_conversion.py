@@ -1,4 +1,4 @@
-"""A conversion that a signal ends resumes where it was and leaves no process behind."""
+"""An operation that a signal ends is resumed or undone, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tests.lines import contents, convert, install
 
 ROOT = Path(__file__).resolve().parents[2]
 PHASES = ("plan", "decode", "seal", "fsync", "rename", "generation", "any moment")
+OPERATIONS = ["convert", "overwrite", "append", "merge", "compact", "add-column"]
+OPERATIONS += ["repair", "split", "export", "re-export"]
 
 
 PROGRAM = """
@@ -70,3 +72,14 @@ def test_a_conversion_killed_in_any_phase_is_resumed_to_the_same_bytes() -> None
     kinds = [f"{what}: {phase}" for what in ("new", "append") for phase in PHASES]
     assert [name.strip() for name in counts] == kinds
     assert done.stdout.splitlines()[-1] == "0 wrong"
+
+
+def test_operations_killed_at_any_moment_are_undone_or_done_again() -> None:
+    """Run a slice of tools/dev/kill_operations.py."""
+    command = [sys.executable, str(ROOT / "tools" / "dev" / "kill_operations.py"), "--times", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    _, *rows, last = done.stdout.splitlines()
+    assert [row.split()[0] for row in rows] == OPERATIONS
+    assert all(sum(map(int, row.split()[1:4])) == 5 for row in rows)
+    assert last == "0 wrong"

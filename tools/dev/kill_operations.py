@@ -1,0 +1,340 @@
+"""Kills operations on datasets; exits with 1 if one is neither undone nor can be done again.
+
+python tools/dev/kill_operations.py [--times N] [--minutes M] [--seed S] [OPERATION …]
+
+Each operation (convert, overwrite, append, merge, compact, add-column, repair, split, export,
+re-export) is done N times (20) in a process of its own that gets SIGKILL: half of the times at a
+random change of a file, before, after or in the middle of it, and half of the times at a random
+moment. Then the files that were there are the same bytes, nothing that is not whole has a final
+name, and a reader finds the dataset before the operation or after it. The operation is done again,
+and gives, byte for byte, what an undisturbed one gives; nothing else is left.
+
+Conversions with workers are killed by `kill_conversion.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import shardio
+from shardio import Array, Schema, Text
+from shardio.conversion.journal import plan_path
+from shardio.dataset.transaction import remove_leftovers
+from shardio.errors import DatasetConflict, ShardioError
+from shardio.export import export
+from shardio.maintenance import add_column, compact, merge, repair, split
+from shardio.storage import fs
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
+
+from dev.conversion_victim import OPTIONS, small_units
+from dev.kill_conversion import check_whole, contents, differences, install
+
+N = 12
+"""Samples of a dataset."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An operation on the folder of a trial, which starts as a copy of `start`.
+
+    `is_next` is True if it publishes the next generation of a dataset that readers use.
+    """
+
+    run: Callable[[Path], object]
+    again: Callable[[Path], object]
+    start: str = "new"
+    is_next: bool = False
+
+
+def operations(folder: Path) -> dict[str, Operation]:
+    """Return the operations; each works on `out` in the folder that it is given."""
+    source, one, two = folder / "source", folder / "one", folder / "two"
+
+    def convert(place: Path, **options: Any) -> None:
+        shardio.convert(source, place / "out", workers=0, **OPTIONS, **options)
+
+    def resume(place: Path, **options: Any) -> None:
+        """Convert as a user does after an interruption: resume if there is something to resume."""
+        resumes = plan_path(place / "out" / ".conversion") is not None
+        if not resumes and "append" not in options and "overwrite" not in options:
+            shutil.rmtree(place / "out" / ".conversion", ignore_errors=True)
+        if resumes:
+            options.pop("overwrite", None)
+        convert(place, **options, resume=resumes)
+
+    def export_again(place: Path) -> None:
+        export(one, place / "out", "files", overwrite=(place / "out").exists())
+
+    def same(run: Callable[[Path], object], **options: Any) -> Operation:
+        return Operation(run, run, **options)
+
+    return {
+        "convert": Operation(convert, resume),
+        "overwrite": Operation(
+            lambda place: convert(place, overwrite=True),
+            lambda place: resume(place, overwrite=True),
+            start="other",
+        ),
+        "append": Operation(
+            lambda place: convert(place, append=True),
+            lambda place: resume(place, append=True),
+            start="old",
+            is_next=True,
+        ),
+        "merge": same(lambda place: merge(place / "out", one, two, workers=0)),
+        "compact": same(
+            lambda place: compact(place / "out", workers=0), start="small", is_next=True
+        ),
+        "add-column": same(
+            lambda place: add_column(place / "out", "more", Array("int64"), range(N)),
+            start="small",
+            is_next=True,
+        ),
+        "repair": same(lambda place: repair(one, place / "out")),
+        "split": same(
+            lambda place: split(place / "out", {"a": 0.5, "b": 0.5}), start="small", is_next=True
+        ),
+        "export": Operation(lambda place: export(one, place / "out", "files"), export_again),
+        "re-export": Operation(
+            lambda place: export(one, place / "out", "files", overwrite=True),
+            export_again,
+            start="exported",
+        ),
+    }
+
+
+class Stage:
+    """A folder with what the operations start from, and what undisturbed ones make of it."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self._folder, self._chance, self._n_trials = folder, chance, 0
+        self.operations = operations(folder)
+        install(folder)
+        small_units()
+        self._write_inputs(range(5))
+        self._make("old", lambda place: self.operations["convert"].run(place))
+        self._write_inputs(range(5, 8))
+        for name, first in (("one", 0), ("two", 100)):
+            _write_dataset(folder / name, first)
+        self._make("new", lambda _: None)
+        self._make("small", lambda place: _write_dataset(place / "out", 0))
+        self._make("other", lambda place: _write_dataset(place / "out", 50))
+        self._make("exported", lambda place: export(folder / "two", place / "out", "files"))
+        self._sources = self._contents_of_sources()
+        self._whole: dict[str, tuple[dict[str, bytes], int, float]] = {}
+
+    def _write_inputs(self, numbers: range) -> None:
+        for n in numbers:
+            place = self._folder / "source" / f"class{n % 3}" / f"{n}.txt"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(f"{n} two three{' !' if n == 3 else ''}")
+
+    def _make(self, name: str, make: Callable[[Path], object]) -> None:
+        place = self._folder / name if name in ("one", "two") else self._folder / "start" / name
+        place.mkdir(parents=True)
+        make(place)
+
+    def _contents_of_sources(self) -> dict[str, bytes]:
+        found = (contents(self._folder / name) for name in ("source", "one", "two"))
+        return {f"{k}/{name}": data for k, each in enumerate(found) for name, data in each.items()}
+
+    def _begin(self, operation: Operation) -> Path:
+        self._n_trials += 1
+        place = self._folder / f"trial{self._n_trials}"
+        shutil.copytree(self._folder / "start" / operation.start, place)
+        return place
+
+    def undisturbed(self, name: str) -> tuple[dict[str, bytes], int, float]:
+        """Return the files that an undisturbed operation gives, its calls and its seconds."""
+        if name not in self._whole:
+            operation = self.operations[name]
+            operation.run(self._begin(operation))  # so that everything is imported
+            place, n_calls, began_s = self._begin(operation), 0, time.monotonic()
+
+            def count(kind: str, path: str, do: Any, *given: Any, **named: Any) -> Any:
+                nonlocal n_calls
+                n_calls += 1
+                return do(*given, **named)
+
+            real, fs.perform = fs.perform, count  # type: ignore[assignment]
+            try:
+                operation.run(place)
+            finally:
+                fs.perform = real
+            self._whole[name] = contents(place), n_calls, time.monotonic() - began_s
+        return self._whole[name]
+
+    def trial(self, name: str) -> tuple[str, list[str]]:
+        """Kill an operation once and do it again; return its state when killed, and what is wrong.
+
+        The state is "before", "after" or "between", or "" if nothing was killed.
+        """
+        operation = self.operations[name]
+        whole, n_calls, took_s = self.undisturbed(name)
+        place = self._begin(operation)
+        old = contents(place)
+        where = self._chance.choice(["before", "after", "half"])
+        call = (self._chance.randrange(n_calls), where) if self._chance.random() < 0.5 else None
+        delay_s = self._chance.uniform(0, 1.1 * took_s)
+        moment = (
+            f"after {delay_s:.4f} s" if call is None else f"{where} call {call[0]} of {n_calls}"
+        )
+        if not self._kill(operation, place, call, delay_s):
+            state = ""
+        else:
+            found = visible(place)
+            state = "before" if found == old else "after" if found == whole else "between"
+        wrong = self._check_killed(operation, place, old, whole)
+        wrong += self._check_again(operation, place, whole)
+        if self._contents_of_sources() != self._sources:
+            wrong.append("a source has changed")
+        if not wrong:
+            shutil.rmtree(place)
+        return state, [f"{name}, {moment}: {text}" for text in wrong]
+
+    def _kill(
+        self, operation: Operation, place: Path, call: tuple[int, str] | None, delay_s: float
+    ) -> bool:
+        """Run an operation in a process that is killed; return True if it was."""
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                if call is not None:
+                    fs.perform = _trap(*call)
+                operation.run(place)
+                os._exit(0)
+            os._exit(1)
+        if call is None:
+            time.sleep(delay_s)
+            os.kill(pid, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status == 1:
+            raise RuntimeError(f"the operation failed by itself in {place}")
+        return status == -signal.SIGKILL
+
+    def _check_killed(
+        self, operation: Operation, place: Path, old: dict[str, bytes], whole: dict[str, bytes]
+    ) -> list[str]:
+        """Return what is wrong with the files right after the kill."""
+        out, found = place / "out", visible(place)
+        if "out/_export.json" in whole:
+            return ["neither the old export nor the new one"] * (found not in (old, whole))
+        wrong = check_whole(out) if out.exists() else []
+        if operation.is_next and not old.items() <= found.items():
+            pointer = "out/dataset.json"
+            if any(found.get(name) != data for name, data in old.items() if name != pointer):
+                wrong.append("a file of the generation before is gone or changed")
+            if found.get(pointer) not in (old[pointer], whole[pointer]):
+                wrong.append("the pointer is neither the old one nor the new one")
+        if (out / "dataset.json").exists():
+            with shardio.open(out) as dataset:
+                for _ in dataset:
+                    pass
+        return wrong
+
+    def _check_again(self, operation: Operation, place: Path, whole: dict[str, bytes]) -> list[str]:
+        """Do the operation again, unless it is published; return what is wrong then."""
+        try:
+            if not whole.items() <= contents(place).items() or "out/dataset.json" not in whole:
+                try:
+                    operation.again(place)
+                except DatasetConflict:
+                    if not operation.is_next:  # the next writer completed the commit
+                        raise
+            elif plan_path(place / "out" / ".conversion") is not None:
+                operation.again(place)
+            if (place / "out" / "dataset.json").exists():
+                remove_leftovers(place / "out")  # as the next writer does
+        except (ShardioError, OSError) as error:
+            return [f"not done again: {error!r}"]
+        return differences(contents(place), whole)
+
+
+def visible(place: Path) -> dict[str, bytes]:
+    """Return the files of a folder that are not hidden, nor in a hidden folder."""
+    found = contents(place)
+    return {n: data for n, data in found.items() if not any(p[0] == "." for p in n.split("/"))}
+
+
+def _trap(at: int, where: str) -> Callable[..., Any]:
+    """Return a wrapper of calls that kills the process at one of them."""
+    left = [at]
+
+    def perform(kind: str, path: str, do: Any, *given: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            return do(*given, **named)
+        if where == "half" and kind == "write":
+            do(bytes(given[0])[: len(given[0]) // 2])
+        elif where == "after":
+            do(*given, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return perform
+
+
+def _write_dataset(folder: Path, first: int) -> None:
+    schema = Schema({"text": Text(), "label": Array("int64"), "pad": Array("uint8", (500,))})
+    with shardio.DatasetWriter(folder, schema, shard_bytes=1500) as writer:
+        for n in range(first, first + N):
+            writer.append({"text": f"sample {n}", "label": n, "pad": np.full(500, n, np.uint8)})
+
+
+def main() -> int:
+    """Kill every operation N times; print a table; return the exit code."""
+    parser = argparse.ArgumentParser(description="Kill operations on datasets and do them again.")
+    names = [*operations(Path())]
+    parser.add_argument("names", nargs="*", metavar="OPERATION", help=f"of {', '.join(names)}")
+    parser.add_argument("--times", type=int, default=20, help="kills of each (default: 20)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="give up after so long")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    options = parser.parse_args()
+    if unknown := {*options.names} - {*names}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    end_s, n_wrong = time.monotonic() + 60 * options.minutes, 0
+    print(f"{'operation':<12}{'before':>8}{'between':>8}{'after':>8}{'wrong':>8}", flush=True)
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # fsyncs need no disk here
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        stage = Stage(Path(folder), random.Random(options.seed))
+        for name in options.names or names:
+            n_wrong += kill(stage, name, options.times, end_s)
+    print(f"{n_wrong} wrong")
+    return int(n_wrong > 0)
+
+
+def kill(stage: Stage, name: str, times: int, end_s: float) -> int:
+    """Kill an operation `times` times and print a row; return how much was wrong."""
+    states = {"before": 0, "between": 0, "after": 0}
+    wrong: list[str] = []
+    while sum(states.values()) < times:
+        if time.monotonic() > end_s:
+            wrong.append(f"{name}: the time is up")
+            break
+        state, found = stage.trial(name)
+        if state:
+            states[state] += 1
+        wrong += found
+    counts = "".join(f"{n:>8}" for n in states.values())
+    print(f"{name:<12}{counts}{len(wrong):>8}", flush=True)
+    print("".join(f"  {text}\n" for text in wrong), end="", flush=True)
+    return len(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
