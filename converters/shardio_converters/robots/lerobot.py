@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from importlib.metadata import version
 from itertools import pairwise
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -30,9 +30,9 @@ from shardio_converters.robots.lerobot_metadata import (
     root_of,
 )
 from shardio_converters.schema_spec import Field, InferringConverter, fits, parse_field
-from shardio_converters.tabular.arrow import refuse_other_type
-from shardio_converters.tabular.arrow_columns import ArrowColumn, columns_of, values_of
-from shardio_converters.tabular.arrow_files import open_table
+
+if TYPE_CHECKING:  # pyarrow is imported where it is used: options are listed without it
+    from shardio_converters.tabular.arrow_columns import ArrowColumn
 
 _HALF: Final = 0.5  # of the time between two frames
 
@@ -123,6 +123,9 @@ def read_frames(
     Raises:
         MediaError: the file is damaged, or a column differs from its spec or is missing.
     """
+    from shardio_converters.tabular.arrow_columns import columns_of, values_of
+    from shardio_converters.tabular.arrow_files import open_table
+
     with open_table(path, name) as table:
         if all_of and (others := [one for one in table.schema.names if one not in specs]):
             raise MediaError(f"column {others[0]!r}: expected no such column, which is no feature")
@@ -156,6 +159,8 @@ def _field_of(column: ArrowColumn, spec: str) -> Field:
     Raises:
         MediaError: the column differs from its spec.
     """
+    from shardio_converters.tabular.arrow_inference import refuse_other_type
+
     if spec == _TEXTS:
         if column.word != "text":
             raise MediaError(f"column {column.name!r}: expected text, found {column.word}")

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from shardio import Input, InvalidArgument, MediaError
 from shardio_converters.file_names import data_name, named_path
 from shardio_converters.schema_spec import parse_field
-from shardio_converters.tabular.arrow_files import open_table
+
+if TYPE_CHECKING:  # pyarrow is imported where it is used: options are listed without it
+    import pyarrow as pa
 
 INFO: Final = "meta/info.json"
 EPISODE: Final = ("episode_index", "length")
@@ -83,6 +84,8 @@ def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], C
     Raises:
         MediaError: a table is damaged, or there is none.
     """
+    from shardio_converters.tabular.arrow_files import open_table
+
     videos = [f"videos/{camera}/{key}" for camera in cameras for key in VIDEO_PLACE]
     wanted = [*EPISODE, *DATA_PLACE, *videos]
     found: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in wanted}
@@ -138,6 +141,8 @@ def read_tasks(root: str, version: int) -> dict[int, str]:
 
 
 def _task_rows(root: str) -> list[tuple[int, str]]:
+    from shardio_converters.tabular.arrow_files import open_table
+
     with open_table(os.path.join(root, _TASKS), _TASKS) as table:
         text = next((key for key in _TASK_TEXTS if key in table.schema.names), None)
         if text is None:
@@ -164,7 +169,9 @@ def _check(columns: Columns) -> None:
 
 
 def _numbers(name: str, values: pa.Array) -> npt.NDArray[Any]:
-    is_known = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+    from pyarrow import types
+
+    is_known = types.is_integer(values.type) or types.is_floating(values.type)
     if not is_known or values.null_count:
         what = f"{values.null_count} nulls" if is_known else str(values.type)
         raise MediaError(f"column {name!r}: expected numbers, found {what}")

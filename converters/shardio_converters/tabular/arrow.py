@@ -6,200 +6,20 @@ Fields are inferred from all files and compared with those of each.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outcome
-from shardio_converters.inference import InputProbe, common_dtype, common_spec
-from shardio_converters.schema_spec import STEP_S, Field, InferringConverter, are_compatible_names
-from shardio_converters.tabular.arrow_columns import (
-    UNKNOWN,
-    ArrowColumn,
-    array_at,
-    check_json,
-    columns_of,
-    dims_of,
-    has_nulls_inside,
-    is_list,
-    is_struct,
-    values_of,
-)
-from shardio_converters.tabular.arrow_files import (
-    STATE,
-    SUFFIXES,
-    ArrowTable,
-    ParquetTable,
-    is_table,
-    open_table,
-    refuse_missing_tables,
-)
+from shardio import Input, InvalidArgument, MediaError, Outcome
+from shardio_converters.inference import InputProbe
+from shardio_converters.schema_spec import STEP_S, Field, InferringConverter
 from shardio_converters.tabular.rows import row_samples
 
+if TYPE_CHECKING:  # pyarrow is imported where it is used: options are listed without it
+    from shardio_converters.tabular.arrow_columns import ArrowColumn
 
-@dataclass
-class Nulls:
-    """Columns that have nulls, and columns that have lists containing nulls."""
-
-    missing: set[str] = field(default_factory=set)
-    inside: set[str] = field(default_factory=set)
-
-
-def nulls_of(table: ParquetTable | ArrowTable, columns: Sequence[ArrowColumn]) -> Nulls:
-    """Return the columns of a table that have nulls.
-
-    Columns are read until nothing more can be learnt. Statistics of Parquet would be faster, but if
-    they contradict the schema, pyarrow 26 crashes the process that asks for them.
-    """
-    sure = {one.name for one in table.schema if not (one.nullable or pa.types.is_nested(one.type))}
-    left = {column.name: column for column in columns if column.top not in sure}
-    found = Nulls()
-    batches = table.batches(sorted({column.top for column in left.values()})) if left else ()
-    for batch in batches:
-        for name, column in [*left.items()]:
-            array = array_at(batch, column)
-            if array.null_count or _lacks_files(array):
-                found.missing.add(name)
-            if has_nulls_inside(array):
-                found.inside.add(name)
-            if name in found.missing and (name in found.inside or not is_list(column.type)):
-                del left[name]
-        if not left:
-            break
-    return found
-
-
-def _lacks_files(array: pa.Array) -> bool:
-    """Return True if a column of files with paths lacks the bytes of some."""
-    return is_struct(array.type) and bool(pc.struct_field(array, "bytes").null_count)
-
-
-class ArrowInference:
-    """Fields merged over files; the first file that has a column defines its field.
-
-    Other numeric dtypes widen the field.
-    """
-
-    def __init__(self) -> None:
-        self._columns: dict[str, ArrowColumn] = {}
-        self._counts: Counter[str] = Counter()
-        self._nulls = Nulls()
-        self.n_files = 0
-
-    def add(self, columns: Sequence[ArrowColumn], nulls: Nulls) -> None:
-        """Add the columns of a file, unless they conflict with those of earlier files."""
-        known = self._columns
-        columns = [one for one in columns if not is_null_record(one, known)]
-        new = {column.name for column in columns}
-        known = {name: one for name, one in known.items() if not is_null_record(one, new)}
-        for column in columns:
-            was = known.get(column.name, column)
-            if UNKNOWN in (was.word, column.word):
-                continue
-            same = (was.unit, was.classes) == (column.unit, column.classes)
-            if not same or common_spec(was.word, column.word) is None:
-                return
-        if not new <= known.keys() and not are_compatible_names(known.keys() | new):
-            return
-        self._columns = known
-        self.n_files += 1
-        for column in columns:
-            self._counts[column.name] += 1
-            was = known.setdefault(column.name, column)
-            if was.word == UNKNOWN:
-                known[column.name] = column
-            elif word := common_spec(was.word, column.word):
-                known[column.name] = replace(was, word=word)
-            if column.word == UNKNOWN:
-                self._nulls.missing.add(column.name)
-        self._nulls.missing |= nulls.missing
-        self._nulls.inside |= nulls.inside
-
-    def as_specs(self) -> dict[str, str]:
-        """Return the field specs; columns with nulls, or missing from some files, are optional."""
-        found = {}
-        for name, column in self._columns.items():
-            is_json = column.word == UNKNOWN or name in self._nulls.inside
-            word = "json" if is_json and not column.unit else column.word
-            is_optional = name in self._nulls.missing or self._counts[name] < self.n_files
-            found[name] = f"{word}{'?' if is_optional else ''}"
-        return found
-
-    @property
-    def units(self) -> dict[str, str]:
-        """Units of integers that were times, by column."""
-        return {name: column.unit for name, column in self._columns.items() if column.unit}
-
-    @property
-    def classes(self) -> list[str]:
-        """Class names of the column `label`."""
-        return [*self._columns["label"].classes] if "label" in self._columns else []
-
-
-def is_null_record(column: ArrowColumn, names: Iterable[str]) -> bool:
-    """Return True if an all-null column is a nested record according to the field names."""
-    return column.word == UNKNOWN and any(name.startswith(f"{column.name}.") for name in names)
-
-
-def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
-    """Require that a column can be stored in a field.
-
-    Raises:
-        MediaError: it cannot.
-    """
-    word = spec.removesuffix("?")
-    if column.word == word or (column.word == UNKNOWN and known.optional):
-        return
-    if isinstance(known, Json):
-        check_json(column.name, column.type)
-        return
-    if column.word == "bytes" and word in ("image", "audio", "video"):
-        return
-    dims, _ = dims_of(column.name, column.type)
-    array = known.element if isinstance(known, List) else known
-    wanted = (
-        (None, *known.element.shape) if isinstance(known, List) else getattr(known, "shape", ())
-    )
-    is_same = isinstance(array, Array) and array.dtype == _stored_as(column, array.dtype)
-    is_fitting = len(dims) == len(wanted) and all(
-        want in (None, n) or n is None for n, want in zip(dims, wanted, strict=True)
-    )
-    if not (is_same and is_fitting):
-        raise MediaError(f"column {column.name!r}: expected {spec}, found {column.word}")
-
-
-def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
-    """Return the common dtype of a column's numbers and another dtype; times stay as they are."""
-    own = column.word.removeprefix("list[").partition("[")[0].rstrip("]")
-    return own if column.unit else common_dtype(own, dtype)
-
-
-def refuse_other_meaning(
-    column: ArrowColumn, units: Mapping[str, str], classes: Sequence[str]
-) -> None:
-    """Require numbers of a file to have the same unit and classes as in other files.
-
-    Raises:
-        MediaError: the unit or the classes differ.
-    """
-    expected = units.get(column.name, "")
-    if column.unit != expected and column.word != UNKNOWN:
-        raise MediaError(
-            f"column {column.name!r}: expected {expected or 'no times'}, found "
-            f"{column.unit or 'no times'}"
-        )
-    if column.name == "label" and column.classes != tuple(classes) and column.word != UNKNOWN:
-        raise MediaError(
-            f"column 'label': expected the classes {[*classes]}, found {[*column.classes]}"
-        )
-
-
-_DESCRIBE: Final = (STATE, "dataset_info.json", "dataset_dict.json")
+_DESCRIBE: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
 """Metadata files that Hugging Face's `datasets` saves beside the tables."""
 
 
@@ -242,6 +62,10 @@ class Arrow(InferringConverter):
         """
         if self.fields is not None and self.units is not None and self.classes is not None:
             return self
+        from shardio_converters.tabular.arrow_columns import columns_of
+        from shardio_converters.tabular.arrow_files import is_table, open_table
+        from shardio_converters.tabular.arrow_inference import ArrowInference, Nulls, nulls_of
+
         found, probe = ArrowInference(), InputProbe(inputs)
         for one in filter(is_table, probe.files()):
             with probe.skip_broken(one), open_table(one.path, one.name) as table:
@@ -266,17 +90,21 @@ class Arrow(InferringConverter):
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of a file."""
+        from shardio_converters.tabular import arrow_files as files
+        from shardio_converters.tabular.arrow_columns import columns_of, values_of
+        from shardio_converters.tabular.arrow_inference import is_null_record
+
         name = os.path.basename(source.name)
         if name in _DESCRIBE:
-            refuse_missing_tables(source)
+            files.refuse_missing_tables(source)
             return Outcome("part", "describes the tables of its folder")
-        if not is_table(source):
-            is_other = name.lower().endswith(SUFFIXES)
-            reason = f"{STATE} beside it does not list it" if is_other else "not a table"
+        if not files.is_table(source):
+            is_other = name.lower().endswith(files.SUFFIXES)
+            reason = f"{files.STATE} beside it does not list it" if is_other else "not a table"
             return Outcome("unsupported", reason)
         about = self.additional_values(source)
         n_samples = 0
-        with open_table(source.path, source.name) as table:
+        with files.open_table(source.path, source.name) as table:
             columns = [
                 one
                 for one in columns_of(table.schema, self.columns, self.fields)
@@ -298,6 +126,11 @@ class Arrow(InferringConverter):
         Raises:
             MediaError: a column has no field or differs from it, or a column is missing.
         """
+        from shardio_converters.tabular.arrow_inference import (
+            refuse_other_meaning,
+            refuse_other_type,
+        )
+
         schema, fields = self.schema(), self.fields or {}
         found: dict[str, Any] = {}
         for column in columns:
