@@ -5,9 +5,11 @@ Also the base class of converters that infer their fields or take them as the op
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, Final
@@ -167,13 +169,17 @@ STEP_S: Final = 120.0
 """CPU time limit of one step in a C library, in seconds; damaged HDF5 can make it loop forever."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class InferringConverter(Converter):
     """A converter base with an option `fields`: specs by name, or None to infer them.
 
     Samples also have the fields of `about`, unless `fields` has those names.
     """
 
-    fields: Mapping[str, str] | None
+    fields: Mapping[str, str] | None = dataclasses.field(
+        default=None, metadata={"flag": "--schema"}
+    )
+    """JSON file with the field types (default: inferred from the files)."""
 
     def __post_init__(self) -> None:
         """Validate and sort the fields, so that an append has them in the same order."""

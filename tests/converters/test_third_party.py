@@ -81,6 +81,12 @@ def test_the_command_runs_an_installed_converter_in_workers(
         assert [int(sample["label"]) for sample in dataset] == [0, 0, 1, 1]
         assert dataset.converter["name"] == "lines"
     assert "not UTF-8" in done.stdout
+    longer = run("--min-length", "4", "--overwrite", "--json")
+    assert longer.returncode == 1 and json.loads(longer.stdout)["samples"] == 2
+    refused = run("--min-length", "long", "--overwrite")
+    assert refused.returncode == 2 and "argument --min-length: invalid int value" in refused.stderr
+    options = " ".join(run("--help").stdout.split())
+    assert "options of lines: --min-length N characters of the shortest line" in options
 
 
 def test_the_call_in_the_readme_runs_an_installed_converter_with_its_option(

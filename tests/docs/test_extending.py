@@ -55,9 +55,7 @@ EXAMPLES = {
     "a codec": names_any("ZSTD_DICTIONARY", "'zstd_dictionary'", "has_dictionary"),
     "an order": names_any("ShardOrder", "ShardShuffle"),
     "an output": names_any("JaxAdapter", "'jax'"),
-    "a converter": names_any(
-        "TokenFiles", "'shardio_converters.records.tokens:TokenFiles'", "_add_tokens", "'no tokens'"
-    ),
+    "a converter": names_any("TokenFiles", "'shardio_converters.records.tokens:TokenFiles'"),
     "a command": names_any("shardio_tools.diff", "shardio.maintenance.diff"),
 }
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -11,14 +12,11 @@ from typing import Any
 import pytest
 
 import shardio
+from shardio.conversion import BUILT_IN, converter_class
 from shardio.media import encode_jpeg
-from shardio_converters.arrays.npy import Arrays
 from shardio_converters.media.videos import LIMITS, Videos
-from shardio_converters.records.tfrecord import TFRecords
-from shardio_converters.records.tokens import TokenFiles
-from shardio_converters.tabular.arrow import Arrow
-from shardio_converters.tabular.tables import Tables
 from shardio_tools import cli, convert
+from shardio_tools.converter_options import options_of
 from tests.media_made import scene, write_sound, write_video
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -120,11 +118,23 @@ def test_the_defaults_that_help_names_are_the_converters(
     assert f"videos: {defaults.store} (default)" in words
 
 
-def test_the_command_has_an_option_for_each_of_the_converters() -> None:
-    kinds = (Arrays, Arrow, Tables, TFRecords, TokenFiles, Videos)
-    known = {f.name for kind in kinds for f in dataclasses.fields(kind)}
-    told = {"units", "classes"}  # from the files alone
-    assert {*convert.CONVERTER_OPTIONS, "fields"} == known - told  # --schema has fields
+@pytest.mark.parametrize("kind", BUILT_IN)
+def test_the_command_has_an_option_for_each_of_a_converter(kind: str) -> None:
+    parser = argparse.ArgumentParser()
+    convert.add_arguments(parser)
+    converter = converter_class(kind)
+    known = {field.name for field in dataclasses.fields(converter)}  # type: ignore[arg-type]
+    options = [*options_of(converter)]
+    assert {each.name for each in options} == known - {"units", "classes"}  # from the files alone
+    for each in options:
+        assert each.helps[kind]
+        action = parser._option_string_actions[each.flag]
+        # Converters that share a flag parse it alike
+        assert action.dest == f"converter.{each.name}"
+        assert (action.type, action.choices) == (
+            each.parsing.get("type"),
+            each.parsing.get("choices"),
+        )
 
 
 def test_on_error_decides_whether_a_broken_file_ends_the_conversion(

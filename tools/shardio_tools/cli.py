@@ -158,7 +158,21 @@ def _print_exception(error: BaseException, what: str) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that prints help and version like reports: argparse ignores write errors."""
+    """A parser that prints help and version like reports: argparse ignores write errors.
+
+    The arguments of its command are added when it parses.
+    """
+
+    command: ModuleType | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Add the arguments of the command, and parse."""
+        command, self.command = self.command, None
+        if command is convert:
+            convert.add_arguments(self, args)
+        elif command is not None:
+            command.add_arguments(self)
+        return super().parse_known_args(args, namespace)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         print_now(message.removesuffix("\n"), file or sys.stderr)
@@ -182,7 +196,7 @@ def parser() -> argparse.ArgumentParser:
             description=f"{summary}\n{rest}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        module.add_arguments(command)
+        command.command = module
     return top
 
 

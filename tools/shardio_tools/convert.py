@@ -8,16 +8,16 @@ all others are converted. The code is also 1 if no file gave a sample.
 from __future__ import annotations
 
 import argparse
-import json
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import shardio
+from shardio.conversion import known_kinds
 from shardio.measuring import StoredReport, measure_stored
 from shardio_tools import convert_report
 from shardio_tools.arguments import add_engine_arguments, engine_options, is_url
 from shardio_tools.convert_report import describe_stored, stored_json
+from shardio_tools.converter_options import add_converter_options, given_options
 from shardio_tools.output import (
     ProgressLine,
     escaped,
@@ -28,35 +28,12 @@ from shardio_tools.output import (
     utf8_name,
 )
 
-__all__ = ["CONVERTER_OPTIONS", "add_arguments", "run"]
 
+def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) -> None:
+    """Add the arguments of the command to its parser, with the options of the kind in `arguments`.
 
-# Options of converters, beside those of every conversion. They are passed on only if given: the
-# converter alone states the defaults.
-CONVERTER_OPTIONS: Final = (
-    "frames",
-    "stride",
-    "step",
-    "size",
-    "fps",
-    "store",
-    "codec",
-    "gop",
-    "quality",
-    "check",
-    "audio",
-    "columns",
-    "rows",
-    "records",
-    "dtype",
-    "eot",
-    "length",
-    "references",
-)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command to its parser."""
+    Those of a third-party converter are added if `arguments` has its kind.
+    """
     add = parser.add_argument
     add(
         "src",
@@ -85,120 +62,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--labels", metavar="FILE", help="CSV or JSON Lines with columns path and label")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
     add_engine_arguments(add)
-    _add_clips(parser.add_argument_group("clips and images"))
-    _add_stores(parser.add_argument_group("storage"))
-    _add_arrays(parser.add_argument_group("arrays, tables and records"))
-    _add_tokens(parser.add_argument_group("tokens"))
     _add_ends(parser.add_argument_group("errors, resuming and overwriting"))
     add("--quiet", action="store_true", help="print problems only")
     add("--json", action="store_true", help="print the report as JSON")
+    add_converter_options(parser, _kind_in(arguments))
 
 
-def _add_clips(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--frames", type=int, metavar="N", help="frames per clip (default: 16)")
-    add("--stride", type=int, metavar="N", help="use every N-th frame for a clip (default: 1)")
-    add(
-        "--step",
-        type=int,
-        metavar="N",
-        help="frames from one clip's start to the next (default: frames x stride, no overlap)",
-    )
-    add("--size", type=int, metavar="N", help="height and width of a frame (default: 112)")
-    add("--fps", metavar="RATE", help="frame rate to sample, such as 10 or 30000/1001")
-
-
-def _add_stores(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--store",
-        metavar="HOW",
-        help="videos: h264 (default), raw, jpeg, packets; images: original (default), jpeg, raw",
-    )
-    add("--codec", metavar="NAME", help="codec for --store h264: h264 (default), hevc or av1")
-    add(
-        "--gop",
-        type=int,
-        metavar="N",
-        help=("for --store h264: a keyframe every N frames (default: 16)"),
-    )
-    add(
-        "--quality",
-        type=int,
-        metavar="N",
-        help=(
-            "for h264: crf, lower is better (default: 19, hevc 20, av1 30); for jpeg: 1 "
-            "to 100 (default: 90)"
-        ),
-    )
-    add(
-        "--check",
-        action="store_true",
-        default=None,
-        help="for packets and LeRobot: decode every frame once, to find damage",
-    )
-    add(
-        "--audio",
-        action="store_true",
-        default=None,
-        help="for videos: also store the audio, its packets untouched",
-    )
-
-
-def _add_arrays(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add(
-        "--rows",
-        action=argparse.BooleanOptionalAction,
-        help=(
-            "for arrays, HDF5 and Zarr: one sample per row; with --no-rows one per file "
-            "(default: rows for a single file; for HDF5 and Zarr also for several)"
-        ),
-    )
-    add(
-        "--column",
-        type=utf8_name,
-        action="append",
-        dest="columns",
-        metavar="NAME",
-        help=(
-            "for Arrow tables and LeRobot: convert this column or feature; repeatable "
-            "(default: all)"
-        ),
-    )
-    add(
-        "--records",
-        choices=("example", "bytes"),
-        help=(
-            "for TFRecord and ArrayRecord: tf.train.Example, or bytes (default: as the "
-            "first record)"
-        ),
-    )
-    add(
-        "--schema",
-        metavar="FILE",
-        help="JSON file with the field types (default: inferred from the files)",
-    )
-    add(
-        "--reference",
-        type=utf8_name,
-        dest="references",
-        metavar="COLUMN",
-        action="append",
-        help="for CSV and JSON Lines: a column of file names; the files are stored instead",
-    )
-
-
-def _add_tokens(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--dtype", metavar="NAME", help="dtype in the files: uint8, uint16, uint32, int32, int64")
-    add(
-        "--eot",
-        type=int,
-        metavar="ID",
-        help=("the token between documents; each document is a sample"),
-    )
-    add("--length", type=int, metavar="N", help="tokens per sample (default: 1024)")
+def _kind_in(arguments: Sequence[str]) -> str | None:
+    """Return the value of --kind among arguments; its converter may be a third party's."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--kind")
+    try:
+        kind: str | None = parser.parse_known_args(arguments)[0].kind
+    except argparse.ArgumentError:  # reported by the parser of the command
+        return None
+    return kind if kind in known_kinds() else None
 
 
 def _add_ends(group: argparse._ArgumentGroup) -> None:
@@ -233,29 +111,9 @@ def _add_ends(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _read_fields(path: str) -> Any:
-    """Return the content of a JSON file; repeated keys are refused."""
-
-    def named_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        counts = Counter(name for name, _ in pairs)
-        if twice := [name for name, n in counts.items() if n > 1]:
-            raise shardio.InvalidArgument(f"{path}: {twice[0]!r} is there {counts[twice[0]]} times")
-        return dict(pairs)
-
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            return json.load(file, object_pairs_hook=named_once)
-    except shardio.InvalidArgument:  # it is a ValueError, too
-        raise
-    except (ValueError, RecursionError) as error:
-        raise shardio.InvalidArgument(f"{path}: not JSON: {error}") from error
-
-
 def run(options: argparse.Namespace) -> int:
     """Convert, report, and return the exit code."""
-    given = {n: v for n in CONVERTER_OPTIONS if (v := getattr(options, n)) is not None}
-    if options.schema is not None:
-        given["fields"] = _read_fields(options.schema)
+    given = given_options(options)
     with ProgressLine("converting", is_silent=options.quiet or options.json) as line:
         report = shardio.convert(
             options.src,
@@ -310,7 +168,8 @@ def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> 
     try:
         return measure_stored(report, options.src)
     except (shardio.ShardioError, OSError) as error:
-        is_unchecked = options.store == "packets" and not options.check
+        given = given_options(options)
+        is_unchecked = given.get("store") == "packets" and not given.get("check")
         hint = "; --check finds such files, and leaves them out" if is_unchecked else ""
         print_error(f"the result was not measured: {escaped(str(error))}{hint}")
         return None

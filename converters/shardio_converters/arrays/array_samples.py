@@ -123,7 +123,8 @@ class ArraySamples(InferringConverter):
     rows_of_many: ClassVar[bool]  # True if several files may be read by rows, too
 
     rows: bool | None = None
-    fields: Mapping[str, str] | None = None
+    """One sample per row; with --no-rows one per file (default: rows for a single file, and for
+    several of HDF5 and Zarr)."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.rows, bool | None):

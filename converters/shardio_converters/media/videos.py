@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib.metadata import version
 from itertools import islice
@@ -278,16 +278,28 @@ class Videos(Converter):
     version: ClassVar[str] = "1"
 
     frames: int = 16
+    """Frames per clip."""
     stride: int = 1
+    """Use every N-th frame for a clip."""
     step: int | None = None
+    """Frames from one clip's start to the next (default: frames x stride, no overlap)."""
     size: int = 112
-    store: str = "h264"
-    fps: str | int | float | None = None
+    """Height and width of a frame."""
+    store: str = field(default="h264", metadata={"metavar": "HOW"})
+    """h264 (default), raw, jpeg, packets."""
+    fps: str | int | float | None = field(default=None, metadata={"metavar": "RATE"})
+    """Frame rate to sample, such as 10 or 30000/1001."""
     codec: str | None = None
+    """Codec for --store h264: h264 (default), hevc or av1."""
     gop: int | None = None
+    """For --store h264: a keyframe every N frames (default: 16)."""
     quality: int | None = None
+    """For h264: crf, lower is better (default: 19, hevc 20, av1 30); for jpeg: 1 to 100
+    (default: 90)."""
     check: bool | None = None
+    """Decode every frame once, to find damage; of videos for --store packets."""
     audio: bool | None = None
+    """Also store the audio, its packets untouched."""
 
     def __post_init__(self) -> None:
         # Given or by default, the same values are recorded: options that give the same bytes are

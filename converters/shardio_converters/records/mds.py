@@ -44,8 +44,6 @@ class Mds(InferringConverter):
     kind: ClassVar[str] = "mds"
     version: ClassVar[str] = "1"
 
-    fields: Mapping[str, str] | None = None
-
     def check_field(self, name: str, word: str, field: Field) -> None:
         """Require a column to be convertible to a field."""
         if not isinstance(field, Array | Bytes | Image | Json | Text):

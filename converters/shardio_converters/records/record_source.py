@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome
@@ -44,8 +44,8 @@ class RecordConverter(InferringConverter):
     version: ClassVar[str] = "1"
     what: ClassVar[str]  # a plain-language name of the files
 
-    records: str | None = None
-    fields: Mapping[str, str] | None = None
+    records: str | None = field(default=None, metadata={"choices": RECORDS})
+    """Records are tf.train.Example, or bytes (default: as the first record)."""
 
     def __post_init__(self) -> None:
         if self.records not in (None, *RECORDS):

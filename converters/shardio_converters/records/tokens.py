@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, Any, ClassVar, Final
 
 import numpy as np
@@ -45,8 +45,11 @@ class TokenFiles(Converter):
     version: ClassVar[str] = "1"
 
     dtype: str | None = None
-    eot: int | None = None
+    """Dtype in the files: uint8, uint16, uint32, int32, int64."""
+    eot: int | None = field(default=None, metadata={"metavar": "ID"})
+    """The token between documents; each document is a sample."""
     length: int | None = None
+    """Tokens per sample (default: 1024)."""
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:

@@ -222,8 +222,6 @@ class WebDataset(InferringConverter):
     kind: ClassVar[str] = "webdataset"
     version: ClassVar[str] = "1"
 
-    fields: Mapping[str, str] | None = None
-
     def check_field(self, name: str, word: str, field: Field) -> None:
         """Require members of this name to be convertible to a field."""
         check_field(name, field)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib.metadata import version
 from itertools import pairwise
@@ -220,9 +220,10 @@ class LeRobot(InferringConverter):
     kind: ClassVar[str] = "lerobot"
     version: ClassVar[str] = "1"
 
-    columns: Sequence[str] | None = None
-    fields: Mapping[str, str] | None = None
+    columns: Sequence[str] | None = field(default=None, metadata={"flag": "--column"})
+    """Convert this column or feature; repeatable (default: all)."""
     check: bool | None = None
+    """Decode every frame once, to find damage; of videos for --store packets."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.check, bool | None):

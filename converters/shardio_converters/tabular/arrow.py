@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -42,10 +42,12 @@ class Arrow(InferringConverter):
     version: ClassVar[str] = "1"
     step_s: ClassVar[float] = STEP_S
 
-    columns: Sequence[str] | None = None
-    fields: Mapping[str, str] | None = None
-    units: Mapping[str, str] | None = None
-    classes: Sequence[str] | None = None
+    columns: Sequence[str] | None = field(default=None, metadata={"flag": "--column"})
+    """Convert this column or feature; repeatable (default: all)."""
+    units: Mapping[str, str] | None = field(default=None, metadata={"flag": None})
+    """Units of integers that were times, by column; from the files alone."""
+    classes: Sequence[str] | None = field(default=None, metadata={"flag": None})
+    """Names of the numbers in a column `label`; from the files alone."""
 
     def __post_init__(self) -> None:
         if self.columns is not None:

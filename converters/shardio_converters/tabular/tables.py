@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, ClassVar
 
@@ -44,8 +44,10 @@ class Tables(InferringConverter):
     kind: ClassVar[str] = "tables"
     version: ClassVar[str] = "1"
 
-    fields: Mapping[str, str] | None = None
-    references: Sequence[str] | None = None
+    references: Sequence[str] | None = field(
+        default=None, metadata={"flag": "--reference", "metavar": "COLUMN"}
+    )
+    """A column of file names; the files are stored instead; repeatable."""
 
     def __post_init__(self) -> None:
         if self.references is not None:

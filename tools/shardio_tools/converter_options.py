@@ -1,0 +1,184 @@
+"""Options of converters on the command line, from the fields of their dataclasses.
+
+A field's annotation decides how its value is parsed, its docstring is the help text, and its
+metadata may replace `flag` (None: no option), `metavar`, `choices` and `help`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import shardio
+from shardio.conversion import BUILT_IN, converter_class
+from shardio_tools.output import utf8_name
+
+PREFIX = "converter."
+"""The prefix of their names among those of the command's arguments."""
+_SEVERAL = "several kinds"
+_METAVARS = {int: "N", float: "X"}
+
+
+@dataclass
+class ConverterOption:
+    """A command-line option: its flag, how argparse parses it, and the help text by kind."""
+
+    name: str
+    flag: str
+    parsing: dict[str, Any]
+    helps: dict[str, str] = field(default_factory=dict)
+
+    def help(self, kinds: Sequence[str]) -> str:
+        """Return the help text in a group of options of `kinds`; it names the kinds if not all."""
+        texts = {*self.helps.values()}
+        if len(texts) > 1:
+            return "; ".join(f"{kind}: {text}" for kind, text in self.helps.items())
+        names = "" if [*self.helps] == [*kinds] else f" [{', '.join(self.helps)}]"
+        return f"{texts.pop()}{names}"
+
+
+def add_converter_options(parser: argparse.ArgumentParser, kind: str | None) -> None:
+    """Add the options of our converters to a parser, in groups, and those of `kind`."""
+    options: dict[str, ConverterOption] = {}
+    kinds = [*BUILT_IN] if kind in (None, *BUILT_IN) else [str(kind), *BUILT_IN]
+    classes = {each: converter_class(each) for each in kinds}
+    for converter in classes.values():
+        for option in options_of(converter):
+            known = options.setdefault(option.flag, option)
+            if known.parsing == option.parsing:
+                known.helps |= option.helps
+    taken = parser._option_string_actions
+    groups: dict[str, list[ConverterOption]] = {}
+    for option in options.values():
+        if option.flag not in taken:
+            families = {_family(classes[each]) for each in option.helps}
+            family = families.pop() if len(families) == 1 else _SEVERAL
+            groups.setdefault(family, []).append(option)
+    for family, members in sorted(groups.items(), key=lambda each: each[0] == _SEVERAL):
+        of_group = [kind for kind in kinds if any(kind in each.helps for each in members)]
+        title = f"options of {_SEVERAL if family == _SEVERAL else _joined(of_group)}"
+        group = parser.add_argument_group(title)
+        for option in members:
+            text = option.help(of_group).replace("%", "%%")
+            group.add_argument(option.flag, dest=PREFIX + option.name, help=text, **option.parsing)
+
+
+def _family(converter: type) -> str:
+    return converter.__module__.rpartition(".")[0]
+
+
+def _joined(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def options_of(converter: type[shardio.Converter]) -> Iterator[ConverterOption]:
+    """Yield the command-line options of a converter."""
+    docs = _docstrings(converter)
+    try:
+        types = get_type_hints(converter)
+    except NameError:  # an annotation that only the type checker can resolve
+        types = {}
+    for each in dataclasses.fields(converter):  # type: ignore[arg-type]
+        known = each.metadata
+        flag = known.get("flag", f"--{each.name.replace('_', '-')}")
+        parsing = _parsing(types.get(each.name, str), known.get("choices"))
+        if flag is None or parsing is None or not each.init:
+            continue
+        if "metavar" in known:
+            parsing["metavar"] = known["metavar"]
+        text = known.get("help", docs.get(each.name, ""))
+        if "(default" not in text and each.default not in (None, False, dataclasses.MISSING):
+            text = f"{text} (default: {each.default})".lstrip()
+        yield ConverterOption(each.name, flag, parsing, {converter.kind: text})
+
+
+def _parsing(type_: Any, choices: Sequence[str] | None) -> dict[str, Any] | None:
+    """Return the arguments of `add_argument` for an annotation; None for an unsupported one."""
+    types = [each for each in get_args(type_) or (type_,) if each is not NoneType]
+    of, *others = [type_] if get_origin(type_) in (Literal, list, tuple, Sequence) else types
+    origin = get_origin(of) or of
+    if choices or origin is Literal:
+        return {"choices": tuple(choices or get_args(of))}
+    if others or of is str:
+        return {"type": utf8_name, "metavar": "NAME"}
+    if of is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if of in _METAVARS:
+        return {"type": of, "metavar": _METAVARS[of]}
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
+        return {"type": JsonFile, "metavar": "FILE"}
+    if inspect.isclass(origin) and issubclass(origin, Sequence):
+        single = _parsing(next(iter(get_args(of)), str), None)
+        return None if single is None else {**single, "action": "append"}
+    return None
+
+
+@lru_cache(maxsize=64)
+def _docstrings(converter: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class and its bases, as help texts."""
+    found: dict[str, str] = {}
+    for base in reversed(converter.__bases__):
+        found |= _docstrings(base)
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(converter))).body
+    except (OSError, TypeError):  # there is no source
+        return found
+    for before, after in pairwise(getattr(tree, "body", ())):
+        match before, after:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = _help(text)
+    return found
+
+
+def _help(text: str) -> str:
+    """Return the first paragraph of a docstring as a help text begins and ends."""
+    text = " ".join(inspect.cleandoc(text).partition("\n\n")[0].split()).removesuffix(".")
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
+
+
+class JsonFile(str):
+    """The name of a JSON file that holds the value of an option."""
+
+    __slots__ = ()
+
+    def read(self) -> Any:
+        """Return the content of the file; repeated keys are refused."""
+
+        def named_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+            counts = Counter(name for name, _ in pairs)
+            if twice := [name for name, n in counts.items() if n > 1]:
+                raise shardio.InvalidArgument(
+                    f"{self}: {twice[0]!r} is there {counts[twice[0]]} times"
+                )
+            return dict(pairs)
+
+        try:
+            with open(self, encoding="utf-8-sig") as file:
+                return json.load(file, object_pairs_hook=named_once)
+        except shardio.InvalidArgument:  # it is a ValueError, too
+            raise
+        except (ValueError, RecursionError) as error:
+            raise shardio.InvalidArgument(f"{self}: not JSON: {error}") from error
+
+
+def given_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of converters that are given: converters alone state the defaults."""
+    return {
+        name.removeprefix(PREFIX): value.read() if isinstance(value, JsonFile) else value
+        for name, value in vars(options).items()
+        if name.startswith(PREFIX) and value is not None
+    }
