@@ -129,7 +129,7 @@ _NAMES_AT_HOME = {"connect": "RemoteLoader", "open": "open_dataset"}
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its module, once (PEP 562)."""
+    """Import a public name from its module on first use (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module 'shardio' has no attribute {name!r}")
     from importlib import import_module

@@ -1,1 +1,1 @@
-"""Worker processes, shared memory, and tasks that run in them; no module here knows of datasets."""
+"""Worker processes, shared memory, and tasks that run in workers; independent of datasets."""

@@ -1,8 +1,8 @@
-"""Jobs on the machines of a Ray cluster; the only module that imports Ray.
+"""Run jobs on the machines of a Ray cluster; the only module that imports Ray.
 
-A job is a function of one value. If a machine is lost, others repeat its jobs, while the lost one
-may still be running them: a job must write to files of its own, and one process, which hands out
-the jobs, decides whose result counts.
+A job is a function of one value. If a machine is lost, its jobs are repeated on others, although it
+may still be running them. A job must therefore write to new files of its own, and the process that
+hands out the jobs decides which result counts.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _PATIENCE_S: Final = 10.0
 
 
 def ray_module() -> Any:
-    """Ray, which is imported when it is first needed.
+    """Import Ray on first use, and return it.
 
     Raises:
-        UnsupportedEnvironment: it is not installed.
+        UnsupportedEnvironment: Ray is not installed.
     """
     try:
         import ray
@@ -53,10 +53,10 @@ def ray_module() -> Any:
 
 
 def connect(ray: Any, address: str | None) -> None:
-    """Connect to a cluster, or start Ray here; quiet, and without Ray's usage reports by default.
+    """Connect to a cluster, or start Ray here; without logs, and by default without usage reports.
 
     Raises:
-        UnsupportedEnvironment: nothing answers.
+        UnsupportedEnvironment: the cluster cannot be reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     place = address or os.environ.get("RAY_ADDRESS") or "local"
@@ -66,7 +66,7 @@ def connect(ray: Any, address: str | None) -> None:
     try:
         _refuse_silence(place)
         with warnings.catch_warnings():
-            # About a future change in how Ray sets GPUs
+            # A warning about a future change in how Ray sets GPUs.
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(place, **options)
     except (OSError, ValueError, RuntimeError) as error:
@@ -76,10 +76,10 @@ def connect(ray: Any, address: str | None) -> None:
 
 
 def _refuse_silence(place: str) -> None:
-    """Make sure that something listens at an address of a host and a port: Ray waits for minutes.
+    """Check that something listens at an address with host and port; Ray would wait for minutes.
 
     Raises:
-        OSError: nothing does.
+        OSError: nothing listens there.
     """
     host, _, port = place.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
@@ -87,13 +87,13 @@ def _refuse_silence(place: str) -> None:
 
 
 def _said(error: Exception) -> str:
-    """Return the message of an error, whole if its first line only announces the others."""
+    """Return the message of an error; all of it if the first line only introduces the others."""
     line = first_line(error)
     return " ".join(str(error).split()) if line.endswith(":") else line
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message: Ray's have many."""
+    """Return the first line of an error's message; Ray's messages are long."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -101,10 +101,10 @@ _WATCH_S: Final = 0.5
 
 
 def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
-    """Run a job and return its result or its exception.
+    """Run a job; return its result, or the exception that it raised.
 
-    `held` has the reference to the function. `sees` exists on the machine that hands out jobs,
-    which has this `version` of shardio and its own host name.
+    `held` contains the reference to the function. `sees` is a path that must exist on this machine,
+    and `version` the version of shardio on the machine that hands out jobs.
     """
     try:
         _end_with(os.getppid())
@@ -122,19 +122,19 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
     except SystemExit:  # Ray would only report that a process has ended
         where = f"on machine {platform.node()}:\n{traceback.format_exc()}"
         return WorkerDied(f"a job called sys.exit {where}")
-    except Exception as error:  # noqa: BLE001  # it is raised where the jobs are given
-        if not isinstance(error, ShardioError | OSError):  # these errors are clear by themselves
+    except Exception as error:  # noqa: BLE001  # raised by the process that hands out jobs
+        if not isinstance(error, ShardioError | OSError):  # these errors need no traceback
             error.add_note(f"on machine {platform.node()}:\n{traceback.format_exc()}")
         return _portable(error)
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error, or its text if it cannot be pickled and unpickled."""
+    """Return the error, or an error with its text if it cannot be pickled and unpickled."""
     import cloudpickle  # type: ignore[import-untyped]
 
     try:
         again = pickle.loads(cloudpickle.dumps(error))  # our own, never data
-    except Exception:  # noqa: BLE001  # classes of users fail in any way they like
+    except Exception:  # noqa: BLE001  # user classes may raise anything
         again = None
     if isinstance(again, Exception):
         return error
@@ -143,16 +143,16 @@ def _portable(error: Exception) -> Exception:
 
 @functools.lru_cache(1)
 def _function(reference: Any) -> Callable[[Any], Any]:
-    """Return the function with the state it has kept since the first job of this process."""
+    """Return the function, which keeps its state from the first job of this process on."""
     found: Callable[[Any], Any] = ray_module().get(reference)
     return found
 
 
 @functools.cache
 def _end_with(parent: int) -> None:
-    """End this process when its parent exits, which is the machine's part of Ray.
+    """End this process when its parent exits, which is Ray's process on this machine.
 
-    Ray itself would wait for the end of the job, and the process that waits for the job, for Ray.
+    Otherwise Ray would wait for the end of the job, and the process that wants the result for Ray.
     """
 
     def watch() -> None:
@@ -165,13 +165,13 @@ def _end_with(parent: int) -> None:
 
 EngineName = Literal["local", "ray"]
 MAX_LOST: Final = 8
-"""A job that has lost this many machines is given up: it may be the cause.
+"""The number of lost machines after which a job is given up, as it may be the cause.
 
-If it is unknown whether a machine ran the job, the number of machines left counts, if larger.
+If it is unknown whether the machines ran the job, the number of running machines counts if larger.
 """
 _LOOK_S: Final = 5.0
 _AHEAD: Final = 2
-"""Jobs that wait for each CPU of the cluster, with the one that it does."""
+"""The number of jobs submitted per CPU of the cluster, including the running one."""
 
 V = TypeVar("V")
 R = TypeVar("R")
@@ -179,15 +179,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The place of work: processes of this machine, or a Ray cluster.
+    """The place where work is done: processes on this machine, or a Ray cluster.
 
-    `address` is the cluster's, as `ray.init` takes it. Without one it is RAY_ADDRESS; without that,
-    Ray is started on this machine and stopped again. `gpus` is the number of GPUs of each job, or a
-    fraction of one; CUDA_VISIBLE_DEVICES names them there.
+    `address` is the address of the cluster, as `ray.init` takes it; by default RAY_ADDRESS; if that
+    is not set, Ray is started on this machine and stopped again. `gpus` is the number of GPUs per
+    job, or a fraction; in the job, CUDA_VISIBLE_DEVICES names them.
 
     Raises:
-        InvalidArgument: the engine is unknown, does not take the address, or the share of a GPU is
-            not possible.
+        InvalidArgument: the engine is unknown, does not support an address, or `gpus` is invalid.
         UnsupportedEnvironment: Ray is not installed.
     """
 
@@ -202,7 +201,7 @@ class Engine:
             raise InvalidArgument(f"address {self.address!r}: only with engine='ray'")
         if self.gpus < 0 or (self.gpus and self.name == "local"):
             raise InvalidArgument(f"gpus is {self.gpus}; only engine='ray' gives any, from 0 up")
-        # Also true for nan
+        # Also true for nan.
         if self.gpus != (round(self.gpus, 4) if self.gpus < 1 else self.gpus // 1):
             raise InvalidArgument(
                 f"gpus is {self.gpus}; it must be a whole number, or a share of one GPU such as 0.5"
@@ -212,7 +211,7 @@ class Engine:
 
     @property
     def is_ray(self) -> bool:
-        """True if other machines take part."""
+        """True if the work is done on a Ray cluster."""
         return self.name == "ray"
 
 
@@ -220,18 +219,18 @@ LOCAL: Final = Engine()
 
 
 class Cluster(Closing):
-    """A connection to a Ray cluster, owned from `with` to its end; its jobs end with it.
+    """A connection to a Ray cluster, owned for the length of a `with`; its jobs end with it.
 
-    A connection that the program has already is borrowed, and stays.
+    If the program is already connected to Ray, that connection is borrowed and stays open.
 
     Args:
-        engine: names the cluster.
-        sees: a path that every machine must see; a machine that does not is refused.
-        n_at_once: jobs at a time; by default twice the number of CPUs of the cluster.
+        engine: the engine that specifies the cluster.
+        sees: a path that every machine must see; a machine that does not see it is an error.
+        n_at_once: the number of jobs at a time; by default twice the number of CPUs of the cluster.
 
     Raises:
         UnsupportedEnvironment: there is no cluster at the address.
-        InvalidArgument: `n_at_once` is not a positive number.
+        InvalidArgument: `n_at_once` is not positive.
     """
 
     def __init__(
@@ -268,23 +267,24 @@ class Cluster(Closing):
         next_job: Callable[[], tuple[int, V] | None],
         name_of: Callable[[int], str],
     ) -> Iterator[tuple[int, R]]:
-        """Run jobs in any order, and yield the number and result of each as it finishes.
+        """Run jobs in any order; yield the number and result of each job as it finishes.
 
         Args:
-            function: the job; it travels once to each process, by cloudpickle.
-            next_job: returns another job (a number and a value) whenever there is room, also after
-                it had none.
-            name_of: describes a job for errors.
+            function: the job; sent to each process once, by cloudpickle.
+            next_job: returns another job (a number and a value), or None. Called whenever there is
+                room, even after it has returned None.
+            name_of: describes a job in errors.
 
         Raises:
-            WorkerDied: too many processes crashed or machines were lost over one job.
-            UnsupportedEnvironment: a machine does not see the path, or has another shardio; or none
-                has as many GPUs as a job needs.
+            WorkerDied: too many processes crashed, or machines were lost, on one job.
+            UnsupportedEnvironment: a machine does not see the path or has another version of
+                shardio, or no machine has as many GPUs as a job needs.
             Exception: raised by a job.
         """
         self._refuse_lack_of_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
-        # In a list, the reference is not resolved: Ray would unpickle the function for each job.
+        # In a list, the reference is not resolved; else Ray would unpickle the function for each
+        # job.
         held = [self._ray.put(function)]
         do = functools.partial(remote(do_job).remote, held, self._sees, __version__)
         self._dead = self._dead_nodes()
@@ -314,9 +314,9 @@ class Cluster(Closing):
             yield number, result
 
     def _next_done(self) -> Any:
-        """Wait for a job; return None if a machine is found to be lost first.
+        """Wait for a job and return its reference; return None if a machine is lost first.
 
-        Ray may notice only much later that it has lost the connection to the process of a job.
+        Ray may notice only much later that the connection to a job's process is lost.
         """
         while True:
             done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_S)
@@ -327,7 +327,7 @@ class Cluster(Closing):
             self._warn_of_waiting()
 
     def _warn_of_waiting(self) -> None:
-        """Warn, once in a row, where nothing is done because no machine could do it."""
+        """Warn, once per wait, if no machine can run the jobs."""
         is_waiting = not any(map(self._can_work, self._ray.nodes()))
         if is_waiting and not self._is_told:
             gpus = f" and gpus={self._engine.gpus:g}" if self._engine.gpus else ""
@@ -340,7 +340,7 @@ class Cluster(Closing):
         self._is_told = is_waiting
 
     def _can_work(self, node: Mapping[str, Any]) -> bool:
-        """Return True if a machine has the resources of a job, or has given them to one."""
+        """Return True if a machine has the resources for a job, free or in use by one."""
         there = node["Resources"]
         has_gpus = there.get("GPU", 0) >= self._engine.gpus
         return bool(node["Alive"]) and there.get("CPU", 0) >= 1 and has_gpus
@@ -350,7 +350,7 @@ class Cluster(Closing):
         return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
 
     def _repeat_all(self, do: Callable[[Any], Any], name_of: Callable[[int], str]) -> None:
-        """Begin all jobs once more, any of which may be lost; of each, the first result counts."""
+        """Submit all jobs again, as any may be lost; the first result of each counts."""
         self._dead |= self._dead_nodes()
         n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():
@@ -365,7 +365,7 @@ class Cluster(Closing):
             raise WorkerDied(f"{MAX_LOST} machines were lost over {name_of(number)}") from error
 
     def _refuse_lack_of_gpus(self) -> None:
-        """Ray would wait for such a machine, and not say so."""
+        """Raise UnsupportedEnvironment if no machine has enough GPUs; Ray would wait silently."""
         there = [node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"]]
         if self._engine.gpus > max(there, default=0):
             raise UnsupportedEnvironment(
@@ -374,13 +374,13 @@ class Cluster(Closing):
             )
 
     def _room(self) -> int:
-        """Return how many jobs may be under way now: machines come and go."""
+        """Return how many jobs may run now; machines come and go."""
         if self._n_at_once is not None:
             return self._n_at_once
         return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def _record_failure(self, error: Exception, number: int, name_of: Callable[[int], str]) -> None:
-        """Record a job without a result; raise unless it may be repeated."""
+        """Record a job that failed without a result; raise unless it may be repeated."""
         found = self._ray.exceptions
         if isinstance(error, found.WorkerCrashedError | found.OutOfMemoryError):
             self._n_crashes[number] += 1
@@ -404,7 +404,7 @@ class Cluster(Closing):
             self._ray.cancel(reference, force=True)
 
     def close(self) -> None:
-        """End what runs, and the connection if it was made here. Idempotent."""
+        """Cancel running jobs, and close the connection unless it is borrowed. Idempotent."""
         try:
             self._cancel(list(self._running))
         finally:

@@ -1,4 +1,4 @@
-"""A batch: a mapping from fields to values, with the origin of each row."""
+"""A batch: a mapping from field names to values, with the origin of each row."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Skipped:
     """A failed sample, whose row of a batch has a substitute (with on_error="skip").
 
     `row` is the row of the batch; `index` is the sample's number in the dataset, `sample` its row
-    in shard number `shard`; `error` the name of the exception's class, and `text` its message, with
-    the traceback if a transform raised it. A long text is shortened in the middle.
+    in shard number `shard`. `error` is the name of the exception's class, and `text` its message,
+    followed by the traceback if a transform raised it; a long text is shortened in the middle.
     """
 
     row: int
@@ -36,11 +36,11 @@ class Skipped:
 class Batch(Mapping[str, Any]):
     """The values of one step, by field name, in the order of the schema.
 
-    Fixed numeric fields are arrays or tensors; text, bytes, JSON, arrays of varying shape and lists
-    of arrays are lists, created when first accessed. A sample without an optional field has None in
-    a list and zeros in an array; `present` distinguishes these. The name of a nested record gives a
-    dict of its fields. Everything stays valid while it, or the batch, is referenced (with
-    reuse=True: until the next batch).
+    Fixed numeric fields are arrays or tensors. Text, bytes, JSON, arrays of varying shape and lists
+    of arrays are lists, created on first access. A sample without a value of an optional field has
+    None in a list and zeros in an array; `present` tells them from real zeros. The name of a nested
+    record gives a dict of its fields. Values stay valid while they, or the batch, are referenced
+    (with reuse=True: until the next batch).
     """
 
     __slots__ = (
@@ -70,14 +70,14 @@ class Batch(Mapping[str, Any]):
     ) -> None:
         self._layout, self._block, self._n_rows, self._values = layout, block, n_rows, values
         self._lists: dict[str, list[Any]] = {}
-        # Paths of the shards, and by field of added columns, for messages.
+        # The paths of the shards, and of the shards of each added field, for messages.
         self._paths, self._beside = paths, beside
         self.epoch = epoch
-        """The number of its epoch."""
+        """The number of the epoch."""
         self.step = step
         """The number of the step within its epoch."""
         self.skipped = skipped
-        """The samples that failed, by row; these rows contain the samples of other positions."""
+        """The samples that failed, by row; their rows contain other samples instead."""
 
     def __getitem__(self, name: str) -> Any:
         found = self._values.get(name)
@@ -111,7 +111,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:
-        """The number of each row's sample in the dataset; a copy."""
+        """The sample number of each row in the dataset; a copy."""
         return self._origins()["position"].copy()
 
     @property
@@ -122,7 +122,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """True for each row that holds the sample of its position and no substitute; a copy."""
+        """True for each row with the intended sample, not a substitute; a copy."""
         found: npt.NDArray[np.bool_] = self._origins()["status"] == FILLED
         return found
 
@@ -137,11 +137,11 @@ class Batch(Mapping[str, Any]):
 
     @property
     def filled(self) -> tuple[BlockLayout, npt.NDArray[np.uint8], int]:
-        """The block of the batch: its layout, its bytes, and the number of used rows."""
+        """The block of the batch, its layout, and the number of used rows."""
         return self._layout, self._block, self._n_rows
 
     def of(self, wrap: Callable[[Any, object, str | None], Any]) -> Batch:
-        """Return the same batch with `wrap` applied to its arrays, as a tensor adapter does."""
+        """Return a copy of the batch with `wrap` applied to its arrays; used by tensor adapters."""
         made, layout = copy(self), self._layout
         slots: tuple[FixedSlot | WholeSlot, ...] = (*layout.fixed, *layout.whole)
         made._values = {
@@ -154,14 +154,14 @@ class Batch(Mapping[str, Any]):
         return self._layout.origins(self._block)[: self._n_rows]
 
     def _decode(self, slot: VaryingSlot) -> list[Any]:
-        """Return the values of a varying field, None for missing ones; arrays are views."""
+        """Return the values of a varying field, None for missing values; arrays are views."""
         values = self._decode_all(slot)
         for i in np.flatnonzero(~self.present(slot.name)).tolist():
             values[i] = None
         return values
 
     def _decode_all(self, slot: VaryingSlot) -> list[Any]:
-        """Return the values of a varying field; missing ones are arbitrary."""
+        """Return the values of a varying field; missing values are arbitrary."""
         layout, field = self._layout, self._layout.schema[slot.name]
         extents = layout.extents(self._block, slot)[: self._n_rows]
         places, sizes = extents["place"].tolist(), extents["n_bytes"].tolist()

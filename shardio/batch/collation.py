@@ -1,12 +1,12 @@
-"""Validate how arrays of unequal shapes are collated into a batch. Pure.
+"""Validate how arrays of different shapes are collated into a batch. Pure.
 
     "stack"    one array; all shapes must be equal
     "pad"      one array as large as the largest, zeros after the values, and `NAME_mask`
     "ragged"   the values concatenated along the first axis, and `NAME_offsets`
     "list"     a list of arrays
 
-A single word applies to all arrays whose shapes may differ: those that vary according to the
-dataset, and every array that a transform makes, except single numbers.
+A single word applies to all arrays whose shapes may differ: arrays of varying shape in the dataset,
+and all arrays that a transform returns, except single numbers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _BESIDE: Final[dict[CollateKind, tuple[str, str, int]]] = {
     "pad": ("mask", "bool", 1),
     "ragged": ("offsets", "int64", 0),
 }
-"""The companion of an array of a batch: the suffix of its name, its dtype, and 1 if it has the
-array's dimensions.
+"""The companion of a collated array: the suffix of its name, its dtype, and 1 if it has the
+dimensions of the array, else 0.
 """
 
 
@@ -37,7 +37,7 @@ array's dimensions.
 class CollateRule:
     """The rule for one field.
 
-    `sizes` is the shape to pad to; None in it stands for the largest of the batch.
+    `sizes` is the shape to pad to; None in it stands for the largest size in the batch.
     """
 
     kind: CollateKind
@@ -47,7 +47,7 @@ class CollateRule:
 class JoinedField(NamedTuple):
     """A field whose values become one array of the batch.
 
-    `field` is that of a sample; `companion` is the name of the mask or the offsets, or None.
+    `field` is the field of a single sample; `companion` is the name of the mask or the offsets.
     """
 
     name: str
@@ -60,7 +60,7 @@ class JoinedField(NamedTuple):
 class Collation:
     """The user's collation: rules for `named` fields and for `others`, or a function.
 
-    The function takes a list of samples, whose arrays may have any shape, and returns a dict.
+    The function receives a list of samples, whose arrays may have any shape, and returns a dict.
     """
 
     others: CollateRule = field(default_factory=lambda: CollateRule("stack"))
@@ -68,7 +68,7 @@ class Collation:
     function: Callable[[list[Mapping[str, Any]]], Any] | None = None
 
     def relax_shapes(self, schema: Schema) -> Schema:
-        """Return the schema of all samples that a transform makes, given that of the first."""
+        """Return the schema of all results of a transform, given the schema of the first result."""
         return Schema({name: self._loosen(name, each) for name, each in schema.items()})
 
     def _loosen(self, name: str, found: Field) -> Field:
@@ -80,7 +80,7 @@ class Collation:
     def expand(self, schema: Schema) -> tuple[Schema, tuple[JoinedField, ...]]:
         """Return the schema of batches of such samples, and the fields that are joined.
 
-        Joined fields have the dimensions of the whole batch in this schema.
+        In this schema, joined fields have the dimensions of an array of the whole batch.
 
         Raises:
             InvalidArgument: the collation does not match the schema.
@@ -122,14 +122,14 @@ class Collation:
 
 
 DEFAULT_COLLATION: Final = Collation()
-"""The collation if none is given."""
+"""The default collation."""
 
 
 def parse_collate(asked: object) -> Collation:
     """Parse a user's `collate`.
 
     Raises:
-        InvalidArgument: with the accepted values.
+        InvalidArgument: states the accepted values.
     """
     if isinstance(asked, Mapping):
         return Collation(named={str(name): _parse_rule(each) for name, each in asked.items()})
@@ -158,7 +158,7 @@ def _parse_rule(asked: object) -> CollateRule:
 
 
 def _check_named(name: str, rule: CollateRule, schema: Schema) -> None:
-    """Check that the rule for a field named in `collate` fits it."""
+    """Check that the rule for a field named in `collate` matches the field."""
     if name not in schema:
         raise InvalidArgument(
             f"collate names {name!r}; the fields of a sample are {', '.join(schema)}"

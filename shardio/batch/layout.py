@@ -3,11 +3,11 @@
     block: | origins | presence | extents, shapes by varying field | heads | fixed fields | heap |
 
 A fixed field of a batch is one dense array. Varying values (text, bytes, JSON, arrays of varying
-shape, lists of arrays) are in the heap, located by their extents. So are arrays of the whole batch
-whose size is known only once they are made (padded arrays, their masks); a head gives the place and
-shape of each. An optional field has a presence byte per row. The origin table gives the shard and
-row of every row: it names samples in errors, it is the record of a worker's task if it crashes, and
-it becomes `batch.indices`, `batch.origins` and `batch.valid`.
+shape, lists of arrays) are in the heap, located by extents. Arrays of the whole batch whose size is
+only known once they are created (padded arrays, masks) are also in the heap; a head states the heap
+offset and shape of each. An optional field has a presence byte per row. The origin table states the
+shard and row of every row of the batch. It locates samples in errors, tells after a crash which
+sample the worker was reading, and becomes `batch.indices`, `batch.origins` and `batch.valid`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from shardio.format.types import Array, Field
 ORIGIN: Final = np.dtype(
     [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]
 )
-"""A row of the origin table: its position in the view, its row in its shard, the shard's number,
-the field being read (-1 for none), and its status.
+"""A row of the origin table: the position of the sample in the view, its row in its shard, the
+number of the shard, the field being read (-1 for none), and the status.
 """
 EXTENT: Final = np.dtype([("offset", "<u8"), ("n_bytes", "<u8"), ("place", "<u8")])
-"""A value in the heap: its offset in its shard (0 if it was computed), its size, and its place in
-the heap.
+"""The extent of a value in the heap: the offset in its shard (0 if it was computed), the size, and
+the offset in the heap.
 """
 
 ALIGNMENT: Final = 64
@@ -39,8 +39,8 @@ PAGE: Final = 4096
 NO_FIELD: Final = -1
 
 EMPTY, CLAIMED, FILLED, PADDED, SKIPPED = 0, 1, 2, 3, 4
-"""States of a row: nothing there, being read, valid, a copy of another row of the batch, a sample
-that has taken the place of one that failed."""
+"""The statuses of a row: empty, being read, valid, a copy of another row of the batch, the
+substitute for a sample that failed."""
 
 
 def pack_state(field: int, status: int) -> int:
@@ -50,7 +50,7 @@ def pack_state(field: int, status: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FixedSlot:
-    """A dense array: (rows, *shape) of dtype, from `offset` on; `full_shape` for a full batch."""
+    """A dense array (rows, *shape) at `offset`; `full_shape` is its shape in a full batch."""
 
     name: str
     offset: int
@@ -59,14 +59,14 @@ class FixedSlot:
     full_shape: tuple[int, ...]
     row_bytes: int
     logical_dtype: str | None
-    """The name of a dtype that NumPy does not have (bfloat16, held as uint16), or None."""
+    """The name of a dtype that NumPy lacks (bfloat16, stored as uint16), or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class VaryingSlot:
-    """Extents of `rows` values from `offset` on; the full shapes of arrays from `shapes` on.
+    """The extents of `rows` values, at `offset`, and the full shapes of arrays, at `shapes`.
 
-    `alignment` is that of each value in the heap.
+    `alignment` is the alignment of each value in the heap.
     """
 
     name: str
@@ -78,7 +78,7 @@ class VaryingSlot:
 
 @dataclass(frozen=True, slots=True)
 class PresenceSlot:
-    """A byte per row from `offset` on: 1 if the row has the optional field."""
+    """A byte per row, at `offset`: 1 if the row has a value of the optional field."""
 
     name: str
     offset: int
@@ -88,7 +88,7 @@ class PresenceSlot:
 class WholeSlot:
     """An array of the whole batch in the heap, located by its head at `offset`.
 
-    A head holds the place in the heap, and the size of each dimension.
+    The head states the heap offset of the array, then the size of each dimension.
     """
 
     name: str
@@ -96,7 +96,7 @@ class WholeSlot:
     dtype: np.dtype[Any]
     n_dims: int
     logical_dtype: str | None
-    """The dtype name, as for a FixedSlot."""
+    """The name of a dtype that NumPy lacks, or None."""
 
 
 class JoinSlot(NamedTuple):
@@ -108,11 +108,11 @@ class JoinSlot(NamedTuple):
 
 
 class BlockViews(NamedTuple):
-    """Arrays over one block, created once: creating them costs as much as filling them.
+    """Arrays over one block, created once because that costs as much as filling them.
 
-    `origins` is the origin table as (n_rows, 3) numbers: position, row, and shard with the state
-    above it; `states` only the fields and statuses, as packed by `pack_state`; `fixed` the bytes of
-    each fixed field, (n_rows, row bytes).
+    `origins` is the origin table as int64, (n_rows, 3): position, row, and shard with the state in
+    the upper half. `states` are only the fields and statuses, as packed by `pack_state`. `fixed`
+    are the bytes of each fixed field, (n_rows, row bytes).
     """
 
     origins: npt.NDArray[np.int64]
@@ -122,11 +122,12 @@ class BlockViews(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """The layout of a batch of up to n_rows samples in a block; `schema` is that of the batch.
+    """The layout of a batch of up to n_rows samples in a block; `schema` is the batch's schema.
 
-    For `whole` arrays, it has the dimensions of the batch. `joins` are the arrays joined from a
-    field of all samples, whose schema is `samples`. A batch that cannot be written in one step is
-    made from a block of the layout `inner`, which has the same number of rows.
+    In `schema`, `whole` arrays have the dimensions of the whole batch. `joins` are the arrays that
+    are joined from a field of all samples; `samples` is the schema of single samples. A batch that
+    cannot be written in one step is first written to a block of the layout `inner`, which has the
+    same number of rows.
     """
 
     schema: Schema
@@ -138,7 +139,7 @@ class BlockLayout:
     whole: tuple[WholeSlot, ...]
     joins: tuple[JoinSlot, ...]
     heap: int
-    """The start of the heap: the size of everything before it."""
+    """The offset of the heap, and the size of everything before it."""
     inner: BlockLayout | None = None
 
     @property
@@ -151,7 +152,7 @@ class BlockLayout:
         return block[: self.n_rows * ORIGIN.itemsize].view(ORIGIN)
 
     def views(self, block: npt.NDArray[np.uint8]) -> BlockViews:
-        """Return views of the parts written for every batch; valid while the block is."""
+        """Return views of the parts written for every batch; valid as long as the block is."""
         n, data = self.n_rows, block.data
         return BlockViews(
             np.ndarray((n, 3), "<i8", data),
@@ -160,7 +161,7 @@ class BlockLayout:
         )
 
     def fixed_rows(self, block: npt.NDArray[np.uint8], slot: FixedSlot, n: int) -> npt.NDArray[Any]:
-        """Return the first n rows of a fixed field, as an array over the block."""
+        """Return the first n rows of a fixed field, as a view of the block."""
         return np.ndarray((n, *slot.shape), slot.dtype, block.data, slot.offset)
 
     def arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
@@ -178,15 +179,15 @@ class BlockLayout:
         return found
 
     def heads(self, block: npt.NDArray[np.uint8]) -> list[list[int]]:
-        """Return the place in the heap and the shape of every whole array."""
+        """Return the heap offset and the shape of every whole array."""
         return [self.head(block, slot).tolist() for slot in self.whole]
 
     def head(self, block: npt.NDArray[np.uint8], slot: WholeSlot) -> npt.NDArray[np.int64]:
-        """Return the place in the heap and the shape of a whole array, as a view of the block."""
+        """Return the heap offset and the shape of a whole array, as a view of the block."""
         return np.ndarray((1 + slot.n_dims,), "<i8", block, slot.offset)
 
     def present(self, block: npt.NDArray[np.uint8], slot: PresenceSlot) -> npt.NDArray[np.bool_]:
-        """Return the presence of an optional field by row, as an array over the block."""
+        """Return the presence of an optional field by row, as a view of the block."""
         return block[slot.offset : slot.offset + self.n_rows].view(np.bool_)
 
     def extents(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.void]:
@@ -200,10 +201,10 @@ class BlockLayout:
         return block[slot.shapes : end].view(np.uint64).reshape(self.n_rows, slot.n_dims)
 
     def pad(self, block: npt.NDArray[np.uint8], n_read: int, n_valid: int) -> None:
-        """Fill the rows after the first `n_read`, from 1 up, with copies of these in turn.
+        """Fill the rows after the first `n_read` (at least 1) with copies of these, repeated.
 
-        The first `n_valid` rows belong to the batch; all after them are marked as padding. Data
-        made from an inner layout is complete, and is not changed.
+        The first `n_valid` rows belong to the batch; all after them are marked as padding. With an
+        inner layout, only the origin table is changed, as the data is complete already.
         """
         rows = np.arange(self.n_rows - n_read) % n_read
         origins = self.origins(block)
@@ -219,7 +220,7 @@ class BlockLayout:
 
 
 def is_fixed(schema: Schema, name: str) -> bool:
-    """Return True if a field arrives as one array rather than as a list."""
+    """Return True if the field of a batch is one array rather than a list."""
     array = schema[name].array
     return array is not None and array.is_fixed
 
@@ -230,7 +231,7 @@ def layout_for_samples(
     """Return the layout for batches of samples of `schema`.
 
     Raises:
-        InvalidArgument: the collation does not match the schema, which must have no packet stream.
+        InvalidArgument: the collation does not match the schema, or a field is a packet stream.
     """
     _check_no_streams(schema)
     batch, joins = collation.expand(schema)
@@ -249,13 +250,13 @@ def _check_no_streams(schema: Schema) -> None:
 
 
 def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
-    """Return the layout for batch functions' results: arrays for `whole`, lists for the rest."""
+    """Return the layout for results of batch functions: `whole` fields are arrays, others lists."""
     made = _place_fields(schema, inner.n_rows, whole, (), inner.samples)
     return replace(made, inner=inner)
 
 
 def layout_of_received_batches(schema: Schema, n_rows: int, whole: frozenset[str]) -> BlockLayout:
-    """Return the layout of batches filled elsewhere, to be read only; `whole` is as above."""
+    """Return the layout of batches filled elsewhere, for reading; `whole` fields are arrays."""
     return _place_fields(schema, n_rows, whole, (), schema)
 
 
@@ -266,7 +267,7 @@ def _place_fields(
     joins: tuple[JoinedField, ...],
     samples: Schema,
 ) -> BlockLayout:
-    """Assign an offset to every part; all starts are 64-byte aligned, as tinygrad needs them."""
+    """Assign an offset to every part; parts are aligned to 64 bytes, as tinygrad requires."""
     place = _align(n_rows * ORIGIN.itemsize)
     presence = []
     for name in schema.optional:

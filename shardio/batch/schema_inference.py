@@ -21,9 +21,10 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
     """Infer the schema of one sample.
 
     NumPy arrays and scalars, bool, int (int64) and float (float64) become arrays of their shape;
-    str, bytes, and dict, list, tuple or None become Text, Bytes and Json. From a field of the same
-    name in `source` are kept: a varying shape, bfloat16 for uint16 values, Json for values that
-    JSON can represent, and optional. A list of arrays becomes a List of arrays of any shape.
+    str becomes Text, bytes become Bytes, and dict, list, tuple and None become Json. A list of
+    arrays becomes a List of arrays of any shape. From the field of the same name in `source`, some
+    properties are kept: a varying shape, bfloat16 for uint16 values, Json for values that JSON can
+    represent, and optional.
 
     Raises:
         SchemaError: the sample is not a mapping of names to such values.
@@ -86,18 +87,18 @@ def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -
 
 
 def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
-    """Return True if a dtype is that of a field, in either byte order."""
+    """Return True if a dtype matches a field, in either byte order."""
     if is_bfloat16_bits(found):
         return bool(field.dtype == "bfloat16")
     wanted = field.numpy
-    return bool(found == wanted or found.name == wanted.name)  # names take 5 µs
+    return bool(found == wanted or found.name == wanted.name)  # comparing names takes 5 µs
 
 
 def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
-    """Infer the schema of a batch function's result, and the fields that are arrays of all samples.
+    """Infer the schema of a batch function's result, and the names of its arrays of all samples.
 
-    Arrays and numbers get `None` for every dimension; a list has a value for each of n_rows
-    samples. Fields of the same name in `source` are used as in `infer_schema`.
+    In the schema, arrays and numbers have `None` for every dimension; a list has a value for each
+    of n_rows samples. Fields of the same name in `source` are used as in `infer_schema`.
 
     Raises:
         SchemaError: the result is not a mapping of names to such values.
@@ -122,7 +123,7 @@ def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, froz
 
 
 def _is_column(value: object) -> bool:
-    """Return True for a list of anything but single numbers."""
+    """Return True for a list, unless all of its values are single numbers."""
     if not isinstance(value, list | tuple):
         return False
     return not all(isinstance(each, _NUMBERS) and np.ndim(each) == 0 for each in value)
@@ -148,10 +149,10 @@ def _check_column(name: str, values: Any, n_rows: int) -> None:
 
 
 def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
-    """Check that a later result of a batch function has the fields of the first.
+    """Check that a later result of a batch function has the fields of the first result.
 
     Raises:
-        SchemaError: with the field, the expected and the found type.
+        SchemaError: names the field, and the expected and the found type.
     """
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
@@ -180,12 +181,12 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Check that a later sample has the fields of the first, which `first` names in errors.
+    """Check that a later sample has the fields of the first, which messages call `first`.
 
     Raises:
-        SchemaError: with the field, the expected and the found type.
+        SchemaError: names the field, and the expected and the found type.
     """
-    if not isinstance(sample, dict | Mapping):  # checking for dict takes a tenth of the time
+    if not isinstance(sample, dict | Mapping):  # dict alone is checked in a tenth of the time
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")
     if sample.keys() != schema.keys():
         raise SchemaError(f"{first} had fields {list(schema)}, this has {list(sample)}")
@@ -194,14 +195,14 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
             continue
         made = sample[name]
         if isinstance(made, _ARRAYS) and made.shape == field.shape and _is_dtype(made.dtype, field):
-            continue  # the usual case: the general one takes ten times as long
+            continue  # the usual case: the code below takes ten times as long
         if not isinstance(made, _NUMBERS):
             raise SchemaError(
                 f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, "
                 f"this has a {type(made).__name__}"
             )
         value = np.asarray(made)
-        # Byte order may differ: it is converted on the way into the block.
+        # The byte order may differ: it is converted when the value is written to the block.
         same = _is_dtype(value.dtype, field) and len(value.shape) == len(field.shape)
         if not same or any(
             d is not None and d != n for d, n in zip(field.shape, value.shape, strict=True)

@@ -1,7 +1,7 @@
 """Convert files, samples or data frames into a dataset; `convert` is the entry point.
 
-A `Converter` only reads. Everything that is written, discarded or reported is decided here, once
-for all kinds of input. README.md lists the modules.
+A `Converter` only reads. This package decides once, for all kinds of input, which files are
+written, discarded or reported. README.md lists the modules.
 """
 
 from shardio.conversion.api import convert

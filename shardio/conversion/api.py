@@ -63,29 +63,29 @@ def convert(
 
     Every file below `src` is read and listed in the report. `src` may be a pattern
     (`"shards/train-*.tar"`); paths are then relative to the part before the pattern. A broken file
-    gives no samples; with `keep_partial` it keeps those before the damage. `on_error="stop"` ends
-    the conversion at the first broken file in name order, and publishes everything before it. The
-    bytes of the dataset depend neither on `workers` (0: convert in this process; default: one per
-    usable CPU) nor on the machine's speed.
+    gives no samples; with `keep_partial` the samples before the damage are kept.
+    `on_error="stop"` ends the conversion at the first broken file in name order, and publishes
+    everything before it. The bytes of the dataset depend neither on `workers` (0: convert in this
+    process; default: one per usable CPU) nor on the speed of the machine.
 
     An interrupted conversion keeps its finished units in `out`. The next conversion to `out` must
-    pass `resume` or `overwrite`. `resume` keeps each finished unit whose shards are intact and
-    whose inputs have not changed; the result equals that of an uninterrupted conversion.
+    then be called with `resume` or `overwrite`. `resume` keeps each finished unit whose shards are
+    intact and whose inputs have not changed; the result equals that of an uninterrupted conversion.
     `overwrite` starts again, and replaces a dataset in `out` once the new one is complete. If no
-    input gives a sample, nothing is published: `out` stays unchanged, and the report has the
-    outcome of each input.
+    input gives a sample, nothing is published: `out` is not changed, and the report has the outcome
+    of each input.
 
-    With `append`, the dataset at `out` gets a new generation: existing samples keep their positions
-    and classes their numbers, and new samples are added at the end. Files that the dataset already
-    has are not converted again: their outcome is `"duplicate"`, or `"modified"` if the content
-    changed. Options that are not given are taken from the dataset.
+    With `append`, the dataset at `out` gets a new generation: existing samples keep their
+    positions, classes keep their numbers, and new samples are added at the end. Files that the
+    dataset already has are not converted again: their outcome is `"duplicate"`, or `"modified"` if
+    the content changed. Options that are not given are taken from the dataset.
 
     Instead of files, `src` may be an iterable of samples or a pandas or polars data frame, both
-    written by this process; a map-style data set with `__len__` and `__getitem__`, as torch's; or,
-    with `samples`, an iterable of items that this function turns into samples. The latter two are
-    converted like files, with each item or position as an input. `schema` applies to these sources
-    only; it defaults to that of the dataset or of the first sample. `options` are passed to the
-    converter.
+    written by this process; or a map-style data set with `__len__` and `__getitem__`, as in torch;
+    or, with `samples`, an iterable of items that this function converts to samples. Map-style data
+    sets and items are converted like files, with each item or position as an input. `schema`
+    applies only to sources other than files; it defaults to the schema of the dataset or of the
+    first sample. `options` are passed to the converter.
 
     Args:
         samples: a function that returns one sample, several, or None for an item. It is sent to the
@@ -93,29 +93,29 @@ def convert(
             is broken.
         names: field names for samples that are tuples.
         kind: the converter, such as "videos", "images", "audio" or "arrays", or an installed
-            third-party one. By default that of the dataset appended to, else guessed from file
-            names.
+            third-party converter. By default the converter of the dataset in an append, else it is
+            guessed from file names.
         labels: a CSV or JSON Lines file with the class of each path, used instead of folder names;
             see `read_labels`.
-        storage_options: options of the object store for a URL as `out`, as obstore takes them.
-            Shards are uploaded as they are finished; the cache folder holds shards in progress and
-            the state needed to resume.
+        storage_options: options of obstore for the object store, if `out` is a URL. Shards are
+            uploaded as they are finished; the cache folder holds shards in progress and the state
+            needed to resume.
         engine: "local", or "ray" to convert on the machines of a Ray cluster, all of which must see
             `src` and `out` under these paths; `workers` is then the total number of processes. The
-            bytes are the same, and each engine can resume what the other has started.
-        address: address of the Ray cluster, as `ray.init` takes it; by default RAY_ADDRESS, and
-            without that Ray is started here.
+            bytes are the same, and each engine can resume a conversion that the other has started.
+        address: the address of the Ray cluster, as `ray.init` takes it; by default RAY_ADDRESS; if
+            that is not set, Ray is started on this machine.
         progress: called in this process, at the start and after every input.
 
     Raises:
         InvalidArgument: `src` does not exist, is empty, matches nothing or has no file of the kind;
             `out` is not a valid folder name; an option is invalid; or options or versions differ
             from those of the conversion to resume.
-        DatasetExists: `out` already holds data, or an interrupted conversion.
+        DatasetExists: `out` already contains data, or an interrupted conversion.
         DatasetNotFound: there is no dataset to append to.
         DatasetConflict: another process is writing to `out`.
         WorkerDied: a converter raised, or workers crashed outside of any input. As after every
-            other error, finished units stay in `out`; without any, nothing is left behind.
+            other error, finished units stay in `out`; if there are none, nothing is left behind.
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
@@ -147,7 +147,7 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class _Conversion:
-    """The arguments of `convert` that say what to convert."""
+    """The arguments of `convert` that describe the source."""
 
     src: Any
     samples: Callable[[Any], Any] | None
@@ -180,18 +180,18 @@ class _Conversion:
             hint=options.hint,
         )
         listing = list_inputs(src, exclude=str(staging.out))
-        # Before anything is created, so that invalid options leave nothing behind.
+        # Done before anything is created, so that invalid options leave nothing behind.
         job_for_folder, listing = options.make_job(base, listing, out)
         job = job_for_folder(str(staging.folder))
         if self.labels is None:
             has_own_classes = job.source.class_names() is not None
-            out_name = os.fspath(self.out)  # `out` may be the cache folder of an upload
+            out_name = os.fspath(self.out)  # the user's: `out` may be the cache folder of an upload
             warn_about_split(listing.classes, src, out_name, are_classes=not has_own_classes)
         listing = self._labelled(listing, job.source)
         return (append_inputs if self.append else convert_inputs)(listing, staging, job, options)
 
     def _labelled(self, listing: Listing, source: Converter) -> Listing:
-        """Return the inputs with classes from the label file or the converter, if any."""
+        """Return the inputs with the classes of the label file or the converter, if any."""
         if self.labels is not None:
             path = os.fspath(self.labels)
             listing = apply_labels(listing, read_labels(path), path)
@@ -254,7 +254,7 @@ class PythonSource:
             raise InvalidArgument(f"names must be a sequence of strings; found {names!r}")
         if self.samples is not None and isinstance(self.src, str | bytes):
             raise InvalidArgument(
-                f"{self.src!r}: with samples=, expected an iterable of items, as "
+                f"{self.src!r}: with samples=, expected an iterable of items, such as "
                 "sorted(folder.iterdir()); found one string"
             )
 
@@ -265,19 +265,19 @@ class PythonSource:
             return
         raise InvalidArgument(
             f"found a {kind.__name__}; expected a path, an iterable of dicts, a map-style data "
-            "set, a data frame, or items together with samples=, a function that makes samples "
-            "of an item"
+            "set, a data frame, or items together with samples=, a function that converts an item "
+            "to samples"
         )
 
     def _items(self) -> tuple[Iterable[Any], Callable[[Any], Any], str]:
-        """Return the items, the function that makes samples of one, and the function's name."""
+        """Return the items, the function that converts an item to samples, and its name."""
         if self.samples is None:
             indexing = MapStyleSamples(self.src)
             return position_runs(len(self.src)), indexing, indexing.name
         return self.src, self.samples, function_name(self.samples)
 
     def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:
-        """Return the schema, if it is known before the first sample, and the samples."""
+        """Return the schema (None if inferred from the first sample) and the samples."""
         if not is_data_frame(self.src):
             return self.schema, self._mappings()
         if self.names is not None:

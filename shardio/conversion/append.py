@@ -1,9 +1,9 @@
 """Append to a dataset: classify inputs as new or known, check options, build the next generation.
 
-An input that gave samples is never read again, because samples cannot be replaced: it is
-`duplicate`, or `modified` if its content has changed. Everything else is converted: new inputs,
-and inputs that gave no samples the last time. Existing samples keep their positions and classes
-their numbers; new ones are added at the end.
+An input that gave samples is never read again, because samples cannot be replaced: its outcome is
+`duplicate`, or `modified` if its content has changed. All other inputs are converted: new ones, and
+those that gave no samples before. Existing samples keep their positions, classes keep their
+numbers, and new samples are added at the end.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
 
 RUN_OPTIONS: Final = ("on_error", "shard_bytes")
-"""Recorded options of how a conversion runs; an append may change them."""
+"""The recorded options that do not affect samples; an append may change them."""
 
 _MAX_FILES_PER_TASK: Final = 256
-"""Files that a thread compares per task: one task per file would cost more memory than the work."""
+"""The number of files compared per task; one task per file would cost more memory than the work."""
 _TASKS_PER_THREAD: Final = 8
-"""Minimum tasks per thread, given enough files, so that all threads end at about one time."""
+"""The minimum number of tasks per thread, given enough files, so that threads end together."""
 
 Entry = Mapping[str, Any]
 PathName = str | os.PathLike[str]
 
 
 def check_dataset_exists(out: PathName) -> None:
-    """Check that there is a dataset to append to.
+    """Raise DatasetNotFound unless there is a dataset to append to.
 
     Raises:
-        DatasetNotFound: there is none.
+        DatasetNotFound: there is no dataset.
     """
     if not holds_dataset(out) and (Path(out) / WORK_FOLDER / PLAN_FILE).exists():
         raise DatasetNotFound(
@@ -61,15 +61,15 @@ def load_base(out: PathName) -> Generation:
     """Load the generation to append to.
 
     Raises:
-        DatasetNotFound: there is none.
-        InvalidArgument: it has added columns, which new samples would lack.
+        DatasetNotFound: there is no dataset.
+        InvalidArgument: the dataset has added columns, which new samples would lack.
     """
     check_dataset_exists(out)
     return _check_no_added_columns(load(out), out)
 
 
 def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
-    """Return the generation if its shards hold whole samples; raise if columns were added later."""
+    """Return the generation; raise InvalidArgument if columns were added later."""
     if added := [group.name for group in base.column_groups]:
         work = Path(out) / WORK_FOLDER
         left = f"; {work} belongs to an interrupted conversion: delete it, unless that is to be "
@@ -84,10 +84,10 @@ def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
 
 
 def check_not_repaired(base: Generation, out: PathName) -> None:
-    """Check that the dataset records which files its samples came from.
+    """Raise InvalidArgument unless the dataset records the files that its samples came from.
 
     Raises:
-        InvalidArgument: it was repaired; a repair knows shards, not source files.
+        InvalidArgument: the dataset was repaired; a repair knows only shards, not source files.
     """
     if any(entry["outcome"] not in (*OUTCOMES, "not_processed") for entry in base.inputs):
         raise InvalidArgument(
@@ -100,7 +100,7 @@ def check_not_repaired(base: Generation, out: PathName) -> None:
 def inherit_options(
     base: Generation, kind: str | None, options: Mapping[str, Any], *, keep_partial: bool
 ) -> tuple[str | None, dict[str, Any], bool]:
-    """Return kind, options and keep_partial of an append: as given, else as in the dataset."""
+    """Return kind, options and keep_partial of an append: the given ones, else the dataset's."""
     if not base.converter:
         return kind, dict(options), keep_partial
     of_samples = base.converter.get("options", {}).items()
@@ -112,10 +112,11 @@ def inherit_options(
 
 
 def check_same_options(base: Generation, options: Mapping[str, Any], out: PathName) -> None:
-    """Check that given converter options equal those of the dataset.
+    """Check that the given converter options equal the dataset's.
 
-    For options that the converter rejects in combination with inherited ones, such as the store of
-    a video without the options of that store.
+    Called if the converter rejects the given options in combination with inherited ones, such as
+    the store of a video without the options of that store: an option that differs is then the
+    cause.
 
     Raises:
         InvalidArgument: options differ; the message names all of them.
@@ -132,10 +133,10 @@ def check_same_options(base: Generation, options: Mapping[str, Any], out: PathNa
 def check_same_samples(
     base: Generation, converter: Mapping[str, Any], schema: Schema, out: PathName
 ) -> None:
-    """Check that the new samples are made like those of the dataset.
+    """Check that the new samples are converted like the samples of the dataset.
 
     Raises:
-        InvalidArgument: the converter, an option or the schema differs; the message names all.
+        InvalidArgument: the converter, an option or the schema differs; names all differences.
     """
     differences = []
     if base.converter:
@@ -151,12 +152,12 @@ def check_same_samples(
 def check_same_schema(
     expected: Schema, found: Schema, out: PathName, differences: Iterable[str] = ()
 ) -> None:
-    """Check that samples of schema `found` fit into a dataset with the schema `expected`.
+    """Check that samples of schema `found` match a dataset with the schema `expected`.
 
-    `differences` are those that the caller has found elsewhere, for the message.
+    `differences` are other differences that the caller has found; the message names them too.
 
     Raises:
-        InvalidArgument: there are differences; the message names all, and every differing field.
+        InvalidArgument: there are differences; the message names them, and every differing field.
     """
     differing = [*differences]
     for name in dict.fromkeys([*expected, *found]):
@@ -178,7 +179,7 @@ def check_same_schema(
 
 
 def _sample_settings(converter: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what determines the samples: the converter, its version and its options, by name."""
+    """Return the settings that determine the samples: converter, version and options, by name."""
     options = {k: v for k, v in converter.get("options", {}).items() if k not in RUN_OPTIONS}
     return {
         "converter": converter.get("name"),
@@ -189,9 +190,9 @@ def _sample_settings(converter: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """The inputs that an append converts (`listing`), and reports on all `others`.
+    """The inputs that an append converts (`listing`), and the reports on all other inputs.
 
-    The classes of the listing are those of the dataset after the append.
+    The classes of the listing are the classes of the dataset after the append.
     """
 
     listing: Listing
@@ -250,7 +251,7 @@ def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Ev
         return f"{n_bytes:,} bytes, {sizes[-1]:,} when it was converted"
     hashes = [entry["hash"] for entry in entries if "hash" in entry]
     if len(hashes) < len(entries):
-        return ""  # converted by a program that records no hashes
+        return ""  # converted by a program that did not record hashes
     try:
         found = input_hash(one, stopped)
     except OSError as error:
@@ -259,7 +260,7 @@ def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Ev
 
 
 def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing:
-    """Return the listing with labels renumbered: the dataset's classes first, then new ones."""
+    """Return the listing with labels renumbered: the dataset's classes first, then new classes."""
     if base.n_samples and not base.classes and not base.converter and listing.classes:
         raise InvalidArgument(
             f"{os.fspath(out)}: has no class names, while the source has "
@@ -278,11 +279,11 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 def rebase(base: Generation, out: Path) -> Generation:
     """Load the latest generation, which another writer may have published since `base` was read.
 
-    A commit that a killed writer left unfinished is completed first.
+    If a killed writer left a commit unfinished, it is completed first.
 
     Raises:
         DatasetConflict: the lineage, schema or classes have changed.
-        InvalidArgument: columns have been added, which new samples would lack.
+        InvalidArgument: columns were added, which new samples would lack.
     """
     latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):

@@ -26,11 +26,11 @@ Entry = tuple[int, Any, Any]  # line, path, label
 
 
 def read_labels(path: str) -> dict[str, str]:
-    """Read the class name of each path; paths with an empty label are left out.
+    """Read the class name of each path; paths with an empty label are omitted.
 
-    A file named .json, .jsonl or .ndjson holds a JSON object per line; any other file is CSV with a
-    header line. Both have the columns `path`, relative to the source, and `label`, a name or a
-    whole number; other columns are ignored.
+    A file named .json, .jsonl or .ndjson has one JSON object per line; any other file is CSV with a
+    header line. Both have the columns `path`, relative to the source, and `label`, a name or an
+    integer; other columns are ignored.
 
     Raises:
         InvalidArgument: the file is invalid, or labels a path twice; the message names the line.
@@ -104,9 +104,9 @@ def _json_lines(path: str) -> Iterator[Entry]:
 
 
 def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
-    """Give every input the class that `labels` maps its name to, or none (-1).
+    """Set the class of every input to the one that `labels` has for its name, or to none (-1).
 
-    Classes are sorted by name, or numerically if all of them are whole numbers.
+    Classes are sorted by name, or numerically if all of them are integers.
 
     Raises:
         InvalidArgument: a labelled path is not among the inputs.
@@ -134,7 +134,7 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
 
 
 def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listing:
-    """Return the inputs without labels; samples have labels of their own, for `classes`."""
+    """Return the inputs without labels, as the samples have their own, for `classes`."""
     return Listing(tuple(replace(one, label=-1) for one in listing.inputs), classes)
 
 
@@ -145,7 +145,7 @@ _SPLIT_NAMES: Final = {
     **dict.fromkeys(("eval", "evaluation"), "eval"),
     **dict.fromkeys(("holdout", "heldout"), "holdout"),
 }
-"""Folder names of the parts of a split, mapped to the part."""
+"""Folder names of the parts of a split, mapped to the names of the parts."""
 _NEUTRAL_WORDS: Final = frozenset(
     "audio clean clips data files images img imgs other set split videos".split()
 )
@@ -158,8 +158,8 @@ _MAX_NAMED_FOLDERS: Final = 4
 class SplitFolders:
     """Folders named like the parts of a split.
 
-    `parents` are the folders that contain them, all at one depth, as paths below the source.
-    `classes` maps the name of each to the paths of the folders inside it.
+    `parents` are the folders that contain them, as paths below the source, all at the same depth.
+    `classes` maps the name of each folder to the paths of the folders inside it.
     """
 
     parents: tuple[str, ...]
@@ -167,7 +167,7 @@ class SplitFolders:
 
     @property
     def depth(self) -> int:
-        """The number of folders between the source and these."""
+        """The number of path components between the source and the folders."""
         return self.parents[0].count("/") + 1 if self.parents[0] else 0
 
 
@@ -175,8 +175,8 @@ def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_class
     """Warn if the folders of a source look like the parts of a split.
 
     Args:
-        folders: paths below the source of folders that hold files, or are empty.
-        source: the source as the caller named it.
+        folders: the folders that contain files or are empty, as paths below the source.
+        source: the source, as the caller named it.
         out: the output folder.
         are_classes: True if the folders are the classes of the samples.
     """
@@ -208,7 +208,7 @@ def find_split(folders: Iterable[str]) -> SplitFolders | None:
 
 
 def _split_name(name: str) -> str:
-    """Return the part of a split that a folder name stands for; "" if none."""
+    """Return the part of a split that a folder name denotes; "" if none."""
     words = _WORD.findall(name.casefold())
     found = [_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES]
     is_one = len(found) == 1 and all(
@@ -218,7 +218,7 @@ def _split_name(name: str) -> str:
 
 
 def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: bool) -> str:
-    """Return the warning, with a command that converts each part by itself."""
+    """Return the warning, with a command that converts each part separately."""
     named = [
         f"{name} ({len(inner):,} folder{'s' * (len(inner) > 1)})" if inner else name
         for name, inner in found.classes.items()
@@ -242,7 +242,7 @@ def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: b
 
 
 def _example_class(found: SplitFolders, name: str) -> str:
-    """Return the path below the source of one class of a part."""
+    """Return the path of one class of a part, relative to the source."""
     return "/".join(filter(None, (found.parents[0], name, min(found.classes[name], default=""))))
 
 
@@ -252,7 +252,7 @@ def _join_names(names: Sequence[str]) -> str:
 
 
 def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> str:
-    """Return the command that converts one part; a file pattern of the source is kept."""
+    """Return the command that converts one part; a pattern in the source is kept."""
     pattern = parse_pattern(source)
     above = found.parents[0].split("/") if len(found.parents) == 1 else ["*"] * found.depth
     before, rest = pattern.parts[: found.depth + 1], pattern.parts[found.depth + 1 :]

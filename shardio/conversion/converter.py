@@ -15,18 +15,18 @@ OutcomeKind = Literal[
     "converted", "empty", "broken", "unsupported", "part", "not_processed", "duplicate", "modified"
 ]
 OUTCOMES: Final = get_args(OutcomeKind)[:5]
-"""Outcomes that a converter may return."""
+"""The outcomes that a converter may return."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
     """One file to convert.
 
-    `name` is its path below the source, with `/` as separator: the name in reports and datasets.
-    `path` is the file on this machine, for opening only. `label` is the position of its folder
-    among the classes, -1 for a file directly in the source. `stamp` identifies the state of the
-    file: its mtime and ctime in ns. `parts` are files that are read together with this one;
-    `part_of` is the name of the first input that has this one as a part.
+    `name` is the path below the source, with `/` as separator; reports and datasets use it. `path`
+    is the file on this machine, for opening only. `label` is the position of its folder among the
+    classes, -1 for a file directly in the source. `stamp` identifies the state of the file: its
+    mtime and ctime in ns. `parts` are files that are read together with this one; `part_of` is the
+    name of the first input that has this one as a part.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Outcome:
 
     `"converted"`; `"empty"`: readable, but without samples; `"unsupported"`: not of the converter's
     kind; `"broken"`: of its kind but unreadable, which makes the exit code 1; `"part"`: read
-    together with another input, named in `reason`, which gives the samples. The driver adds
-    `"not_processed"` for inputs after the one at which a conversion stopped. When it appends, it
-    adds `"duplicate"` for inputs whose samples the dataset has, and `"modified"` for inputs that
-    have changed since they were converted: neither is read again. `detail` is extra information to
-    record, as JSON values.
+    together with another input, named in `reason`, which gives the samples. Three outcomes are set
+    by the conversion, for inputs that are not read: `"not_processed"` after the input at which it
+    stopped and, in an append, `"duplicate"` if the dataset has the samples and `"modified"` if the
+    input has changed since it was converted. `detail` is extra information to record, as JSON
+    values.
     """
 
     kind: OutcomeKind
@@ -71,17 +71,17 @@ class Converter(ABC):
     """A converter of one kind of input: a frozen dataclass whose fields are its options.
 
     The constructor validates the options (InvalidArgument). Their values are recorded in the
-    dataset, so they must be JSON values and contain no machine names or absolute paths; None, where
-    it is the default, is not recorded. An append recreates the converter from the recorded options.
-    Instances are pickled and sent to the workers.
+    dataset, so they must be JSON values and contain no machine names or absolute paths; an option
+    that is None by default is recorded only if it is set. An append recreates the converter from
+    the recorded options. Instances are pickled and sent to the workers.
 
     Attributes:
         kind: the name of the converter in the registry.
-        version: another one when the same input and options give other samples.
+        version: a text that changes when the same input and options give other samples.
         step_s: the CPU time in seconds that each step of `samples` may take, plus one second per
-            MiB of the input; None for no limit. A worker that takes more is killed; after the
-            second time the input is broken. It protects against libraries that loop forever on
-            damaged files. Not enforced with `workers=0`.
+            MiB of the input; None for no limit. A worker that takes longer is killed; the second
+            time, the input is reported as broken. This protects against libraries that loop
+            forever on damaged files. Not enforced with `workers=0`.
     """
 
     kind: ClassVar[str]
@@ -94,10 +94,10 @@ class Converter(ABC):
 
     @abstractmethod
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the samples of one input and return its outcome. Reads only, writes nothing.
+        """Yield the samples of one input and return its outcome. Must not write files.
 
-        The driver buffers samples until the outcome is known: those of a broken input are
-        discarded, unless the user asked to keep them.
+        Samples are buffered until the outcome is known: those of a broken input are discarded,
+        unless the user asked to keep them.
 
         Raises:
             MediaError: the input is broken; the message becomes the reason.
@@ -108,24 +108,24 @@ class Converter(ABC):
         return {}
 
     def fitted(self, inputs: Sequence[Input]) -> Converter:
-        """Return the converter with options set that follow from the inputs, such as a schema.
+        """Return the converter with options inferred from the inputs, such as a schema.
 
-        Called before the first input is read; the options are recorded like any other.
+        Called before the first input is read; the options are recorded like other options.
         """
         return self
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-        """Return the names of inputs read together with another, by the name of that input.
+        """Return the names of inputs that are read together with another input, by its name.
 
-        `Input.parts` then counts as the content of the other, which gives the samples: if a part
-        changes, the input has changed. Parts are not passed to `samples`.
+        The other input gives the samples; `Input.parts` belongs to its content: if a part changes,
+        the input has changed. Parts are not passed to `samples`.
         """
         return {}
 
     def class_names(self) -> Sequence[str] | None:
-        """Return the class names if the inputs have labels of their own.
+        """Return the class names if the inputs have their own labels, None if folders are classes.
 
-        An empty sequence if the classes have no names, None if folders are the classes.
+        The sequence is empty if the classes have no names.
         """
         return None
 
@@ -140,14 +140,14 @@ class Converter(ABC):
     ) -> tuple[float, int] | None:
         """Compare the first sample of an input with its original.
 
-        Returns the sum of squared pixel differences and the number of values; None if nothing is
+        Return the sum of squared pixel differences and the number of values; None if nothing is
         lost.
         """
         return None
 
 
 def options_of(converter: Converter) -> dict[str, Any]:
-    """Return the options of a converter as they are recorded: without those left open."""
+    """Return the options to record: all except those that are None by default and not set."""
     found = {}
     for known in dataclasses.fields(converter):  # type: ignore[arg-type]
         value = getattr(converter, known.name)

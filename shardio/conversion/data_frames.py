@@ -18,7 +18,7 @@ from shardio.format.types import DTYPES, Array, Bytes, Field, Image, Json, List,
 from shardio.format.types.array_values import is_of, refuse_masked
 
 _CHUNK_ROWS: Final = 4096
-"""Rows copied out of a frame at a time."""
+"""The number of rows copied out of a frame at a time."""
 
 
 def is_data_frame(src: object) -> bool:
@@ -38,10 +38,10 @@ def is_data_frame(src: object) -> bool:
 
 
 class FrameRows:
-    """The rows of a data frame as dicts, with their schema, inferred from all rows.
+    """The rows of a data frame as dicts; `schema` is inferred from all rows.
 
     Raises:
-        InvalidArgument: fields do not support the type of a column, or its name is invalid.
+        InvalidArgument: the type of a column is not supported, or its name is invalid.
     """
 
     def __init__(self, frame: Any) -> None:
@@ -84,7 +84,7 @@ def number_field(name: str, dtype: str, *, optional: bool = False) -> Array:
     """Return the field of a numeric column.
 
     Raises:
-        InvalidArgument: fields do not support the dtype.
+        InvalidArgument: the dtype is not supported.
     """
     if dtype not in DTYPES:
         raise InvalidArgument(
@@ -102,10 +102,10 @@ def with_nulls(values: Sequence[Any], nulls: Sequence[bool]) -> list[Any]:
 def object_column(
     name: str, values: Callable[[int, int], Sequence[Any]], every: Iterable[Any]
 ) -> FrameColumn:
-    """Return a column of Python objects; its field is inferred from all values, with None as null.
+    """Return a column of Python objects; the field is inferred from all values, None means missing.
 
     Raises:
-        InvalidArgument: no single field stores all values; the message names the first bad row.
+        InvalidArgument: no single field can store all values; names the first row that differs.
         SchemaError: a value is a masked array.
     """
     known: _InferredType | None = None
@@ -137,7 +137,7 @@ def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None)
     """Return the value of a row, converted by `to_plain`.
 
     Raises:
-        InvalidArgument: it cannot be stored; the message names column and row.
+        InvalidArgument: the value cannot be stored; names column and row.
     """
     try:
         return to_plain(value, field)
@@ -146,15 +146,15 @@ def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None)
 
 
 class _InferredType(NamedTuple):
-    """The field that stores all values so far; None while all of them are empty lists."""
+    """The field that can store all values so far; None while all of them are empty lists."""
 
     field: Field | None
     is_listed: bool = False
-    """True if all values were lists, which a Json field could store as well."""
+    """True if all values were lists; a Json field could store them too."""
 
 
 def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | None:
-    """Return the type that stores the values of both; None if there is none."""
+    """Return a type that can store the values of both; None if there is none."""
     if known == found:
         return known
     if (known.is_listed or isinstance(known.field, Json)) and (
@@ -173,7 +173,7 @@ def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | 
 
 
 def _merge_arrays(known: Array, found: Array) -> Array | None:
-    """Return the array type of both: sizes that differ vary, int64 and float64 give float64."""
+    """Return an array type for both: differing sizes vary, int64 with float64 is float64."""
     if len(known.shape) != len(found.shape):
         return None
     dtype = known.dtype
@@ -196,7 +196,7 @@ def _type_name(found: _InferredType | None) -> str:
 
 
 def _infer_type(name: str, row: int, value: Any) -> _InferredType:
-    """Return the type that stores one value."""
+    """Return the type that can store one value."""
     refuse_masked(f"column {name!r}, row {row}", value)
     if isinstance(value, str | Decimal):
         return _TEXT
@@ -256,7 +256,7 @@ def _infer_list_type(value: Sequence[Any]) -> _InferredType:
 
 
 def _convert_value(name: str, row: int, field: Field, value: Any) -> Any:
-    """Return a value as the field of its column stores it."""
+    """Return a value in the form that the field of its column requires."""
     if value is None:
         return None
     if isinstance(field, List):
@@ -277,7 +277,7 @@ def pandas_columns(frame: Any) -> list[FrameColumn]:
     """Return the columns of a pandas frame, after the named levels of its index.
 
     Raises:
-        InvalidArgument: fields do not support the type of a column.
+        InvalidArgument: the type of a column is not supported.
     """
     index = frame.index
     named = [level for level, name in enumerate(index.names) if name is not None]
@@ -307,7 +307,7 @@ def _pandas_column(name: str, series: Any) -> FrameColumn:
 
 
 def _pandas_nullable(name: str, series: Any, dtype: Any) -> FrameColumn:
-    """Return a column of numbers with a nullable extension dtype."""
+    """Return a column of numbers of a nullable extension dtype."""
     nulls = series.isna().to_numpy()
     values = series.to_numpy(dtype=dtype, na_value=dtype.type(0))
     return _pandas_numbers(name, values, nulls)
@@ -326,14 +326,14 @@ def _pandas_numbers(name: str, values: Any, nulls: Any) -> FrameColumn:
 
 
 def _pandas_times(name: str, series: Any) -> FrameColumn:
-    """Return timestamps (in UTC) or durations as whole numbers in the column's unit."""
+    """Return timestamps (in UTC) or durations as integers in the column's unit."""
     return _pandas_numbers(name, np.asarray(series.array.asi8), series.isna().to_numpy())
 
 
 def _pandas_objects(name: str, series: Any) -> FrameColumn:
     nulls = series.isna().to_numpy()
     values = series.to_numpy(dtype=object)
-    if hasattr(series, "cat"):  # to_numpy turns integers beside a null into floats
+    if hasattr(series, "cat"):  # to_numpy converts integers to floats if there are nulls
         classes = [*series.cat.categories.tolist(), None]
         values = np.array([None, *classes], object)[1:][series.cat.codes.to_numpy()]
     every = (None if null else value for value, null in zip(values, nulls, strict=True))
@@ -350,7 +350,7 @@ def polars_columns(frame: Any) -> list[FrameColumn]:
     """Return the columns of a polars frame; struct fields get dotted names.
 
     Raises:
-        InvalidArgument: fields do not support the type of a column.
+        InvalidArgument: the type of a column is not supported.
     """
     return [column for series in frame for column in _polars_columns(series.name, series)]
 
@@ -423,7 +423,7 @@ def _polars_plain_column(name: str, series: Any, kind: str) -> FrameColumn:
 
 
 def _polars_lists(name: str, series: Any) -> FrameColumn:
-    """Return a column of arrays, of lists of arrays, or of Json for all other lists."""
+    """Return a column of arrays, of lists of arrays, or of Json for other lists."""
     dims, inner = _list_dims(series.dtype)
     optional = series.null_count() > 0
     dtype = _polars_number(inner)
@@ -455,7 +455,7 @@ def _to_array(value: Any, dtype: Any, shape: tuple[int | None, ...]) -> Any:
 
 
 def _list_dims(dtype: Any) -> tuple[list[int | None], Any]:
-    """Return the dimensions of nested lists, None where they vary, and the innermost type."""
+    """Return the dimensions of nested lists (None if they vary) and the innermost type."""
     dims: list[int | None] = []
     while _polars_kind(dtype) in ("List", "Array"):
         dims.append(dtype.size or None if _polars_kind(dtype) == "Array" else None)

@@ -1,8 +1,8 @@
 """Execute a conversion: validate its options, cut units, run them, publish the generation.
 
-The shard size of items is unknown before they are converted, so units of items are cut by count,
-small enough to keep all workers busy. Their small shards are merged here, by size and in plan
-order: the result does not depend on the number of workers or on which unit ends first.
+The size of shards made from items is unknown beforehand, so units of items are cut by count, small
+enough to keep all workers busy. Their small shards are merged at the end, by size and in plan
+order: the result depends neither on the number of workers nor on the order in which units finish.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ ON_ERROR: Final = ("skip", "stop")
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """The options of a conversion as given; `source` is the name of the source.
+    """The options of a conversion as given.
 
-    `uploader` uploads finished shards if the dataset goes to an object store.
+    `source` is the name of the source for messages. `uploader` uploads finished shards if the
+    dataset goes to an object store.
     """
 
     kind: str | None
@@ -81,11 +82,11 @@ class ConvertOptions:
 
     @property
     def hint(self) -> str:
-        """The hint for starting an upload again; "" for a folder, for which Staging has its own."""
+        """The hint for restarting an upload; "" for a folder, which has a hint in Staging."""
         return "" if self.uploader is None else self.uploader.hint
 
     def check_for_samples(self, *, labels: bool) -> None:
-        """Check that no options are given that iterables of samples do not support."""
+        """Raise InvalidArgument for options that iterables of samples do not support."""
         for_files = {
             "kind": self.kind is not None,
             "workers": self.workers is not None,
@@ -102,7 +103,7 @@ class ConvertOptions:
             raise InvalidArgument(f"{', '.join(given)}: not for samples from an iterable")
 
     def check_for_items(self, *, labels: bool) -> None:
-        """Check that no options are given that only apply to files."""
+        """Raise InvalidArgument for options that apply only to files."""
         for_files = {"kind": self.kind is not None, "labels": labels, **self.converter_options}
         if given := [name for name, is_given in for_files.items() if is_given is not False]:
             raise InvalidArgument(f"{', '.join(given)}: only for files")
@@ -127,12 +128,12 @@ class ConvertOptions:
     def make_job(
         self, base: Generation | None, listing: Listing, out: PathName
     ) -> tuple[Callable[[str], ConversionJob], Listing]:
-        """Return a function that makes the job for a work folder, and the inputs with their parts.
+        """Return a function from work folder to job, and the listing with parts attached to inputs.
 
-        The converter is `kind`, else that of `base`, else guessed from the inputs.
+        The converter is `kind`, else the converter of `base`, else guessed from the inputs.
 
         Raises:
-            InvalidArgument: the converter rejects the options, or `base` was made with others.
+            InvalidArgument: the converter rejects the options, or they differ from those of `base`.
         """
         kind, options, keep_partial = self.kind, self.converter_options, self.keep_partial
         if base is not None:
@@ -164,7 +165,7 @@ PlacedShard = tuple[str, ShardSummary]
 def convert_inputs(
     listing: Listing, staging: Staging, job: ConversionJob, options: ConvertOptions
 ) -> ConversionReport:
-    """Convert the inputs into a new dataset; without any sample, leave `out` unchanged."""
+    """Convert the inputs to a new dataset; if they give no sample, leave `out` unchanged."""
     start_s = time.monotonic()
     units = cut_units(listing.inputs)
     compacts, uploader = has_items(listing.inputs), options.uploader
@@ -174,7 +175,7 @@ def convert_inputs(
     settings = conversion_settings(converter, job.source.libraries())
     with staging:
         staging.begin(settings, [unit.key for unit in units])
-        if staging.is_published:  # it was interrupted during its clean-up
+        if staging.is_published:  # interrupted while cleaning up
             found = load(staging.out)
             known = {source.name: source for source in listing.inputs}
             reports = [InputReport.of_json(entry, known) for entry in found.inputs]
@@ -223,12 +224,12 @@ def _unpublished_report(
 def append_inputs(
     listing: Listing, staging: Staging, job: ConversionJob, options: ConvertOptions
 ) -> ConversionReport:
-    """Convert the inputs that the dataset does not have, and publish its next generation."""
+    """Convert the inputs that the dataset does not have; publish them as its next generation."""
     start_s = time.monotonic()
     converter = _converter_record(job)
     settings = conversion_settings(converter, job.source.libraries())
     with staging:
-        base = load_base(staging.out)  # again, now that `out` is locked
+        base = load_base(staging.out)  # again, as `out` is locked now
         check_not_repaired(base, staging.out)
         check_same_samples(base, converter, job.source.schema(), staging.out)
         additions = classify_inputs(listing, base, options.n_workers, staging.out)
@@ -283,7 +284,7 @@ def _run(
 def _check_any_input(
     reports: Sequence[InputReport], job: ConversionJob, options: ConvertOptions, staging: Staging
 ) -> None:
-    """Check that at least one input is of the kind; if not, discard all units."""
+    """Check that at least one input is of the converter's kind; if not, discard all units."""
     try:
         check_any_of_kind(
             options.source,
@@ -300,7 +301,7 @@ def _check_any_input(
 def _final_shards(
     state: ConversionState, job: ConversionJob, uploader: ShardUploader | None, *, compacts: bool
 ) -> list[PlacedShard]:
-    """Return the shards to publish; with an uploader, all of them are uploaded."""
+    """Return the shards to publish; if there is an uploader, wait until all are uploaded."""
     made = state.shards()
     placed = compact_shards(made, job) if compacts else made
     if uploader is not None:
@@ -316,7 +317,7 @@ def _final_shards(
 def _upload(
     uploader: ShardUploader, job: ConversionJob, path: str, shard: ShardSummary, *, compacts: bool
 ) -> None:
-    """Upload a shard, unless it will be merged with others first."""
+    """Upload a shard, unless it will be merged with others."""
     if not (compacts and is_small(shard, job.shard_bytes)):
         uploader.submit(os.path.join(job.folder, path), shard)
 
@@ -354,7 +355,7 @@ def _publish_next(
     placed: Sequence[PlacedShard],
     staging: Staging,
 ) -> Generation:
-    """Publish the finished shards as the next generation, unless there are none."""
+    """Publish the finished shards as the next generation; if there are none, return the latest."""
     latest = rebase(base, staging.out)
     if not placed:
         return latest
@@ -375,7 +376,7 @@ def _publish_next(
 
 
 def _converter_record(job: ConversionJob) -> dict[str, Any]:
-    """Return the converter's name, version and all options that affect the data."""
+    """Return the converter's name, its version, and all options that affect the data."""
     return {
         "name": job.source.kind,
         "version": job.source.version,
@@ -389,29 +390,29 @@ def _converter_record(job: ConversionJob) -> dict[str, Any]:
 
 
 MIN_SHARD_BYTES: Final = 8 << 20
-"""Minimum bytes of a merged shard, whose tables and padding take some 50 kB."""
+"""The minimum size of a merged shard; its tables and padding take about 50 kB."""
 COMPACTED: Final = "compacted"
 """The folder of merged shards."""
 
 
 def is_small(shard: ShardSummary, shard_bytes: int) -> bool:
-    """Return True if a shard is merged with small neighbours."""
+    """Return True if a shard is to be merged with adjacent small shards."""
     return shard.n_bytes < _min_group_bytes(shard_bytes)
 
 
 def _min_group_bytes(shard_bytes: int) -> int:
-    """Return the size that completes a group; two smaller shards fit into `shard_bytes`."""
+    """Return the size at which a group of merged shards is complete; at most half a shard."""
     return min(MIN_SHARD_BYTES, shard_bytes // 2)
 
 
 def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[PlacedShard]:
-    """Merge neighbouring small shards into new files; other shards stay unchanged.
+    """Merge adjacent small shards into new files; other shards do not change.
 
-    The merged shards stay as well, so that an interrupted conversion can resume from them.
+    The original shards are kept too, so that an interrupted conversion can resume from them.
 
     Raises:
-        ShardCorrupt: a shard has changed since it was written.
-        OSError: the disk fails or is full.
+        ShardCorrupt: a shard was changed after it was written.
+        OSError: reading or writing failed.
     """
     sizes = [
         _content_bytes(os.path.join(job.folder, path))
@@ -429,7 +430,7 @@ def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[Pl
 
 
 def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
-    """Group neighbours below `least_bytes` until they reach it together; others are alone."""
+    """Group adjacent shards below `least_bytes` until they reach it; larger ones stay alone."""
     found: list[range] = []
     first = n_bytes = 0
     for position, size in enumerate(sizes):
@@ -446,7 +447,7 @@ def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
 
 
 def _content_bytes(path: str) -> int:
-    """Return the bytes of a shard without padding, which dominates files with few samples."""
+    """Return the size of a shard without padding, which dominates shards with few samples."""
     with ShardReader(path, verify="off") as reader:
         return sum(section.size for section in reader.sections)
 

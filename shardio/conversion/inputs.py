@@ -27,27 +27,28 @@ class Listing:
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of all inputs, summed at each access."""
+        """The total size of all inputs; computed at each access."""
         return sum(source.n_bytes for source in self.inputs)
 
 
 def list_inputs(source: str, exclude: str = "") -> Listing:
     """List every file of a folder tree, or all matches of a pattern; a file is a list of one.
 
-    Each folder below the source that holds files, or is empty, is a class; a folder that only
-    groups folders is not. A class is named by its path below the source. Links are followed, except
-    in circles. A folder that cannot be listed is itself an input, which is reported as broken when
-    read.
+    Each folder below the source that contains files, or is empty, is a class; a folder that
+    contains only folders is not. A class is named by its path below the source. Links are followed,
+    but cycles are not. A folder that cannot be listed is itself an input, which is reported as
+    broken when it is read.
 
-    If nothing exists at `source` and its name contains one of `*?[`, it is a `Pattern`: the listing
-    then holds matching files, and files in matching folders.
+    If nothing exists at `source` and its name contains one of `*?[`, it is a `Pattern`; the listing
+    then has the matching files, and the files in matching folders.
 
     Args:
-        exclude: a folder to leave out wherever it lies: the output folder.
+        source: a folder, file or pattern.
+        exclude: the output folder, which is omitted wherever it is.
 
     Raises:
-        InvalidArgument: `source` does not exist, holds or matches no file, is a pipe or device, or
-            is `exclude`.
+        InvalidArgument: `source` does not exist, contains or matches no file, is a pipe or device,
+            or is `exclude`.
         OSError: `source` itself, or the root of a pattern, cannot be listed.
     """
     pattern = parse_pattern(source)
@@ -81,7 +82,7 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
 
 
 def _check_root(source: str, pattern: Pattern) -> None:
-    """Check that the source is a file or folder, and the root of a pattern a folder."""
+    """Check that the source is a file or folder, and that the root of a pattern is a folder."""
     root = pattern.root
     check_encodable(source, "src (SRC)")
     if pattern.parts and not os.path.isdir(root):
@@ -100,9 +101,9 @@ FileId = tuple[int, int]
 def _walk(
     root: str, pattern: Pattern, exclude: FileId | None
 ) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield (folder below root, names of its files, True if it is a class) for all that matches.
+    """Yield (folder below root, names of its files, True if it is a class) for each match.
 
-    A folder that cannot be listed has the one name "", which stands for the folder itself.
+    For a folder that cannot be listed, yield the single name "", which denotes the folder itself.
     """
     waiting: list[tuple[str, MatchState, frozenset[FileId]]] = [("", pattern.start, frozenset())]
     while waiting:
@@ -144,7 +145,7 @@ def _file_id(path: str) -> FileId | None:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return True for a folder or a link to one; False for a link that leads to itself."""
+    """Return True for a folder or a link to a folder; False for a cyclic link."""
     try:
         return entry.is_dir()
     except OSError:
@@ -152,7 +153,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _make_input(name: str, path: str, label: int) -> Input:
-    """Return the input for a file; a broken link has 0 bytes."""
+    """Return the input for a file; for a broken link, it has 0 bytes."""
     try:
         status = os.stat(path)
     except OSError:
@@ -164,12 +165,12 @@ def _make_input(name: str, path: str, label: int) -> Input:
 _SPECIAL: Final = re.compile(r"[*?\[]")
 ANY_FOLDERS: Final = "**"
 MatchState = frozenset[int]
-"""Positions of the pattern parts that may match the next path component."""
+"""The positions of the pattern parts that may match the next path component."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A path pattern: paths below `root` that match `parts`, each with everything below it.
+    """A path pattern: it matches paths below `root` that match `parts`, with everything below them.
 
     Without parts it matches everything. A part matches one name as in a shell (`*`, `?`, `[…]`;
     names with a leading dot only if the part has one too); `**` matches any number of folders,
@@ -200,7 +201,7 @@ class Pattern:
         return self.matches_all(reached) or len(self.parts) - 1 in self._matching(reached, name)
 
     def _matching(self, reached: MatchState, name: str) -> list[int]:
-        """Return the positions among `reached` whose parts match a name."""
+        """Return those positions in `reached` whose parts match a name."""
         return [
             k
             for k in reached
@@ -208,7 +209,7 @@ class Pattern:
         ]
 
     def _with_following(self, numbers: Iterable[int]) -> MatchState:
-        """Return the positions, plus those that become possible because a `**` matches nothing."""
+        """Return the positions, plus those after a `**`, which may match no folder."""
         found = set(numbers)
         for k, part in enumerate(self.parts):
             if k in found and part == ANY_FOLDERS:
@@ -219,8 +220,8 @@ class Pattern:
 def parse_pattern(source: str) -> Pattern:
     """Return the pattern for a source; a path that exists is never a pattern.
 
-    The root ends before the first part that contains one of `*?[`; leading parts that exist under
-    such a name belong to the root.
+    The root ends before the first component that contains one of `*?[`, unless a folder of that
+    name exists.
     """
     if not _SPECIAL.search(source) or os.path.lexists(source):
         return Pattern(source)
@@ -238,7 +239,7 @@ def _is_fixed(root: str, part: str) -> bool:
 
 
 def _name_matches(part: str, name: str) -> bool:
-    # So that `?` and `[…]` match one character even if the locale encoding decodes it to several.
+    # In UTF-8, so that `?` and `[…]` match one character even if the locale decodes it to several.
     return bool(_compiled(utf8_name(part)).match(utf8_name(name))) and (
         name[:1] != "." or part[:1] == "."
     )
@@ -253,7 +254,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class InputState(NamedTuple):
-    """Attributes that identify a file and change when its content does."""
+    """Attributes that identify a file and change when its content changes."""
 
     mode: int
     inode: int
@@ -271,17 +272,17 @@ def path_state(path: str) -> InputState | None:
 
 
 def input_states(one: Input) -> dict[str, InputState | None]:
-    """Return the states of an input and its parts, by name; the state of an item is constant."""
+    """Return the states of an input and its parts, by name; an item has a constant state."""
     if isinstance(one, Item):
         return {one.name: InputState(stat.S_IFREG, 0, one.n_bytes, 0)}
     return {each.name: path_state(each.path) for each in (one, *one.parts)}
 
 
 def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
-    """Return the content hash of an input; with parts, a hash of all names and hashes in order.
+    """Return the content hash of an input; with parts, a hash of all names and hashes, in order.
 
     Raises:
-        OSError: as `file_hash`.
+        OSError: as in `file_hash`.
     """
     if isinstance(one, Item):
         return one.hash
@@ -297,7 +298,7 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
     If another thread sets `stopped`, reading ends early and the result is meaningless.
 
     Raises:
-        OSError: the file cannot be read; the error has its name.
+        OSError: the file cannot be read; the error names it.
     """
     hasher = Hasher()
     try:
@@ -311,15 +312,15 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
 
 
 def join_parts(listing: Listing, source: Converter) -> Listing:
-    """Attach parts to inputs, as given by the source's method `parts`.
+    """Attach parts to inputs, as determined by the source's method `parts`.
 
-    An input with parts in its own folder, or with an empty list of parts, stands for that folder:
-    its class is the folder above. A folder that holds only parts is not a class.
+    An input with parts in its own folder, or with an empty list of parts, represents that folder:
+    its class is the parent folder. A folder that contains only parts is not a class.
     """
     if not (parts := source.parts(listing.inputs)):
         return listing
     by_name = {one.name: one for one in listing.inputs}
-    part_of: dict[str, str] = {}  # part -> first input that has it
+    part_of: dict[str, str] = {}  # part -> the first input with this part
     for name, names in parts.items():
         part_of |= {part: name for part in names if part not in parts and part not in part_of}
     folder_of = {one.name: listing.classes[one.label] for one in listing.inputs if one.label >= 0}

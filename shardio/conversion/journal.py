@@ -1,14 +1,14 @@
-"""The plan of a conversion, and its journal on disk, from which an interrupted one resumes.
+"""The plan of a conversion, and its journal on disk, from which the conversion can resume.
 
 The plan cuts the inputs into units of work. It depends only on the source, not on the number of
-workers or the machine, so that the same source gives the same shards everywhere. A unit emits its
-events in the order of their classes below; they are sent from the workers to the main process.
+workers or the machine, so the same source always gives the same shards. Workers send the events of
+a unit to the main process: an InputDone per input, then UnitDone.
 
-`plan.json` holds the settings of the conversion and the keys of its units. Every unit has a folder
-for its shards, named by its key; once they are complete, `unit.json` beside them lists them and the
-outcomes of the unit's inputs. Both files are checksummed and written atomically. A unit is reused
-only if every byte of its shards is unchanged. After the dataset is published, the plan is
-renamed to `published.json`, and is the last file to be removed.
+`plan.json` contains the settings of the conversion and the keys of its units. Every unit has a
+folder for its shards, named by its key. When the shards are complete, `unit.json` beside them lists
+them and the outcomes of the unit's inputs. Both files are checksummed and written atomically. A
+unit is reused only if every byte of its shards is unchanged. After the dataset is published, the
+plan is renamed to `published.json`, which is removed last.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json, unlink, write_atomic
 
-MIN_UNIT_BYTES: Final = 1 << 20  # smaller units would give shards too small to read well
-MAX_UNIT_BYTES: Final = 128 << 20  # larger ones would leave workers idle at the end
-N_UNITS: Final = 64  # minimum, within these limits: enough for all workers to end together
-MIN_INPUT_BYTES: Final = 4096  # minimum weight of an input: opening it takes time, too
-MAX_UNIT_ITEMS: Final = 4096  # an unfinished unit is converted again on resume
+MIN_UNIT_BYTES: Final = 1 << 20  # smaller units would give shards too small to read efficiently
+MAX_UNIT_BYTES: Final = 128 << 20  # larger units would leave workers idle at the end
+N_UNITS: Final = 64  # minimum, within these limits: enough for all workers to finish together
+MIN_INPUT_BYTES: Final = 4096  # minimum weight of an input, because opening it takes time
+MAX_UNIT_ITEMS: Final = 4096  # limits the work repeated on resume
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A run of consecutive inputs that one worker converts into shards of its own.
+    """A run of consecutive inputs that one worker converts into separate shards.
 
     `number` names the shards; `first` is the position of the first input among all inputs.
-    `skipped` lists positions of inputs that crash the processes reading them, each with the reason:
+    `skipped` lists the positions of inputs that crash the processes reading them, with the reasons;
     they are not read again.
     """
 
@@ -58,7 +58,7 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """A name derived from the inputs and their state: the same in any plan."""
+        """A name derived from the inputs and their state; the same in any plan."""
         content = [
             [one.name, one.label, one.n_bytes, *one.stamp]
             + [[part.name, part.n_bytes, *part.stamp] for part in one.parts]
@@ -72,9 +72,9 @@ class Unit:
 
 
 def cut_units(inputs: Sequence[Input]) -> list[Unit]:
-    """Cut inputs into units of about equal cost; items, whose size is unknown, by count.
+    """Cut inputs into units of about equal cost; cut items, whose size is unknown, by count.
 
-    `compact_shards` merges the small shards that units of items may give.
+    Units of items may give small shards, which `compact_shards` merges.
     """
     if has_items(inputs):
         n_items = min(max(_power_of_two(len(inputs) // N_UNITS), 1), MAX_UNIT_ITEMS)
@@ -97,27 +97,27 @@ def cut_units(inputs: Sequence[Input]) -> list[Unit]:
 
 
 def has_items(inputs: Sequence[Input]) -> bool:
-    """Return True if these are items, whose size does not predict that of their samples."""
+    """Return True for items, whose size does not predict the size of their samples."""
     return bool(inputs) and isinstance(inputs[0], Item)
 
 
 def _weight(one: Input) -> int:
-    """Return the cost of reading an input in bytes; a part is read as part of another input."""
+    """Return the cost of reading an input in bytes; 0 for a part, which is read with another."""
     if one.part_of:
         return 0
     return max(one.n_bytes + sum(part.n_bytes for part in one.parts), MIN_INPUT_BYTES)
 
 
 def _power_of_two(n: int) -> int:
-    """Round down to a power of 2, so that a few new files do not move all earlier cuts."""
+    """Round down to a power of 2, so that a few new files do not change the unit size."""
     return 1 << n.bit_length() - 1 if n else 0
 
 
 class InputDone(NamedTuple):
-    """One input is finished; `position` counts all inputs.
+    """The event of a finished input; `position` counts over all inputs.
 
-    `hash` is the content hash if it gave samples, and `n_bytes` its size when it was read. An
-    append compares both. The listing may be hours older.
+    `hash` is the content hash if the input gave samples, and `n_bytes` its size when it was read,
+    as the listing may be hours older. An append compares both.
     """
 
     unit: int
@@ -129,9 +129,9 @@ class InputDone(NamedTuple):
 
 
 class UnitDone(NamedTuple):
-    """A unit is finished: its shards are in its folder, under the names given here.
+    """The event of a finished unit, whose shards are in its folder under the given names.
 
-    `stopped` is True if it ended at a broken input; later inputs were not read.
+    `stopped` is True if the unit ended at a broken input; later inputs were not read.
     """
 
     unit: int
@@ -146,7 +146,7 @@ WORK_FOLDER: Final = ".conversion"
 """The folder in `out` that holds the work of a conversion."""
 PLAN_FILE: Final = "plan.json"
 PUBLISHED_FILE: Final = "published.json"
-"""The plan of a published conversion: all other files here can be removed."""
+"""The plan of a published conversion; all other files in the work folder can be removed."""
 RECORD_FILE: Final = "unit.json"
 _VERSION: Final = 2
 
@@ -168,7 +168,7 @@ class JournaledPlan:
 def conversion_settings(
     converter: Mapping[str, Any], libraries: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return everything besides the source that determines the bytes of the shards."""
+    """Return all settings, besides the source, that determine the bytes of the shards."""
     versions = {
         "shardio": __version__,
         "format": f"{MAJOR}.{MINOR}",
@@ -201,8 +201,8 @@ def read_plan(folder: Path) -> JournaledPlan | None:
     """Read the plan of an earlier conversion; None if there is none.
 
     Raises:
-        DatasetCorrupt: it is damaged.
-        InvalidArgument: another version of shardio wrote it, in a format that this one cannot read.
+        DatasetCorrupt: the plan is damaged.
+        InvalidArgument: the plan was written by another version of shardio in another format.
     """
     path = plan_path(folder)
     if path is None:
@@ -226,10 +226,10 @@ def read_plan(folder: Path) -> JournaledPlan | None:
 def check_same_settings(
     plan: JournaledPlan, settings: Mapping[str, Any], out: Path, hint: str
 ) -> None:
-    """Check that a conversion resumes with the settings it started with.
+    """Check that a conversion resumes with the settings that it started with.
 
     Raises:
-        InvalidArgument: options, versions or the machine type differ; the message names all and
+        InvalidArgument: options, versions or the machine type differ; names all differences, and
             ends with `hint`.
     """
     differences = [
@@ -254,7 +254,7 @@ def different_settings(
 
 
 def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint: str) -> None:
-    """Check that a dataset that is already published was made from the current inputs.
+    """Check that a published dataset was made from the current inputs.
 
     Raises:
         DatasetExists: the inputs differ, so resuming would report success for another dataset.
@@ -277,7 +277,7 @@ def _flatten(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str
 
 
 def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None:
-    """Record in a unit's folder, durably, that its shards are complete."""
+    """Record durably in a unit's folder that its shards are complete."""
     content = {
         "inputs": [
             {
@@ -312,8 +312,8 @@ def delete_record(folder: Path) -> None:
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
     """Read the record of a unit and verify its shards in full.
 
-    None if there is no record or anything has changed, and if its shards were uploaded under other
-    names than this plan gives them; the unit is then converted again.
+    Return None if there is no record, if anything has changed, or if the shards were uploaded under
+    other names than those in this plan; the unit must then be converted again.
     """
     with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
         content = read_checksummed_json(folder / RECORD_FILE)
@@ -339,7 +339,7 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
 
 def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
     if os.path.basename(shard.name) != shard.name:
-        return False  # not in this folder: not written by a conversion
+        return False  # outside of this folder: not written by a conversion
     path = os.path.join(folder, shard.name)
     if (name := uploaded_name(path)) is not None:  # the main process checks the upload
         return name == unit.published_shard(shard).name

@@ -1,8 +1,8 @@
-"""Samples that a user function makes of items, converted by the workers as files are.
+"""Convert items with a user function that makes samples of each; workers run it as for files.
 
-Each item is an input, in the given order: it has an entry in the report, is converted by any free
-worker, and is kept when an interrupted conversion resumes. A map-style data set is converted as
-items that are runs of positions.
+Each item is an input, in the given order: it has an entry in the report, any free worker converts
+it, and its result is kept when an interrupted conversion resumes. A map-style data set is converted
+as items that are runs of positions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def convert_items(
     names: Sequence[str] | None,
     append: bool,
 ) -> ConversionReport:
-    """Convert the samples that a function makes of items into a dataset, or append them to one."""
+    """Convert the samples that a function makes of items to a dataset, or append them to one."""
     options.check_for_inputs(None, append=append)
     base = load_base(out) if append else None
     staging = Staging(
@@ -78,12 +78,12 @@ _MAX_NAME: Final = 200  # characters
 
 
 def list_items(items: Iterable[Any]) -> Listing:
-    """List items in their order, each with a unique name.
+    """List items in order, each with a unique name.
 
     An item is identified by its JSON form if it has one, else by its pickle.
 
     Raises:
-        InvalidArgument: there is none, or one cannot be pickled.
+        InvalidArgument: there are no items, or one cannot be pickled.
     """
     found: list[Item] = []
     seen: Counter[str] = Counter()
@@ -109,13 +109,13 @@ def list_items(items: Iterable[Any]) -> Listing:
 
 
 def _unique_name(name: str, seen: Counter[str]) -> str:
-    """Return the name, with a number appended if an earlier item has it."""
+    """Return the name, with a number appended if an earlier item has the same name."""
     seen[name] += 1
     return name if seen[name] == 1 else _unique_name(f"{name} ({seen[name]})", seen)
 
 
 def _encode_json(item: Any) -> bytes:
-    """Return an item as JSON, with paths as text; b"" if JSON cannot represent it."""
+    """Return an item as JSON, with paths as strings; b"" if JSON cannot represent it."""
     try:
         return json.dumps(item, sort_keys=True, default=os.fspath).encode()
     except (TypeError, ValueError, RecursionError):
@@ -135,15 +135,16 @@ def _item_name(item: Any, content: bytes, number: int) -> str:
 
 
 _MAX_SCHEMA_ITEMS: Final = 64
-"""Maximum number of items tried until one gives a sample to infer the schema from."""
+"""The maximum number of items tried to find a sample to infer the schema from."""
 _NO_SAMPLE: Final = object()
 
 
 @dataclass(frozen=True)
 class ItemSource(Converter):
-    """A source that calls `make` for each item; it returns a dict, several, or None for no sample.
+    """A converter that calls `make` for each item; `make` returns a dict, several dicts, or None.
 
-    `function` is its recorded name; `names` are the field names of samples that are tuples.
+    `function` is the recorded name of `make`; `names` are the field names of samples that are
+    tuples.
     """
 
     kind: ClassVar[str] = "items"
@@ -167,7 +168,7 @@ class ItemSource(Converter):
         """Yield the samples of an item.
 
         Raises:
-            MediaError: the function raised, or a sample does not fit the schema.
+            MediaError: the function raised, or a sample does not match the schema.
         """
         n_samples = 0
         for value in _call(vars(self)["_make"], _unpickle(source)):
@@ -175,7 +176,7 @@ class ItemSource(Converter):
                 sample = validate_sample(as_mapping(value, self.names), self.schema())
             except (MediaError, SchemaError) as error:
                 raise MediaError(f"sample {n_samples}: {error}") from error
-            except Exception as error:  # from a user class, such as a mapping
+            except Exception as error:  # raised by a user class, such as a mapping
                 raise MediaError(f"sample {n_samples}: {_format_error(error)}") from error
             yield sample
             n_samples += 1
@@ -195,7 +196,7 @@ def _call(make: SampleFunction, item: Any) -> Iterator[Any]:
     """Yield the samples that a function returns for an item.
 
     Raises:
-        MediaError: it raised, or returned a value that is not iterable.
+        MediaError: the function raised, or returned a value that is not iterable.
     """
     try:
         found = make(item)
@@ -218,10 +219,10 @@ def _format_error(error: Exception) -> str:
 
 
 def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return a sample as a writer takes it, after encoding every value to prove that it fits.
+    """Return a sample as a writer accepts it; encode each value to check that it can be stored.
 
     Raises:
-        SchemaError: it does not fit.
+        SchemaError: the sample does not match the schema.
         MediaError: an image, video or audio value cannot be read.
     """
     found = prepare_sample(sample, schema)
@@ -260,7 +261,7 @@ def infer_item_schema(
         sample = as_mapping(found, names)
         try:
             return _infer(sample)
-        except SchemaError as error:  # this item only: later items may be storable
+        except SchemaError as error:  # later items may be valid
             error.add_note(f"while making samples of {one.name}")
             first_error = first_error or error
     if isinstance(first_error, SchemaError):
@@ -287,14 +288,14 @@ def _infer(sample: Mapping[str, Any]) -> Schema:
 
 
 MAX_ITEMS: Final = 16_384
-"""Maximum number of items that a data set is cut into: each has an entry in the report."""
+"""The maximum number of items that a data set is cut into; each has an entry in the report."""
 
 
 def is_map_style(src: object, workers: int | None) -> bool:
-    """Return True if a source is converted by position: it has a length and no `__iter__`.
+    """Return True if a source must be converted by position: it has a length and no `__iter__`.
 
-    A source with `__iter__` is converted by position only if `workers` is given. A torch
-    IterableDataset never is: its inherited `__getitem__` only raises.
+    A source with `__iter__` is converted by position only if `workers` is given; a torch
+    IterableDataset never is, as the `__getitem__` that it inherits only raises.
     """
     kind = type(src)
     if not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
@@ -329,7 +330,7 @@ class MapStyleSamples:
 
     @property
     def name(self) -> str:
-        """The class of the data set, as it is recorded."""
+        """The recorded name of the data set: its class."""
         return type(self.dataset).__qualname__
 
 

@@ -1,7 +1,7 @@
-"""Samples from an iterable, written by the calling process, and conversion of Python values.
+"""Write samples from an iterable in the calling process, and convert Python values for storage.
 
-Tensors become arrays and Pillow images become files. torch, Pillow and others are not imported:
-the class of a value identifies its library.
+Tensors become arrays and Pillow images become files. torch, Pillow and other libraries are not
+imported: the class of a value identifies its library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardio.maintenance.rewriting import Rewriting
 def convert_samples(
     samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
 ) -> ConversionReport:
-    """Write samples to a new dataset at `out`; `schema` defaults to that of the first sample.
+    """Write samples to a new dataset at `out`; infer a missing `schema` from the first sample.
 
     Without any sample, nothing is published.
     """
@@ -69,8 +69,8 @@ def append_samples(
     """Append samples to the dataset at `out`, as its next generation.
 
     Raises:
-        InvalidArgument: `schema` differs from that of the dataset.
-        SchemaError: a sample does not fit; nothing is appended.
+        InvalidArgument: `schema` differs from the schema of the dataset.
+        SchemaError: a sample does not match the schema; nothing is appended.
     """
     start_s = time.monotonic()
     base = load_base(out)
@@ -106,10 +106,10 @@ def append_samples(
 def _prepare_all(
     samples: Iterable[Mapping[str, Any]], schema: Schema
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield samples as a writer takes them.
+    """Yield samples as a writer accepts them.
 
     Raises:
-        SchemaError: a value cannot be stored; the message names sample and field.
+        SchemaError: a value cannot be stored; names sample and field.
     """
     for number, sample in enumerate(samples):
         try:
@@ -129,15 +129,15 @@ def is_pillow_image(value: object) -> bool:
 
 
 def to_plain(value: Any, field: Field | None = None) -> Any:
-    """Return a value in a form that a field stores.
+    """Return a value in a form that a field can store.
 
-    A tensor becomes an array, sharing memory if it is on the CPU; a Pillow image becomes its pixels
-    for an Array field, else a PNG file. Values in dicts, lists and tuples are converted as well;
-    anything else is unchanged.
+    A tensor becomes an array, which shares its memory if it is on the CPU. A Pillow image becomes
+    its pixels for an Array field, else a PNG file. Values in dicts, lists and tuples are converted
+    too; other values are returned unchanged.
 
     Raises:
         SchemaError: PNG does not support the image mode, or the value's own class raised an error,
-            as sparse tensors do, or tensors without data.
+            as sparse tensors and tensors without data do.
     """
     if type(value) in _PLAIN:
         return value
@@ -159,7 +159,7 @@ def _to_plain(value: Any, field: Field | None) -> Any:
         return _from_torch(value)
     if is_pillow_image(value):
         return np.asarray(value) if isinstance(field, Array) else _encode_png(value)
-    if isinstance(value, np.ndarray | np.generic):  # masked arrays are refused later
+    if isinstance(value, np.ndarray | np.generic):  # masked arrays are rejected later
         return value
     if callable(give := getattr(value, "numpy", None)):  # a tinygrad or TensorFlow tensor
         return give()
@@ -187,10 +187,10 @@ def _encode_png(picture: Any) -> bytes:
 
 
 def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str, Any]:
-    """Return a sample as a mapping; the parts of a tuple get `names`.
+    """Return a sample as a mapping; the values of a tuple are named by `names`.
 
     Raises:
-        SchemaError: it is not a mapping and has no names, or a different number of them.
+        SchemaError: the sample is not a mapping, and `names` is missing or has another length.
     """
     if isinstance(value, Mapping):
         return value
@@ -211,10 +211,10 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
 
 
 def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
-    """Return the schema of one sample, as `infer_schema` does; a Pillow image is an Image.
+    """Return the schema of one sample, as `infer_schema` does; a Pillow image becomes an Image.
 
     Raises:
-        SchemaError: no field type stores a value.
+        SchemaError: no field type can store a value.
     """
     values = {name: _to_plain_field(name, value) for name, value in sample.items()}
     found: dict[str, Field] = dict(infer_schema(values))
@@ -231,14 +231,14 @@ def prepare_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
     """Return a sample with plain values, and nested records under dotted names.
 
     Raises:
-        SchemaError: as `to_plain`; the message names the field.
+        SchemaError: as in `to_plain`; names the field.
     """
     flat = schema.flatten(sample)
     return {name: _to_plain_field(name, value, schema.get(name)) for name, value in flat.items()}
 
 
 def _to_plain_field(name: str, value: Any, field: Field | None = None) -> Any:
-    """Return the value of a field as `to_plain` does; errors name the field."""
+    """Convert the value of a field as `to_plain` does; errors name the field."""
     try:
         return to_plain(value, field)
     except SchemaError as error:

@@ -1,8 +1,8 @@
-"""Registered converters: look them up by kind, and guess the kind from file names.
+"""The registered converters: look them up by kind, and guess the kind from file names.
 
-Those of shardio are listed in `BUILT_IN`; third-party converters are found through the entry-point
-group `shardio.converters`. All are imported on first use. In a checkout that is not installed, the
-built-in converters lie beside the package.
+Built-in converters are listed in `BUILT_IN`; third-party converters are found through the
+entry-point group `shardio.converters`. All are imported on first use. In a checkout that is not
+installed, the built-in converters are in a folder beside the package.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ENTRY_POINT_GROUP: Final = "shardio.converters"
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A converter of shardio, as the table of kinds lists it.
+    """A built-in converter, as listed in the table of kinds.
 
     Attributes:
-        target: the module and class.
-        unsupported: the words of a report for files that are not of the kind.
-        suffixes: endings of file names that choose the kind.
-        hints: endings to name in messages where files are recognized in another way.
-        packages: packages that the extra with the name of the kind installs.
+        target: its module and class.
+        unsupported: the reason reported for files of other kinds.
+        suffixes: the file name suffixes that select the kind.
+        hints: the suffixes to name in messages if files are recognized in another way.
+        packages: the packages that the extra with the name of the kind installs.
     """
 
     target: str
@@ -45,7 +45,7 @@ class BuiltIn:
     packages: tuple[str, ...] = ()
 
     def matches(self, name: str) -> bool:
-        """Return True if the end of a file name chooses the kind."""
+        """Return True if the suffix of a file name selects the kind."""
         return name.endswith(self.suffixes)
 
 
@@ -124,15 +124,15 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = {
     ),
     "tokens": BuiltIn("shardio_converters.records.tokens:TokenFiles", "no tokens"),
 }
-"""The converters of shardio. Of kinds with suffixes, the first whose suffix a file has counts."""
+"""The built-in converters. The first kind with a matching suffix is used."""
 
 
 def converter_class(kind: str) -> type[Converter]:
     """Import the converter of a kind.
 
     Raises:
-        InvalidArgument: the kind is unknown, or no `Converter`.
-        UnsupportedEnvironment: a package that it needs is missing.
+        InvalidArgument: the kind is unknown, or its class is not a `Converter`.
+        UnsupportedEnvironment: a package that the converter needs is missing.
     """
     known = _entries()
     if kind not in known:
@@ -156,7 +156,7 @@ def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
 
     Raises:
         InvalidArgument: the kind or an option is unknown, or a value is invalid.
-        UnsupportedEnvironment: a package that it needs is missing.
+        UnsupportedEnvironment: a package that the converter needs is missing.
     """
     found = converter_class(kind)
     known = [f.name for f in dataclasses.fields(found) if f.init]  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
         )
     converter = found(**options)
     try:
-        converter.libraries()  # fail now, and not at the first input
+        converter.libraries()  # so that a missing package raises here, not at the first input
     except ModuleNotFoundError as error:
         raise _missing_package(kind, error) from error
     return converter
@@ -177,7 +177,7 @@ def fit_converter(converter: Converter, inputs: Sequence[Input]) -> Converter:
     """Return the converter with options inferred from the inputs.
 
     Raises:
-        InvalidArgument: they cannot be inferred.
+        InvalidArgument: the options cannot be inferred.
         UnsupportedEnvironment: a package that is then needed is missing.
     """
     try:
@@ -205,7 +205,7 @@ def known_kinds() -> list[str]:
 def _entries() -> dict[str, EntryPoint]:
     """Return the entry points by kind; a third-party converter overrides a built-in one.
 
-    Those of our own package are ignored: the installed metadata may be older than a checkout.
+    Entries of our own package are ignored: the installed metadata may be older than a checkout.
     """
     found = {
         kind: EntryPoint(kind, known.target, ENTRY_POINT_GROUP) for kind, known in BUILT_IN.items()
@@ -230,22 +230,22 @@ def _add_checkout_to_path(package: str) -> None:
 
 
 _SHARD: Final = re.compile(r"-\d+-of-\d+")
-"""The part of a file name that numbers it among several files."""
+"""The part of a file name that numbers the files of a series."""
 _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?data/.+\.parquet"))
-"""Files that every LeRobot data set has; its videos belong to it."""
+"""Files that every LeRobot data set has."""
 
 
 def guess_kind(inputs: Iterable[Input]) -> str:
-    """Return the kind of these files; "videos" if their names do not indicate one."""
+    """Return the kind of these files; "videos" if their names do not indicate any."""
     return kind_from_names(one.name for one in inputs) or VIDEOS
 
 
 def kind_from_names(names: Iterable[str]) -> str | None:
-    """Return the kind that file names indicate; None if there is none.
+    """Return the kind that file names indicate; None if they indicate none.
 
-    A LeRobot data set takes precedence over everything. Audio wins over images, which are then
-    covers; a GIF counts as neither image nor video. Other kinds come last: such files beside media
-    describe the media.
+    A LeRobot data set takes precedence over everything, as its videos belong to it. Audio takes
+    precedence over images, which are then covers; a GIF counts as neither image nor video. Other
+    kinds come last: such files beside media describe the media.
     """
     names = list(names)
     if all(any(map(known.fullmatch, names)) for known in _LEROBOT):
@@ -283,14 +283,14 @@ def check_any_of_kind(
     """Check that at least one file is of the kind, even if it is broken, empty or a duplicate.
 
     Args:
-        source: the source as the caller named it.
-        kind: the converter's kind.
+        source: the source, as the caller named it.
+        kind: the kind of the converter.
         reports: the reports of all files.
         kind_given: True if the caller chose the kind.
         appends: True for an append to a dataset of that kind.
 
     Raises:
-        NoMatchingInputs: there is none; the message lists the files found and the known kinds.
+        NoMatchingInputs: there is no such file; lists the files found and the known kinds.
     """
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return
@@ -310,7 +310,7 @@ def check_any_of_kind(
 
 
 def _describe_files(reports: Sequence[InputReport]) -> str:
-    """Return the number of files by suffix, and why the first one was not accepted."""
+    """Return the number of files by suffix, and why the first rejected one was rejected."""
     suffixes = Counter(PurePath(report.name).suffix.lower() or "no suffix" for report in reports)
     most = sorted(suffixes.items(), key=lambda each: (-each[1], each[0]))[:_MAX_SUFFIXES]
     named = [f"{suffix} ({n:,})" for suffix, n in most]

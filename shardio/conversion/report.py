@@ -14,9 +14,10 @@ from shardio.dataset.generation import ROWS
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a running conversion; bytes are those of finished inputs.
+    """The state of a running conversion. `n_bytes` is the total size of all inputs.
 
-    `name` is the input finished last, with its `outcome` and `reason`; all are empty at the start.
+    `name` is the input that finished last; `outcome` and `reason` are its result. They are empty at
+    the start.
     """
 
     n_inputs_done: int
@@ -34,9 +35,9 @@ class Progress:
 class InputReport:
     """The result of one input; `detail` is extra information recorded by its converter.
 
-    `n_samples` counts the samples that this conversion made of it, `label` is the position of its
-    class in the report's `classes` or -1, and `hash` is the xxh3-64 of its content if it gave
-    samples.
+    `n_samples` counts the samples that this conversion made of the input, `label` is the position
+    of its class in the report's `classes` or -1, and `hash` is the xxh3-64 of its content if it
+    gave samples.
     """
 
     name: str
@@ -64,7 +65,7 @@ class InputReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry for a generation, without anything that depends on machine or time."""
+        """Return the entry for a generation; it depends neither on machine nor on time."""
         entry: dict[str, Any] = {"path": self.name, "outcome": self.outcome}
         if self.n_samples:
             entry["samples"] = self.n_samples
@@ -81,13 +82,13 @@ class InputReport:
 class ConversionReport:
     """The result of a finished conversion.
 
-    `n_samples` and `n_bytes` (of shards) count what this conversion made, `n_samples_before` the
-    samples of the dataset that it appended to. `inputs` are all files of the source in name order
-    (empty for samples from an iterable). `generation` is the number of the published generation, 0
-    if no input gave a sample. `stopped` is True if the conversion ended at a broken input.
-    `stats_dropped` is True if the dataset had statistics that only hold for its earlier samples and
-    that the new generation therefore lacks. `view` is the default view of a loader. `dataset` is a
-    URL if it is in an object store.
+    `n_samples` and `n_bytes` (of shards) count what this conversion added, `n_samples_before` the
+    samples that the dataset had before an append. `inputs` are all files of the source in name
+    order (empty for samples from an iterable). `generation` is the number of the published
+    generation, 0 if no input gave a sample. `stopped` is True if the conversion ended at a broken
+    input. `stats_dropped` is True if statistics of the dataset were dropped because they hold only
+    for its earlier samples. `view` is the default view of a loader. `dataset` is a URL if the
+    dataset is in an object store.
     """
 
     dataset: Path | str
@@ -115,5 +116,5 @@ class ConversionReport:
 
     @property
     def modified(self) -> tuple[InputReport, ...]:
-        """The inputs that changed after the dataset was made of them; the exit code is 1, too."""
+        """The inputs that changed after they were converted; if any, the exit code is 1."""
         return tuple(source for source in self.inputs if source.outcome == "modified")

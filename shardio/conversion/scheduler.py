@@ -1,12 +1,12 @@
 """Schedule units over worker processes, track their state, and handle worker crashes.
 
 A worker may crash because of the file it reads (a bug in a decoder) or for another reason (the
-kernel ran out of memory). So its unit is retried in a new process. An input that crashes a second
-process is skipped as broken, with that reason, and all other inputs are converted.
+kernel ran out of memory). Its unit is therefore retried in a new process. An input that crashes two
+processes is skipped as broken, with that reason, and all other inputs are converted.
 
-On a Ray cluster, too, a unit is converted by a process of its own. Each attempt writes to a new
-folder; only this process moves the folder of a finished attempt to the unit's place. So a machine
-that was given up but still runs cannot do damage.
+On a Ray cluster, each unit is also converted by a separate process. Each attempt writes to a new
+folder, and only this process moves the folder of a finished attempt to its final path. A machine
+that was given up but still runs can therefore do no damage.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from shardio.storage.fs import make_folder, remove_tree, rename, sync_folder
 class ConversionState:
     """The state of all units: which one is next, which are done, and the results so far.
 
-    Does no I/O of its own. `on_shard` is called with the path and the published summary of each
+    It does no I/O itself. `on_shard` is called with the path and the published summary of each
     shard of a finished unit.
 
-    Once a unit has stopped at a broken input, only the units before it count; results of later
-    units are ignored. So the outcome does not depend on the order in which workers finish.
+    Once a unit has stopped at a broken input, only the units before it count, and results of later
+    units are ignored. The outcome thus does not depend on the order in which workers finish.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ConversionState:
         self._running: set[int] = set()
         self._done: dict[int, InputDone] = {}
         self._shards: dict[int, tuple[ShardSummary, ...]] = {}
-        self._n_bytes = listing.n_bytes  # of all inputs: summed once, reported after each
+        self._n_bytes = listing.n_bytes  # summed once, reported after each input
         self._n_bytes_done = self._n_samples = self._n_broken = 0
         self.stopped_at: int | None = None
 
@@ -91,7 +91,7 @@ class ConversionState:
         return not any(number <= self.stopped_at for number in self._running)
 
     def handle(self, event: UnitEvent) -> None:
-        """Apply an event of a unit; a retried unit repeats the events of its inputs."""
+        """Process an event of a unit; a retried unit repeats the events of its inputs."""
         if isinstance(event, InputDone):
             is_new = event.position not in self._done
             self._done[event.position] = event
@@ -117,7 +117,7 @@ class ConversionState:
         ]
 
     def shards(self) -> list[tuple[str, ShardSummary]]:
-        """Return the shards that count in plan order, each with its path and published summary."""
+        """Return the shards of the units that count, in plan order, with path and summary."""
         units = [unit for unit in sorted(self._shards) if self._is_included(unit)]
         return [placed for unit in units for placed in self._shards_of(unit)]
 
@@ -179,7 +179,7 @@ class ConversionState:
 
 
 class UnitRecorder:
-    """A recorder of one unit's events on a cluster machine, in place of `ConversionState`."""
+    """Records one unit's events on a cluster machine; a replacement for ConversionState."""
 
     def __init__(self) -> None:
         self._done: dict[int, InputDone] = {}
@@ -187,7 +187,7 @@ class UnitRecorder:
         self._has_started = False
 
     def next_unit(self) -> int | None:
-        """Return the unit's number, once."""
+        """Return 0, the number of the only unit; then None."""
         if self._has_started:
             return None
         self._has_started = True
@@ -205,7 +205,7 @@ class UnitRecorder:
             self._end = event
 
     def events(self, number: int) -> tuple[UnitEvent, ...]:
-        """Return all events, with the unit's number replaced."""
+        """Return all events, with the number of the unit replaced."""
         done = (event._replace(unit=number) for event in self._done.values())
         return (*done, *([] if self._end is None else [self._end._replace(unit=number)]))
 
@@ -217,12 +217,12 @@ def run_units(
     state: ConversionState | UnitRecorder,
     lock_fds: Sequence[int] = (),
 ) -> None:
-    """Run units in `n_workers` processes, one unit each at a time, until `state` is finished.
+    """Run units in `n_workers` processes, each one unit at a time, until `state` is finished.
 
     Workers inherit `lock_fds`, so that a lock lasts as long as any of them can write.
 
     Raises:
-        WorkerDied: a worker crashed MAX_CRASHES times without an input to blame, or raised.
+        WorkerDied: MAX_CRASHES workers crashed on a unit outside of any input, or one raised.
         OSError, ShardioError: raised by a unit.
     """
     with TaskPool(
@@ -245,14 +245,14 @@ def run_units(
 
 
 class UnitCrash(NamedTuple):
-    """The crash of a worker over a unit, at the input with this position in it; None for none."""
+    """The crash of a worker; `place` is the position of the input being read, or None."""
 
     place: int | None
     died: WorkerExit
 
 
 class _UnitScheduler:
-    """The assignment of units to workers; borrows the pool and the state."""
+    """Assigns units to workers. It borrows the pool and the state."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class _UnitScheduler:
         self._n_crashes: Counter[tuple[int, int | None]] = Counter()
 
     def fill(self) -> None:
-        """Give every idle worker the next unit, if there is one."""
+        """Give every idle worker the next unit."""
         while self._pool.has_room and (number := self._state.next_unit()) is not None:
             self._put(number)
 
@@ -275,7 +275,7 @@ class _UnitScheduler:
         self._unit_of[self._pool.put(unit, _unit_name(unit))] = number
 
     def handle(self, item: int, found: UnitCrash | FailedCall | list[Any]) -> None:
-        """Handle events of a unit, or its end by a failure or a crash."""
+        """Process the events of a unit, its failure or its crash."""
         if isinstance(found, UnitCrash):
             self._on_crash(self._unit_of.pop(item), *found)
             return
@@ -291,10 +291,10 @@ class _UnitScheduler:
             del self._unit_of[item]
 
     def _on_crash(self, number: int, place: int | None, died: WorkerExit) -> None:
-        """Retry the unit of a crashed worker, without an input that has crashed two."""
+        """Retry the unit of a crashed worker; skip an input after MAX_CRASHES crashes."""
         unit = self._units[number]
         self._n_crashes[number, place] += 1
-        if place is None:  # perhaps while verifying recorded shards: an unreadable page
+        if place is None:  # perhaps a recorded shard has an unreadable page: do not verify it again
             delete_record(Path(self._job.folder, unit.key))
         if self._n_crashes[number, place] == MAX_CRASHES:
             if place is None:
@@ -307,7 +307,7 @@ class _UnitScheduler:
         self._put(number)
 
     def _reason(self, died: WorkerExit, source: Input) -> str:
-        """Return why an input is skipped."""
+        """Return the reason for skipping an input."""
         if died.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
             seconds = cpu_limit_s(self._job.step_s, source)
             return f"timed out after {seconds:.0f} s of CPU time; the file is probably corrupt"
@@ -315,14 +315,14 @@ class _UnitScheduler:
 
 
 def _events_of(job: ConversionJob, unit: Unit) -> ResultChunks:
-    """Return the events of a unit as it is converted. Runs in a worker."""
+    """Return the events of a unit while it is converted. Runs in a worker."""
     return ResultChunks(_explained(job, unit), "the conversion")
 
 
 def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception]:
-    """Convert a unit and yield its events; the last one may be the error for main to raise.
+    """Convert a unit and yield its events; the last may be an error for the main process to raise.
 
-    That is an OSError or ShardioError as it was raised, and a WorkerDied for anything else.
+    An OSError or ShardioError is yielded unchanged, any other error as WorkerDied.
     """
     done = unit.first
     try:
@@ -331,7 +331,7 @@ def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception
             yield event
     except (OSError, ShardioError) as error:
         yield error
-    except Exception:  # noqa: BLE001  # of the converter, whatever it is: main raises it as text
+    except Exception:  # noqa: BLE001  # raised by the converter; sent to the main process as text
         position = done - unit.first
         at = f"converting {unit.inputs[position].name}" if position < len(unit.inputs) else ""
         yield WorkerDied(
@@ -341,7 +341,7 @@ def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception
 
 
 _ATTEMPTS: Final = "attempts-"
-"""Prefix of the folder that holds the attempts of a conversion."""
+"""The prefix of the folder of a conversion's attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +349,7 @@ class UnitAttempt:
     """The result of converting a unit on a machine: its events, and the folder of its shards.
 
     `folder` is "" if the unit was already complete. If the machine cannot see an input,
-    `missing_path` names it and everything else is empty.
+    `missing_path` is its path, and everything else is empty.
     """
 
     events: tuple[UnitEvent, ...] = ()
@@ -359,9 +359,9 @@ class UnitAttempt:
 
 @dataclass(frozen=True, slots=True)
 class _UnitTask:
-    """A task that converts units on a machine of the cluster; holds what all units share.
+    """A task that converts units on a machine of the cluster, with what all units share.
 
-    `attempts` is a folder with a unique name, `settings` are those of the journal.
+    `attempts` is a folder with a unique name, `settings` are the settings in the journal.
     """
 
     job: ConversionJob
@@ -369,7 +369,7 @@ class _UnitTask:
     settings: Mapping[str, Any]
 
     def __call__(self, assignment: tuple[Unit, bool]) -> UnitAttempt:
-        """Convert a unit, given with a flag to look for its inputs first."""
+        """Convert a unit; if the flag is True, check first that its inputs are visible here."""
         unit, checks_inputs = assignment
         self._check_same_libraries()
         missing_path = _first_invisible(unit) if checks_inputs else ""
@@ -387,7 +387,7 @@ class _UnitTask:
         return UnitAttempt(log.events(unit.number), os.path.join(folder, unit.key))
 
     def _check_same_libraries(self) -> None:
-        """Check that this machine has the versions that the conversion started with."""
+        """Check that this machine has the library versions that the conversion started with."""
         found = conversion_settings(self.settings["converter"], self.job.source.libraries())
         differences = [
             f"{name.removeprefix('versions.')} is {here}, the conversion started with {recorded}"
@@ -402,9 +402,9 @@ class _UnitTask:
 
 @functools.cache
 def _shared_zygote() -> Zygote:
-    """Keep the process that forks workers alive for later units, until this process exits.
+    """Return the zygote that forks workers, kept alive for later units until this process exits.
 
-    It takes half a second to start, longer than most units take.
+    Starting it takes half a second, longer than most units take.
     """
     return acquire()
 
@@ -421,12 +421,12 @@ def run_on_ray(
 
     Raises:
         UnsupportedEnvironment: a machine cannot see the source or the dataset, or has other
-            versions of shardio or of a library than this one.
-        WorkerDied, OSError, ShardioError: as `run_units`.
+            versions of shardio or of a library than this machine.
+        WorkerDied, OSError, ShardioError: as in `run_units`.
     """
     attempts = os.path.join(job.folder, f"{_ATTEMPTS}{secrets.token_hex(8)}")
     make_folder(attempts)
-    retries: list[int] = []  # units whose inputs are missing on this machine as well
+    retries: list[int] = []  # units whose inputs are missing on this machine too
 
     def next_job() -> tuple[int, tuple[Unit, bool]] | None:
         if retries:
@@ -449,12 +449,12 @@ def run_on_ray(
                 if state.is_finished():
                     break
     finally:
-        with contextlib.suppress(OSError):  # the next conversion removes it
-            remove_tree(attempts)  # a machine given up but still running cannot write any more
+        with contextlib.suppress(OSError):  # the next conversion removes the folder
+            remove_tree(attempts)  # a machine that was given up can then no longer write
 
 
 def _first_invisible(unit: Unit) -> str:
-    """Return the first input or part that existed when listed, and does not here; "" if none."""
+    """Return the first input or part that was listed but is not visible here; "" if none."""
     for one in unit.inputs:
         for each in (one, *one.parts):
             if each.stamp != (0, 0) and not os.path.lexists(each.path):
@@ -475,7 +475,7 @@ def _unit_name(unit: Unit) -> str:
 
 
 def _commit_attempt(found: UnitAttempt, unit: Unit, job: ConversionJob) -> None:
-    """Move the shards of an attempt to the unit's place, durably."""
+    """Move the shards of an attempt to their final folder, durably."""
     if found.folder:
         path = os.path.join(job.folder, unit.key)
         remove_tree(path)  # left unfinished by an earlier conversion

@@ -1,7 +1,7 @@
 """Upload finished shards in threads while others are converted.
 
-A note replaces each uploaded shard and records its name in the store. So only shards in progress
-take local disk space, and a resumed conversion knows what is already uploaded.
+After the upload, a note with the name in the store replaces the local shard. Only shards in
+progress thus take local disk space, and a resumed conversion knows which shards are uploaded.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from shardio.storage.remote.object_store import ObjectStore, no_cancel
 from shardio.storage.remote.storage import RangeFile
 
 _MAX_CONCURRENT: Final = 4
-"""Shards uploaded at a time."""
+"""The number of shards uploaded at a time."""
 _MAX_QUEUED: Final = 8
-"""Shards in the queue before `submit` blocks."""
+"""The number of queued shards at which `submit` blocks."""
 _POLL_S: Final = 0.25
 
 
 def uploaded_name(path: str) -> str | None:
-    """Return the name in the store of the shard once at `path`; None if it was not uploaded."""
+    """Return the name in the store of a shard that was uploaded from `path`; None if it was not."""
     with contextlib.suppress(DataError, OSError):
         return str(read_checksummed_json(_note_path(path)).get("name"))
     return None
@@ -43,16 +43,17 @@ def upload_shard(
     shard: ShardSummary,
     check: Callable[[], None] = no_cancel,
 ) -> None:
-    """Upload a shard, unless it is already there: its last page has the hash of all its content.
+    """Upload a shard unless the store has it; the last page identifies the whole content.
 
     Args:
         objects: the destination.
         path: the local file.
-        shard: its summary, with the name in the store.
-        check: called before each request but the first; an exception cancels the upload.
+        shard: the summary of the shard, with its name in the store.
+        check: called before each request but the first; an exception that it raises cancels the
+            upload.
 
     Raises:
-        StoreAccessDenied, StoreUnavailable: the store rejects it.
+        StoreAccessDenied, StoreUnavailable: the store rejects the upload.
     """
     try:
         tail = objects.read_tail(shard.name, PAGE)
@@ -67,15 +68,15 @@ def upload_shard(
 
 
 def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None:
-    """Check that an uploaded shard is still there, from its last page.
+    """Check by its last page that an uploaded shard still exists unchanged.
 
     Args:
         objects: the destination.
-        shard: its summary, with the name in the store.
-        hint: the next step if the check fails, for the error message.
+        shard: the summary of the shard, with its name in the store.
+        hint: the next step if the check fails, for the message.
 
     Raises:
-        ShardNotFound, ShardChanged: it is missing or was replaced.
+        ShardNotFound, ShardChanged: the shard is missing or was replaced.
         StoreAccessDenied, StoreUnavailable: the store cannot be read.
     """
     path = f"{objects.url}/{shard.name}"
@@ -96,11 +97,11 @@ def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None
 
 
 class ShardUploader(Closing):
-    """The threads that upload shards, owned until `close`.
+    """Uploads shards in threads, which it owns until `close`.
 
     Args:
         objects: the destination.
-        hint: the alternative to resuming, for error messages.
+        hint: the alternative to resuming, for messages.
     """
 
     def __init__(self, objects: ObjectStore, hint: str) -> None:
@@ -114,9 +115,9 @@ class ShardUploader(Closing):
         self._threads: list[threading.Thread] = []
 
     def submit(self, path: str, shard: ShardSummary) -> None:
-        """Queue the shard at `path` for upload; blocks while the queue is full.
+        """Queue the shard at `path` for upload; block while the queue is full.
 
-        If it was uploaded before, it is only checked.
+        A shard that was uploaded before is only checked.
 
         Raises:
             ShardioError: an earlier upload has failed.
@@ -144,14 +145,14 @@ class ShardUploader(Closing):
             self._raise()
 
     def close(self) -> None:
-        """Stop. Running uploads are not waited for, and no longer recorded."""
+        """Stop. Running uploads are not waited for, and their results are not recorded."""
         with self._changed:
             self._is_closed = True
             self._queue.clear()
             self._changed.notify_all()
 
     def set_done_callback(self, callback: Callable[[], object]) -> None:
-        """Set a function to call once the uploader is closed and running uploads have ended."""
+        """Set a function to call when the uploader is closed and running uploads have ended."""
         with self._changed:
             self._done_callback = callback
             self._call_back_if_done()
@@ -198,10 +199,10 @@ class ShardUploader(Closing):
                 )
         with self._changed:
             self._check()
-            unlink(path)  # a killed process may have written only the note
+            unlink(path)  # also if a killed process wrote only the note
 
     def _check(self) -> None:
-        """Raise if the uploader is closed, so that nothing is changed any more."""
+        """Raise _UploadCancelled if the uploader is closed."""
         if self._is_closed:
             raise _UploadCancelled
 

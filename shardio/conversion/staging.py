@@ -69,24 +69,25 @@ _OWN_ENTRIES: Final = re.compile(
     r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|published)\.json"
     r"|\.plan\.json\.[0-9a-f]+\.tmp"
 )
-"""Names of the entries that a conversion creates in its folder."""
+"""Names of the entries that a conversion creates in the work folder."""
 LOCK_PATIENCE_S: Final = 2.0
-"""Seconds to wait for the lock, which workers of a killed conversion hold until they exit."""
+"""The time to wait for the lock, which workers of a killed conversion hold until they exit."""
 
 
 class Staging:
-    """The folder `out/.conversion`, locked and owned from `with` to its end.
+    """The work folder `out/.conversion`; locked and owned for the length of a `with`.
 
     `resume` continues an interrupted conversion, if there is one. `overwrite` starts again, and
     replaces a dataset in `out` once the new one is complete. `appends` is True for an append to the
-    dataset in `out`. `hint` says how to start an upload again.
+    dataset in `out`. `hint` tells how to restart an upload.
 
-    After `finish` the folder is removed; for an upload, all but the plan. After an error it stays
-    if any unit is complete. Otherwise it is removed, and so is `out` if it was created here.
+    After `finish` the folder is removed; for an upload, all but the plan. After an error the folder
+    is kept if any unit is complete; otherwise it is removed, and so is `out` if it was created
+    here.
 
     Raises:
-        DatasetExists: `out` is a file, or holds data or an interrupted conversion, and no option
-            allows that.
+        DatasetExists: `out` is a file, or contains data or an interrupted conversion, and no option
+            allows this.
         DatasetNotFound: there is no dataset in `out` to append to.
         DatasetConflict: another process is writing to `out`.
     """
@@ -124,17 +125,17 @@ class Staging:
         return self
 
     def _check_work_folder(self) -> None:
-        """Refuse a folder of this name that no conversion made: its content would be deleted."""
+        """Refuse a work folder that no conversion created: its content would be deleted."""
         try:
             kind = os.lstat(self.folder).st_mode
-        except (OSError, ValueError):  # it does not exist, or the next step raises
+        except (OSError, ValueError):  # missing, or the next step raises
             return
         if not stat.S_ISDIR(kind):
             raise DatasetExists(
                 f"{self.folder}: expected a folder for the work of a conversion, found a link "
                 "or file; remove it, or choose another folder"
             )
-        with contextlib.suppress(FileNotFoundError):  # removed by its owner meanwhile
+        with contextlib.suppress(FileNotFoundError):  # removed by its owner in the meantime
             names = sorted(
                 name for name in os.listdir(self.folder) if not _OWN_ENTRIES.fullmatch(name)
             )
@@ -145,7 +146,7 @@ class Staging:
                 )
 
     def _inspect(self) -> None:
-        """Inspect what an earlier conversion left; raise if the options do not allow for it."""
+        """Inspect what an earlier conversion left; raise if the options do not permit it."""
         path = plan_path(self.folder)
         if path is None:
             self._clear()
@@ -180,7 +181,7 @@ class Staging:
         self._plan = plan
 
     def _read_plan(self, hint: str) -> JournaledPlan | None:
-        """Read the plan; an error ends with how to continue without it."""
+        """Read the plan; an error message ends with how to continue without the plan."""
         try:
             return read_plan(self.folder)
         except DatasetCorrupt as error:
@@ -212,7 +213,7 @@ class Staging:
         return f"to abandon it, delete {self.folder}: the dataset is complete without it"
 
     def _check_out(self) -> None:
-        """Raise if `out` holds something that the options do not allow to replace."""
+        """Raise if `out` contains something that the options do not allow to replace."""
         if self.appends:
             check_dataset_exists(self.out)
         elif self._overwrite or (self._plan is not None and self._plan.replaces):
@@ -222,7 +223,7 @@ class Staging:
             refuse_existing(self.out, exclude=WORK_FOLDER)
 
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
-        """Write the plan to the journal; keep the units of an earlier plan that this one has too.
+        """Write the plan to the journal; keep the units of an earlier plan that this plan also has.
 
         Raises:
             InvalidArgument: the earlier conversion had other settings.
@@ -244,7 +245,7 @@ class Staging:
     def free_names(self, number: int, names: Sequence[str]) -> dict[str, str]:
         """Return the names in `out` for the shards of an append.
 
-        They are the expected ones, unless a killed writer has left a file of such a name.
+        These are the expected names, unless a killed writer has left a file with such a name.
         """
         prefixes = (f"g{number:06d}-{'-' * n}" for n in itertools.count())
         free = (
@@ -299,18 +300,18 @@ class Staging:
             sync_folder(str(self.out))
 
     def discard_units(self) -> None:
-        """Remove all units: they are of no use."""
+        """Remove all units, because they will not be used."""
         self._clear(exclude={PLAN_FILE})
 
     def finish(self) -> None:
-        """Mark the dataset as published: nothing is kept here."""
+        """Mark the dataset as published, so that the work folder is removed at the end."""
         sync_folder(str(self.out))
         self._is_finished = True
 
     def _remove_work(self) -> None:
         """Remove everything that a published dataset does not need, the plan last.
 
-        So if the process is killed here, the same conversion can be resumed and completes the
+        If the process is killed during this, the same conversion can be resumed and completes the
         removal.
         """
         if (self.folder / PLAN_FILE).exists():
@@ -343,12 +344,12 @@ class Staging:
 
     def _clean_up(self, error: BaseException | None) -> None:
         if not self._has_started:
-            remove_folder(self.folder)  # unless it holds an interrupted conversion
+            remove_folder(self.folder)  # kept if it contains an interrupted conversion
         elif self._is_finished:
             self._remove_work()
             remove_folder(self.folder)
         elif not self._keeps_work():
-            unlink(self.folder / PLAN_FILE)  # first: without it there is nothing to resume
+            unlink(self.folder / PLAN_FILE)  # first, as without it there is nothing to resume
             remove_tree(self.folder)
         elif error is not None:
             option = (
@@ -357,7 +358,7 @@ class Staging:
             kept = f"{self.out}: finished units are kept; {option} continues from them"
             error.add_note(f"{kept}; {self._restart_hint}")
         if self._created_out:
-            remove_folder(self.out)  # unless it holds the dataset
+            remove_folder(self.out)  # kept if it contains the dataset
 
     def _keeps_work(self) -> bool:
         """Undo the renames of an unpublished dataset; return True if a unit can be resumed."""
@@ -365,7 +366,7 @@ class Staging:
             if not self._has_published():
                 self._undo()
                 return has_records(self.folder)
-        except (OSError, DataError):  # the next conversion may succeed, or reports it
+        except (OSError, DataError):  # the next conversion may succeed, or reports the error
             pass
         return True
 

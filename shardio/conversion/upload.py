@@ -1,11 +1,11 @@
 """Upload a dataset to an object store: shards as they are finished, the generation last.
 
-Readers of the URL see nothing until everything is there: the generation is written after all
+Readers of the URL see nothing until everything is uploaded: the generation is written after all
 shards, and `dataset.json` last, each only if it does not exist. An interrupted upload can be
-resumed: a folder on this machine holds the journal of the conversion.
+resumed, because a folder on this machine contains the journal of the conversion.
 
-A lease, which is an object in the store, keeps two conversions from writing to one URL. A local
-file holds its token, so that this machine can resume.
+A lease, which is an object in the store, prevents two conversions from writing to one URL. A local
+file contains its token, so that this machine can resume.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ from shardio.storage.remote.object_store import ObjectStore, run_parallel
 from shardio.storage.remote.options import RemoteOptions
 
 _MAX_CONCURRENT: Final = 4
-"""Shards uploaded or checked at a time."""
+"""The number of shards uploaded or checked at a time."""
 _SHARD_NAME: Final = re.compile(r"\d{6,}-\d{3,}\.shard")
-"""Names of shards; an interrupted conversion may have uploaded some that are not needed."""
+"""The names of shards; an interrupted conversion may have uploaded some that are not needed."""
 LEASE_OBJECT: Final = "conversion.json"
 """The name of the lease object."""
 
 
 class Upload(Closing):
-    """A dataset being uploaded; owns the upload threads, the lease and a local lock.
+    """A dataset being uploaded. It owns the upload threads, the lease and a local lock.
 
     Args:
         url: the destination.
-        storage_options: options of the store.
-        resume: whether to continue an interrupted upload.
+        storage_options: the options of the store.
+        resume: True to continue an interrupted upload.
         folder_options: options that only folders support, by name; True if given.
 
     Raises:
-        DatasetExists: the URL holds data; or an earlier conversion is not published yet.
+        DatasetExists: the URL contains data, or an earlier conversion is not published yet.
         DatasetConflict: another conversion is writing there, on this machine or another.
-        InvalidArgument: an option is for folders only, or the URL is a web server's.
+        InvalidArgument: an option is for folders only, or the URL belongs to a web server.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class Upload(Closing):
             contextlib.ExitStack(),
         )
         self._done_folder = f"{self.folder}.done"
-        """The name of the folder after the dataset is published."""
+        """The name of the local folder after the dataset is published."""
         self._lease, self._has_lease = (
             UploadLease(self._objects, Path(f"{self.folder}.json")),
             False,
         )
         self.is_converted = False
-        """True if only publishing is left to do."""
+        """True if the conversion is complete and only needs to be published."""
         try:
             make_folder(remote.cache_folder)
             self._lock_locally(f"{remote.cache_folder}/converting.lock", name >> 2)
@@ -124,7 +124,7 @@ class Upload(Closing):
             raise
 
     def _lock_locally(self, path: str, byte: int) -> None:
-        """Lock out other conversions on this machine, which would have the same lease."""
+        """Lock out other conversions on this machine, which would use the same lease."""
         end_s = time.monotonic() + LOCK_PATIENCE_S
         while not self._lock.enter_context(try_exclusive(path, byte)):
             self._lock.close()
@@ -136,7 +136,7 @@ class Upload(Closing):
             time.sleep(0.02)
 
     def _begin(self, *, resume: bool) -> None:
-        """Check that the URL holds only our own data, and acquire the lease."""
+        """Check that the URL contains only our own data, and acquire the lease."""
         url = self._objects.url
         if not resume and self.is_converted:
             raise DatasetExists(
@@ -152,7 +152,7 @@ class Upload(Closing):
             self._has_lease = True
             self._is_published()  # another upload may have started and ended in between
         if not self.is_converted and not self.has_plan:
-            remove_tree(self.folder)  # Python samples of a killed process: not resumable
+            remove_tree(self.folder)  # left by a killed process that wrote samples: not resumable
         make_folder(os.path.dirname(self.folder))
 
     @property
@@ -164,7 +164,7 @@ class Upload(Closing):
         """Return True if the dataset that was converted here is already published.
 
         Raises:
-            DatasetExists: the URL holds another dataset.
+            DatasetExists: the URL contains another dataset.
         """
         try:
             pointer = self._objects.read(POINTER)
@@ -175,7 +175,7 @@ class Upload(Closing):
         raise DatasetExists(f"{self._objects.url}: already holds a dataset; choose another URL")
 
     def publish(self, report: ConversionReport | None = None) -> ConversionReport:
-        """Upload everything that the folder holds, the generation last, and return the report.
+        """Upload everything in the folder, the generation last, and return the report.
 
         Args:
             report: the report of the conversion; None if an earlier process converted Python
@@ -192,7 +192,7 @@ class Upload(Closing):
         run_parallel(
             _MAX_CONCURRENT, self._upload_shard, [shard for shard in shards if shard.name in here]
         )
-        if self.is_converted:  # the others were uploaded by an earlier process
+        if self.is_converted:  # an earlier process has uploaded the others
             sent = [shard for shard in shards if shard.name not in here]
             run_parallel(_MAX_CONCURRENT, self._check_shard, sent)
         for part in found.external_lists:
@@ -200,7 +200,7 @@ class Upload(Closing):
         report = report or _report_from(found)  # may read the inputs from an external list
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
-        # Now that the dataset is published, none of them can be another writer's.
+        # The dataset is published now, so none of these can belong to another writer.
         self._remove_unused({shard.name for shard in shards})
         rename(self.folder, self._done_folder)
         self._clean_up()
@@ -208,7 +208,7 @@ class Upload(Closing):
         return replace(report, dataset=self._objects.url, elapsed_s=elapsed_s)
 
     def discard(self, report: ConversionReport) -> ConversionReport:
-        """Remove uploaded shards, as there is nothing to publish; return the report for the URL.
+        """Remove uploaded shards, because nothing is published; return the report for the URL.
 
         Raises:
             DatasetConflict: another conversion is writing there.
@@ -220,7 +220,7 @@ class Upload(Closing):
         return replace(report, dataset=self._objects.url)
 
     def close(self) -> None:
-        """Stop the threads. If there is nothing to resume, release the lease."""
+        """Stop the threads, and release the lease unless the conversion can be resumed."""
         self.uploader.close()
         try:
             if self._has_lease and not os.path.exists(self.folder):
@@ -230,7 +230,7 @@ class Upload(Closing):
             self.uploader.set_done_callback(self._lock.close)
 
     def _clean_up(self) -> None:
-        """Remove what a published dataset does not need, now or in a later process."""
+        """Remove what a published dataset no longer needs, if there is any."""
         if os.path.exists(self._done_folder):
             self._lease.release()
             remove_tree(self._done_folder)
@@ -263,21 +263,21 @@ def _report_from(found: Generation) -> ConversionReport:
 
 
 class UploadLease:
-    """The exclusive right of this machine to write below a URL; one conversion at a time uses it.
+    """The exclusive right of this machine to write below a URL, for one conversion at a time.
 
     Args:
         objects: the store below the URL.
-        path: the local file that proves that the lease is ours.
+        path: a local file with the content of the lease; proves that this machine owns it.
 
     Raises:
-        StoreAccessDenied, StoreUnavailable: (from every call) as `ObjectStore` does.
+        StoreAccessDenied, StoreUnavailable: (from every call) as from ObjectStore.
     """
 
     def __init__(self, objects: ObjectStore, path: Path) -> None:
         self._objects, self._path = objects, path
 
     def is_held(self) -> bool:
-        """Return True if the lease is already ours, left by an earlier conversion.
+        """Return True if this machine already owns the lease, from an earlier conversion.
 
         Raises:
             DatasetConflict: another machine holds it.
@@ -294,7 +294,7 @@ class UploadLease:
         """Acquire the lease.
 
         Raises:
-            DatasetConflict: another process was faster.
+            DatasetConflict: another process acquired it first.
         """
         if (content := self._expected_content()) is None:
             make_folder(str(self._path.parent))
@@ -308,14 +308,14 @@ class UploadLease:
             raise self._conflict(self._objects.read(LEASE_OBJECT)) from None
 
     def release(self) -> None:
-        """Remove the lease from the store and this machine; another one's stays. Idempotent."""
+        """Remove the lease from the store and this machine, unless another owns it. Idempotent."""
         with contextlib.suppress(DatasetConflict):
             if self.is_held():
                 self._objects.remove(LEASE_OBJECT)
         unlink(self._path)
 
     def _expected_content(self) -> bytes | None:
-        """Return the content of the object if the lease is ours; None without a local file."""
+        """Return the content of our lease object; None if there is no local file."""
         try:
             return to_checksummed_json(read_checksummed_json(self._path))
         except (DataError, OSError):

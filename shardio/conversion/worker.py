@@ -1,8 +1,8 @@
 """Convert the inputs of one unit into shards. Runs in a worker process.
 
-A sample buffer holds the samples of an input until its outcome is known. A CPU time limit ends a
+A sample buffer holds the samples of an input until its outcome is known. A CPU time limit kills a
 process whose converter loops forever: C libraries may do so on damaged files, where neither
-exceptions nor Ctrl-C reach them. Waiting, as for a slow disk, does not count.
+exceptions nor Ctrl-C reach them. Time spent waiting, such as for a slow disk, does not count.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_REASON: Final = 1000  # characters
 _MACHINE_ERRNOS: Final = frozenset(
     (errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 )
-"""Errors that are caused by the machine and not by the file being read."""
+"""Errors caused by the machine, not by the file being read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class ConversionJob:
 
 
 def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
-    """Convert the inputs of one unit in order and yield their events; a complete unit is reused.
+    """Convert the inputs of one unit in order and yield their events; reuse a complete unit.
 
-    In a worker, a crash while an input is read is attributed to its position in the unit.
+    In a worker, a crash while reading an input is attributed to the position of that input.
 
     Raises:
-        OSError: the disk fails or is full.
+        OSError: writing failed, or the disk is full.
     """
     folder = Path(job.folder, unit.key)
     if kept := read_record(folder, unit):
@@ -125,9 +125,9 @@ def _read_input(
     if outcome.kind == "broken" and not job.keep_partial:
         buffer.clear()
     if buffer.n_samples:
-        with contextlib.suppress(OSError):  # then an append compares names only
+        with contextlib.suppress(OSError):  # without a hash, an append compares names only
             content = input_hash(source)
-    if (after := input_states(source)) != before:  # samples may come from either state, or a mix
+    if (after := input_states(source)) != before:  # the samples may mix both states
         buffer.clear()
         name = next(name for name, state in after.items() if state != before[name])
         prefix = "" if name == source.name else f"its part {name} "
@@ -138,7 +138,7 @@ def _read_input(
 
 
 def _strip_paths(reason: str, source: Input) -> str:
-    """Return a reason without local paths: it is stored in the dataset."""
+    """Return a reason without local paths, because it is stored in the dataset."""
     for each in (*source.parts, source) if reason else ():
         reason = reason.replace(each.path, each.name)
     return reason
@@ -162,7 +162,7 @@ def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> O
 
 
 def _concerns(error: OSError, source: Input) -> bool:
-    """Return True if an error names an input or one of its parts, or no file at all."""
+    """Return True if an error names the input or one of its parts, or no file at all."""
     if error.errno in _MACHINE_ERRNOS:
         return False
     named, every = error.filename, (source, *source.parts)
@@ -197,7 +197,7 @@ def _fill_buffer(
 
 
 class _RollingShardWriter:
-    """A writer of a unit's shards, `NNN.shard`; starts a new one after `shard_bytes`."""
+    """Writes a unit's shards, `NNN.shard`; starts a new shard after `shard_bytes`."""
 
     def __init__(self, folder: str, job: ConversionJob) -> None:
         self._folder, self._shard_bytes = folder, job.shard_bytes
@@ -233,20 +233,20 @@ class _RollingShardWriter:
 
 
 BUFFER_BYTES: Final = 64 << 20
-"""Bytes of samples of one input kept in memory; more are written to an unlinked file."""
+"""The maximum size of one input's samples in memory; more are written to an unlinked file."""
 _N_PICKLES: Final = 64
-"""Number of pickles that a full buffer is written as; one of them is in memory when read back."""
+"""The number of pickles that a full buffer is written as; each is read back as a whole."""
 _FLAT_TYPES: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
-"""Types of values that contain no others; tested first because most values are one of them."""
+"""Types of values that contain no other values; tested first because they are the most common."""
 Sample = Mapping[str, Any]
 
 
 class SampleBuffer:
     """A buffer for the samples of one input until it is known whether they are kept.
 
-    In memory up to BUFFER_BYTES, then in an unlinked file in `folder`, where the shards will need
-    the space anyway: an hour of video gives gigabytes of samples. The file is private to this
-    process.
+    Up to BUFFER_BYTES are held in memory; more go to an unlinked file in `folder`, where the shards
+    will need the space anyway: an hour of video gives gigabytes of samples. The file is private to
+    this process.
     """
 
     def __init__(self, folder: str) -> None:
@@ -303,7 +303,7 @@ class SampleBuffer:
 def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
     """Return field names and the values of each; if fields differ, no names and the samples.
 
-    Numbers and equal arrays are stacked into one array: pickling a NumPy object takes 5 us each.
+    Numbers and arrays of equal shape are stacked: pickling a NumPy object takes 5 µs.
     """
     names = tuple(samples[0])
     if not names or any(sample.keys() != samples[0].keys() for sample in samples):
@@ -319,7 +319,7 @@ def _stack(values: list[Any]) -> Any:
         return values
     first = values[0]
     if kind is np.ndarray:
-        # A row of 0-d arrays would be a scalar, a row of object arrays a copy.
+        # A row of stacked 0-d arrays would be a scalar, a row of object arrays a copy.
         if not first.ndim or first.dtype.kind not in "biuf" or not first.dtype.isnative:
             return values
         if any(each.dtype != first.dtype or each.shape != first.shape for each in values):
@@ -329,7 +329,7 @@ def _stack(values: list[Any]) -> Any:
 
 
 def _memory_bytes(value: object) -> int:
-    """Return about how much memory a value takes: a NumPy number 32 bytes, 8 of them data."""
+    """Return the approximate memory size of a value: a NumPy number takes 32 bytes for its 8."""
     if type(value) in _FLAT_TYPES:
         return getsizeof(value)
     if isinstance(value, np.ndarray) and value.base is not None:
@@ -348,7 +348,7 @@ def _memory_bytes(value: object) -> int:
 
 
 CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
-"""The signal that kills a process over its CPU limit."""
+"""The signal that kills a process that exceeds its CPU time limit."""
 _BYTES_PER_S: Final = 1 << 20  # a step may process a whole file
 
 
@@ -361,7 +361,7 @@ def cpu_limit_s(step_s: float, source: Input) -> float:
 def limit_cpu(
     samples: Generator[Mapping[str, Any], None, Any], seconds: float
 ) -> Generator[Mapping[str, Any], None, Any]:
-    """Yield the same samples; a step that takes more CPU time kills this process."""
+    """Yield the samples; if a step takes more CPU time than allowed, this process is killed."""
     try:
         while True:
             signal.setitimer(signal.ITIMER_PROF, seconds)

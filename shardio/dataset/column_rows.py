@@ -1,6 +1,6 @@
-"""Copies rows of one column from many shards: from one address range, or by reads.
+"""Copy rows of one column from many shards: out of one mapped address range, or by reads.
 
-`gather` uses them for columns and for the hashes of their rows.
+`gather` does so for columns and for the hashes of their rows.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ColumnLocation:
-    """The location of a column in a shard: `n_rows` rows of the range's stride from `offset` on.
+    """The location of a column in a shard file: `n_rows` rows, the first at `offset`.
 
-    The file at `path` must still have the state `file`.
+    If `file` is given, the file at `path` must still have this state.
     """
 
     path: str
@@ -41,23 +41,22 @@ class ColumnLocation:
 
 
 class ColumnRange:
-    """Owns a reserved address range, into parts of which a column of many files is mapped.
+    """An address range into which a column of many files is mapped. It owns the range.
 
-    Each part starts a whole number of strides after the first, so that one stride addresses every
-    row of every file, and a batch over any number of shards is one gather. Unmapped addresses and
-    the gaps between parts must never be read: that kills the process. `slots[i]` is the range's own
-    number of the first row of part i.
+    The range is divided into parts, one per file. Each part starts a whole number of strides after
+    the first, so that one stride addresses every row of every file, and a batch over any number of
+    shards is one gather. `slots[i]` is the number of the first row of part i within the range.
+    Reading unmapped addresses or the gaps between parts kills the process.
 
     The memory is valid until `close()`, or until the object is collected; no view may outlive it.
 
     Args:
-        stride: distance between rows in bytes.
-        counts: the number of rows for which each part has room.
+        stride: the distance between rows in bytes.
+        counts: the maximum number of rows of each part.
 
     Raises:
-        InsufficientMemory: the address space of this process is exhausted.
-        UnsupportedEnvironment: memory pages are larger than the 4096 bytes that shards are aligned
-            to.
+        InsufficientMemory: this process has no address range of that size left.
+        UnsupportedEnvironment: memory pages are larger than 4096 bytes, the alignment of shards.
     """
 
     def __init__(self, stride: int, counts: Sequence[int]) -> None:
@@ -72,7 +71,7 @@ class ColumnRange:
         """The size of the address range."""
         used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
         self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
-        """Maps that a part takes: the file, and the gap after it."""
+        """The number of maps per part: the file, and the gap after it if there is one."""
         self._stride, self._is_scattered = stride, False
         self._address = reserve(self.n_bytes)
         self._close = weakref.finalize(self, unmap, self._address, self.n_bytes)
@@ -88,11 +87,11 @@ class ColumnRange:
         ].reshape(n_slots, stride)
 
     def map(self, part: int, place: ColumnLocation) -> None:
-        """Map the column of a file into a part, which has room for it and is not mapped.
+        """Map the column of a file into a part that is not mapped yet and is large enough.
 
         Raises:
             ShardNotFound: the file is missing.
-            ShardChanged: it is another file, or has another size.
+            ShardChanged: the path is another file now, or the file has another size.
             UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
         """
         n_bytes = place.n_rows * self._stride
@@ -104,7 +103,7 @@ class ColumnRange:
             now = FileState.of(os.fstat(fd))
             if place.file is not None:
                 place.file.check(now, place.path)
-            if now.n_bytes < place.offset + n_bytes:  # reading it would kill the process
+            if now.n_bytes < place.offset + n_bytes:  # reading past the end would kill the process
                 raise resized_error(place.path, place.offset + n_bytes, now.n_bytes)
             map_fixed(address, n_bytes, fd, place.offset, place.path)
         finally:
@@ -119,7 +118,7 @@ class ColumnRange:
             clear_reserved(self._address + int(self.slots[part]) * self._stride, n_bytes)
 
     def disable_readahead(self) -> None:
-        """Disable read-ahead, for later maps as well."""
+        """Disable read-ahead, also for parts that are mapped later."""
         self._is_scattered = True
         disable_readahead_at(self._address, self.n_bytes)
 
@@ -131,24 +130,25 @@ class ColumnRange:
 Lines = npt.NDArray[np.uint8]
 
 _SCRATCH_BYTES: Final = 1 << 20
-"""Padded rows pass through a buffer of this size, which fits in the CPU cache."""
+"""The size of the buffer that padded rows pass through; it fits into the CPU cache."""
 
 _PREFAULTED_BYTES: Final = range(512, (16 << 10) + 1)
-"""Sizes of rows that are touched before they are copied: 0.6 of the time at 2 KiB, 0.93 at 16 KiB;
-smaller and larger rows gain nothing.
+"""Row sizes in bytes for which rows are touched before they are copied: copying then takes 0.6 of
+the time at 2 KiB and 0.93 at 16 KiB. Smaller and larger rows gain nothing.
 """
 _PREFAULTED_ROWS: Final = 512
-"""Rows that are touched and then copied: a third of the entries in a processor's TLB."""
+"""The number of rows touched and then copied together: a third of the entries of a CPU's TLB."""
 
 
 class MappedRows:
-    """A column of many files in one address range, which it owns until `close`.
+    """A column of many files in one address range. It owns the range until `close`.
 
-    Every shard has a part of the range, into which its file is mapped.
+    Every shard has a part of the range; its file is mapped into this part.
 
     Args:
-        stride, row_bytes: size of a row with and without padding.
-        starts, counts: the dataset's row number of each shard's first row, and its number of rows.
+        stride, row_bytes: the size of a row with and without padding.
+        starts, counts: for each shard, the number of its first row in the dataset, and its number
+            of rows.
     """
 
     def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Rows) -> None:
@@ -158,7 +158,7 @@ class MappedRows:
     def _use_range(self, parts: ColumnRange, stride: int, row_bytes: int) -> None:
         """Copy rows from this range."""
         self.maps_per_shard = parts.maps_per_shard
-        """Maps that an attached shard takes."""
+        """The number of maps per attached shard."""
         self._range, self._row_bytes = parts, row_bytes
         self._prefaulted, self._n_at_once = None, sys.maxsize
         if row_bytes in _PREFAULTED_BYTES:
@@ -173,7 +173,7 @@ class MappedRows:
         """Map the file of a shard.
 
         Raises:
-            ShardNotFound, ShardChanged, UnsupportedEnvironment: as `ColumnRange.map`.
+            ShardNotFound, ShardChanged, UnsupportedEnvironment: as in `ColumnRange.map`.
         """
         self._range.map(shard, place)
 
@@ -182,7 +182,7 @@ class MappedRows:
         self._range.unmap(shard)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return the positions in the address range of `rows`, which lie in `shards`."""
+        """Return the row numbers within the address range of `rows`, which are in `shards`."""
         slots: Rows = rows + self._shift.take(shards)
         return slots
 
@@ -198,13 +198,13 @@ class MappedRows:
     def _copy_slice(self, slots: Rows, out: Lines) -> None:
         """Copy at most `_n_at_once` rows."""
         if self._prefaulted is not None:
-            # One byte of each row: the processor waits for many pages at once, where a copy waits
-            # at the start of every row for its page. One in the middle, as the start comes at once.
+            # Touch one byte of each row: the CPU waits for many pages at once, whereas a copy waits
+            # for a page at each row. The middle byte, as the copy prefetches the start anyway.
             self._prefaulted[slots]
         if self._scratch is None:
             self._range.rows.take(slots, axis=0, out=out, mode="clip")
             return
-        # np.take copies all of an array whose rows are not dense; so take padding along first.
+        # np.take copies an array first if its rows are not contiguous, so padding is taken along.
         scratch = self._scratch[: len(slots)]
         self._range.rows.take(slots, axis=0, out=scratch, mode="clip")
         out[:] = scratch[:, : self._row_bytes]
@@ -222,11 +222,11 @@ class PooledRows(MappedRows):
     """A column of more files than can be mapped at a time.
 
     The range has as many parts as shards may be attached. A shard has a part only while it is
-    attached, so rows are located when they are copied, not before.
+    attached, so its rows are located when they are copied, not before.
 
     Args:
-        stride, row_bytes, starts, counts: as of MappedRows.
-        max_parts: the number of shards that may be attached at a time.
+        stride, row_bytes, starts, counts: as in MappedRows.
+        max_parts: the maximum number of attached shards.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class PooledRows(MappedRows):
 
     def attach(self, shard: int, place: ColumnLocation) -> None:
         """Map the file of a shard into a free part."""
-        if not self._free:  # Ctrl-C may have lost some of the buffers
+        if not self._free:  # Ctrl-C may have interrupted an update of the free list
             taken = self._parts.values()
             self._free = [part for part in range(len(self._range.slots)) if part not in taken]
         part = self._free[-1]
@@ -265,15 +265,15 @@ class PooledRows(MappedRows):
 
 
 class FileRows:
-    """A column of many files that are not mapped; borrows the files.
+    """A column of many files that are not mapped. It borrows the files.
 
     Args:
-        stride: distance between rows in bytes.
-        starts: the dataset's row number of each shard's first row.
+        stride: the distance between rows in bytes.
+        starts: for each shard, the number of its first row in the dataset.
     """
 
     maps_per_shard: Final = 0
-    """Maps that an attached shard takes."""
+    """The number of maps per attached shard."""
 
     def __init__(self, stride: int, starts: Rows) -> None:
         self._stride, self._starts = stride, starts
@@ -295,7 +295,7 @@ class FileRows:
         """Copy rows into the lines of `out`.
 
         Raises:
-            ShardChanged: naming file, row in it, and offset.
+            ShardChanged: names the file, the row in it and the offset.
         """
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]

@@ -26,17 +26,17 @@ from shardio.storage.remote.storage import RemoteStorage
 
 
 class Dataset(Sequence[dict[str, Any]], Closing):
-    """A sequence of samples that are stored in shards; owns `files` until `close`. Not thread-safe.
+    """A sequence of samples stored in shards: a ShardDataset or a Mixture. Not thread-safe.
 
-    A ShardDataset or a Mixture.
+    It owns `files` until `close`.
 
     Args:
-        path: as the user named it, for messages.
+        path: the path as the user gave it, for messages.
         root: the absolute path of the folder, or the URL; for a mixture, its `path`.
-        generation: the generation that was opened.
-        files: the files of the samples; owned from now on.
+        generation: the opened generation.
+        files: the files of the samples; ownership is transferred.
         rows: the selected samples.
-        verify: when hashes are checked, see ShardReader.
+        verify: when hashes are checked, as in ShardReader.
         subset: the name of the subset that `rows` selects, if any.
     """
 
@@ -53,17 +53,18 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     ) -> None:
         self.path, self.root, self.subset = path, root, subset
         self.schema: Schema = generation.whole_schema
-        """The fields of its samples."""
+        """The fields of the samples."""
         self.files = files
-        """The files of its samples."""
+        """The files of the samples."""
         self.rows = rows
         """The selected samples and their rows."""
         self.starts: Rows = rows.shard_starts
-        """The number of each shard's first row, and the number of all rows at the end."""
+        """The number of each shard's first row, followed by the total number of rows."""
         self._generation = generation
         self.verify: Verify = verify
-        """When hashes are checked, see ShardReader."""
-        # Usual for datasets; a division finds the shard in a tenth of the time of a search.
+        """When hashes are checked, as in ShardReader."""
+        # Shards usually have equal numbers of samples; division finds the shard in a tenth of the
+        # time of a search.
         counts = generation.counts
         is_even = len(counts) and (counts[:-1] == counts[0]).all() and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, int(counts[0])) if is_even else 0
@@ -71,32 +72,32 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def place(self) -> str:
-        """The folder as it was named; absolute if a chdir has changed the meaning of that name."""
+        """The folder as the user gave it; the absolute path if a chdir has changed its meaning."""
         return self.path if os.path.abspath(self.path) == self.root else self.root
 
     @property
     def access(self) -> Access:
-        """The access method of its files: "mmap" or "pread"."""
+        """The access method of the files: "mmap" or "pread"."""
         return self.files.access
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names; a label is a position in them."""
+        """The class names; a label is an index into them."""
         return self._generation.classes
 
     @property
     def lineage(self) -> str:
-        """An id of the first generation, which stays the same when samples are appended."""
+        """The id of the first generation; appending samples does not change it."""
         return self._generation.lineage
 
     @property
     def generation(self) -> int:
-        """The number of the generation that was opened."""
+        """The number of the opened generation."""
         return self._generation.number
 
     @property
     def shards(self) -> Sequence[ShardSummary]:
-        """The shards in order: name, samples, bytes, id; without those of added columns."""
+        """The shards in order: name, samples, bytes, id; without the shards of added columns."""
         return self._generation.shards
 
     @property
@@ -106,17 +107,17 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def inputs(self) -> Sequence[Mapping[str, Any]]:
-        """The inputs of a conversion, and their outcomes; a long list is read on first use."""
+        """The inputs of the conversion, each with its outcome; a long list is read on first use."""
         return self._generation.inputs
 
     @property
     def converter(self) -> Mapping[str, Any]:
-        """The converter that made it, and its options."""
+        """The converter that made the dataset, and its options."""
         return self._generation.converter
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """The versions of the libraries that its bytes depend on."""
+        """The versions of the libraries that affect the stored bytes."""
         return self._generation.versions
 
     @property
@@ -126,22 +127,22 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def subsets(self) -> Mapping[str, int]:
-        """The names of its subsets, and how many samples each has."""
+        """The names of the subsets, and the number of samples in each."""
         return {name: len(rows) for name, rows in self._generation.subsets.items()}
 
     @property
     def stats(self) -> Mapping[str, Any]:
-        """The statistics of `shardio stats`: of the "whole", and of its "subsets"."""
+        """The statistics of `shardio stats`: of the "whole", and per subset in "subsets"."""
         return self._generation.stats
 
     @property
     def operation(self) -> Mapping[str, Any]:
-        """The command that made this state of others, and its options."""
+        """The command that derived this generation from another, and its options."""
         return self._generation.operation
 
     @property
     def remote_storages(self) -> list[RemoteStorage]:
-        """The object stores that its files come from."""
+        """The object stores of the files."""
         return [storage for storage in self.files.storages if isinstance(storage, RemoteStorage)]
 
     def __len__(self) -> int:
@@ -151,7 +152,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         self.rows.restore(state)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a sample as a dict, or a list of them for a slice; raw arrays are read-only."""
+        """Return a sample as a dict, or a list of samples for a slice; raw arrays are read-only."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row, n = operator.index(index), len(self.rows)
@@ -169,12 +170,12 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return (sample for shard in range(len(self.shards)) for sample in self.samples(shard))
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """Return the reader of a shard, opened if needed; it belongs to the dataset.
+        """Return the reader of a shard, opened if needed; the dataset owns it.
 
-        With a `name`, return that of the file with this field: the shard, or the one beside it.
+        With a `name`, return the reader of the file with this field: the shard, or an added one.
 
         Raises:
-            DatasetCorrupt: it is not the file that the generation names.
+            DatasetCorrupt: the file is not the one that the generation names.
             IndexError: there is no such shard.
         """
         return self.files.reader(shard, name)
@@ -187,7 +188,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         *,
         check_truncated: bool = True,
     ) -> dict[str, Any]:
-        """Return some fields (by default all) of one sample, by its row in its shard."""
+        """Return some fields (by default all) of a sample, given by its shard and row there."""
         chosen = self.schema if names is None else names
         return self.files.sample(shard, row, chosen, check_truncated=check_truncated)
 
@@ -204,20 +205,20 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         where: Callable[[dict[str, npt.NDArray[Any]]], Any] | None = None,
         fields: Iterable[str] = (),
     ) -> Dataset:
-        """Return some of the samples as a new dataset; see ShardDataset."""
+        """Return some of the samples as a new dataset; see ShardDataset.select."""
 
     @abstractmethod
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Dataset:
-        """Open the same samples again, with files of their own; see ShardDataset."""
+        """Open the same samples again, with separate files; see ShardDataset.reopen."""
 
     def locate(self, rows: Rows) -> Rows:
-        """Return the number of the shard that each of `rows` lies in."""
+        """Return the number of the shard that contains each of `rows`."""
         if self._rows_per_shard:
             return rows // self._rows_per_shard
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def gather(self, name: str) -> ColumnGather:
-        """Return the gather of a column, which copies rows of all shards; made on first use."""
+        """Return the gather of a column, which copies rows of all shards; created on first use."""
         self.files.open_files.check_open()
         found = self._gathers.get(name)
         while found is None:

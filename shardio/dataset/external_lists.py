@@ -1,13 +1,13 @@
 """Long lists of shards or inputs, stored in files beside the generation that refers to them.
 
 A generation with few shards lists them in its JSON. Longer lists are external, so that opening a
-dataset stays fast: files in `generations/` that are named for their content. The generation holds
-their id, size and number of entries; generations with equal lists share a file.
+dataset stays fast: they are files in `generations/`, named by a hash of their content. The
+generation stores their id, size and number of entries; generations with equal lists share a file.
 
-The list of shards is binary and little-endian: the samples of each shard (u64), then the bytes of
+A list of shards is binary and little-endian: the samples of each shard (u64), then the bytes of
 each shard (u64), then the ids (16 bytes each), then the names in UTF-8, each followed by a zero
-byte. 10^5 shards take some 5 MB, also in memory, where a ShardSummary is made on demand. The list
-of inputs has a line of canonical JSON for each, and is read on first use.
+byte. A list of 10^5 shards takes about 5 MB, also in memory, as each ShardSummary is made on
+demand. A list of inputs has one line of canonical JSON per input, and is read on first use.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shardio.storage.fs import (
 )
 
 MAX_INLINE_ENTRIES: Final = 4096
-"""Entries that a list may have in the JSON of a generation; longer lists are external."""
+"""The maximum length of a list in the JSON of a generation; longer lists are external."""
 
 SHARDS: Final = "shards"
 INPUTS: Final = "inputs"
@@ -49,12 +49,12 @@ _MAX_BYTES: Final = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class ExternalList:
-    """A reference of a generation to a file with a long list. Immutable.
+    """A reference from a generation to a file with a long list. Immutable.
 
     Args:
         path: the file.
-        id: xxh3-128 of its bytes, as hex digits.
-        n_bytes: its size.
+        id: the xxh3-128 hash of the content, as hex digits.
+        n_bytes: the size of the file.
         count: the number of entries.
     """
 
@@ -68,11 +68,11 @@ class ExternalList:
         return {"bytes": self.n_bytes, "count": self.count, "id": self.id}
 
     def read(self) -> bytes:
-        """Read and check the file.
+        """Read and verify the file.
 
         Raises:
-            DatasetCorrupt: the file is missing, or changed since it was written.
-            OSError: the system cannot read it.
+            DatasetCorrupt: the file is missing, or was changed after it was written.
+            OSError: the file cannot be read.
         """
         refuse_links_outside(self.path.parent.parent, self.path)
         try:
@@ -91,7 +91,7 @@ class ExternalList:
 
 
 def is_long(entries: Sized) -> bool:
-    """Return True if a list has to be external."""
+    """Return True if a list must be external."""
     return len(entries) > MAX_INLINE_ENTRIES
 
 
@@ -103,17 +103,17 @@ def list_file_name(id: str, kind: str) -> str:
 def add_external_list(
     parts: dict[str, bytes], kind: str, content: bytes, count: int
 ) -> dict[str, Any]:
-    """Add the content of a list to the files to be written and return the reference to it."""
+    """Add the content of a list to the files to be written; return the reference to it as JSON."""
     id = content_id(content).hex()
     parts[list_file_name(id, kind)] = content
     return ExternalList(Path(), id, len(content), count).describe()
 
 
 def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> ExternalList:
-    """Parse a reference in the generation file `place`.
+    """Parse a reference to an external list in the generation file `place`.
 
     Raises:
-        DatasetCorrupt: the reference is not valid.
+        DatasetCorrupt: the reference is invalid.
     """
     id, n_bytes, count = (content.get(key) for key in ("id", "bytes", "count"))
     is_id = isinstance(id, str) and len(id) == 32 and not id.strip("0123456789abcdef")
@@ -136,7 +136,7 @@ def has_external_lists(content: Mapping[str, Any]) -> bool:
 
 
 def _named(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Iterate over the references in the JSON of a generation, valid or not, with their kinds."""
+    """Yield the references in the JSON of a generation, valid or not, each with its kind."""
     groups = content.get("column_groups")
     lists = [(SHARDS, content.get("shards")), (INPUTS, content.get("inputs"))]
     if isinstance(groups, list):
@@ -145,15 +145,15 @@ def _named(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def external_list_names(content: Mapping[str, Any]) -> set[str]:
-    """Return the names of the files that the JSON of a generation refers to."""
+    """Return the names of the list files that the JSON of a generation refers to."""
     return {list_file_name(str(entry.get("id")), kind) for kind, entry in _named(content)}
 
 
 def write_external_list(path: Path, content: bytes) -> None:
-    """Write a list durably, unless the file is there with this content.
+    """Write a list durably, unless the file exists with this content.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: writing failed.
     """
     with contextlib.suppress(OSError, DatasetCorrupt):
         if read_file(path) == content:
@@ -162,10 +162,14 @@ def write_external_list(path: Path, content: bytes) -> None:
 
 
 def remove_unreferenced(folder: Path, among: Collection[str] | None = None) -> None:
-    """Remove external lists in `folder` that no generation refers to: all, or those in `among`.
+    """Remove external lists that no generation in `folder` refers to: all of them, or some.
 
-    Removing all requires the folder's lock, as another writer may be about to refer to a list. If a
-    generation cannot be read, nothing is removed: it may refer to them.
+    Removing all requires the folder's lock, because another writer may be about to refer to one. If
+    a generation cannot be read, nothing is removed, because it may refer to any list.
+
+    Args:
+        folder: the folder of the generations.
+        among: the names of the files that may be removed; None for all.
     """
     found = {path.name for kind in (SHARDS, INPUTS) for path in folder.glob(f"*.{kind}")}
     found = found if among is None else found & {*among}
@@ -185,7 +189,7 @@ _Numbers = npt.NDArray[np.int64]
 _COLUMNS_BYTES: Final = 8 + 8 + 16
 _SUFFIX: Final = b".shard\0"
 MAX_NAME_BYTES: Final = 255
-"""The limit of the file systems of Linux and macOS."""
+"""The maximum length of a file name on Linux and macOS."""
 
 
 class ShardList(Sequence[ShardSummary]):
@@ -193,10 +197,10 @@ class ShardList(Sequence[ShardSummary]):
 
     Args:
         part: the reference to the list.
-        content: the bytes of its file.
+        content: the content of the file.
 
     Raises:
-        DatasetCorrupt: the content is not valid.
+        DatasetCorrupt: the content is invalid.
     """
 
     def __init__(self, part: ExternalList, content: bytes) -> None:
@@ -289,21 +293,21 @@ def _column(numbers: Iterable[int]) -> bytes:
 
 
 def sample_counts(shards: Sequence[ShardSummary]) -> _Numbers:
-    """Return the number of samples of each shard; not to be written to."""
+    """Return the number of samples of each shard; do not modify the array."""
     if isinstance(shards, ShardList):
         return shards.samples
     return np.fromiter((shard.n_samples for shard in shards), np.int64, len(shards))
 
 
 def shard_sizes(shards: Sequence[ShardSummary]) -> _Numbers:
-    """Return the size of each shard in bytes; not to be written to."""
+    """Return the size of each shard in bytes; do not modify the array."""
     if isinstance(shards, ShardList):
         return shards.sizes
     return np.fromiter((shard.n_bytes for shard in shards), np.int64, len(shards))
 
 
 def total_bytes(shards: Sequence[ShardSummary]) -> int:
-    """Return the size of all shards together in bytes."""
+    """Return the total size of all shards in bytes."""
     return sum(shard_sizes(shards).tolist())
 
 
@@ -315,10 +319,10 @@ def shard_names(shards: Sequence[ShardSummary]) -> list[str]:
 
 
 class ShardsWithSchemas(Sequence[tuple[ShardSummary, Schema]]):
-    """Every shard with its schema, group after group.
+    """All shards of several groups, group after group, each shard with its group's schema.
 
     Args:
-        groups: shards of one schema each; all groups have equally many.
+        groups: the schema and the shards of each group; all groups have the same number of shards.
     """
 
     def __init__(self, groups: Sequence[tuple[Schema, Sequence[ShardSummary]]]) -> None:
@@ -342,20 +346,20 @@ Input = Mapping[str, Any]
 
 
 class InputList(Sequence[Input]):
-    """The inputs in an external list, which is read as a whole on first use.
+    """The inputs in an external list, which is read on first use.
 
     Args:
         part: the reference to the list.
 
     Raises:
-        DatasetCorrupt: (on first use) the file is missing or damaged, or its content is not valid.
+        DatasetCorrupt: (on first use) the file is missing, damaged or invalid.
     """
 
     def __init__(self, part: ExternalList) -> None:
         self.part = part
 
     def read_bytes(self) -> bytes:
-        """Read and check the bytes of the list."""
+        """Return the verified content of the file."""
         return self.part.read()
 
     @cached_property
@@ -405,7 +409,7 @@ def pack_inputs(inputs: Iterable[Input]) -> bytes:
 
     Raises:
         SchemaError: an input cannot be represented in JSON.
-        DatasetCorrupt: the inputs are in a list that is damaged.
+        DatasetCorrupt: the inputs are an external list that is damaged.
     """
     if isinstance(inputs, InputList):
         return inputs.read_bytes()
@@ -420,15 +424,15 @@ def _lines(inputs: Iterable[object]) -> bytes:
 
 
 def check_inputs(inputs: Sequence[Any], place: Path) -> None:
-    """Check the structure of inputs; `place` is for messages.
+    """Check the structure of inputs; `place` names the file in messages.
 
     Raises:
-        DatasetCorrupt: an input is not valid.
+        DatasetCorrupt: an input is invalid.
     """
     for i, entry in enumerate(inputs):
         if not isinstance(entry, dict):
             raise DatasetCorrupt(f"{place}: every entry of 'inputs' must be a dict")
-        # All but the first two are left out if empty.
+        # All entries but the first two are omitted if empty.
         texts = [entry.get("path"), entry.get("outcome")]
         texts += [entry.get(key, "") for key in ("reason", "hash")]
         counts = [entry.get(key, 0) for key in ("samples", "bytes")]

@@ -1,8 +1,9 @@
-"""The files of a dataset: opened on demand, checked once, and how many checksummed units they have.
+"""The files of a dataset: opened on demand, and each checksummed unit verified only once.
 
-Each unit that has a hash has a mark, a byte, in one table for all files. The position of a file's
-marks must be known before the file is opened. Schema and number of samples determine the number of
-units exactly, except for packets and chunks of streams: those are bounded by the size of the file.
+A unit is a stretch of bytes with one hash. Each unit has a mark, a byte that records whether it was
+verified, in one table for all files. The start of a file's marks must be known before the file is
+opened. The schema and the number of samples determine the number of units exactly, except for
+packets and chunks of streams: for these, the file size gives an upper bound.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from shardio.storage.mmap import lazy_zeros, prefetch_ends
 
 
 def max_marks(schema: Schema, n_samples: Rows, n_bytes: Rows) -> Rows:
-    """Return upper bounds of the number of units of some shards.
+    """Return upper bounds of the number of units of several shards.
 
     Args:
-        schema: the schema of all of them.
-        n_samples, n_bytes: of each shard.
+        schema: the schema of all shards.
+        n_samples, n_bytes: the number of samples and the size of each shard.
     """
     found: Rows = np.zeros(len(n_samples), np.int64)
     for n in distinct(n_samples).tolist():
@@ -50,7 +51,7 @@ def max_marks(schema: Schema, n_samples: Rows, n_bytes: Rows) -> Rows:
 
 
 def _n_fixed(schema: Schema, n_samples: int) -> int:
-    """Return the number of units of a shard without those of packets and chunks."""
+    """Return the number of units of a shard, not counting packets and chunks of streams."""
     sections = expected_sections(schema, n_samples).items()
     tables = sum(1 + count for (kind, _, _), (count, _) in sections if kind == Kind.BLOCK_HASHES)
     columns = sum(count for (kind, _, _), (count, _) in sections if kind == Kind.COLUMN_HASHES)
@@ -65,11 +66,11 @@ def check_mark_count(reader: ShardReader, limit: int) -> None:
     """Check that a shard has at most `limit` units.
 
     Raises:
-        ShardCorrupt: it has more hashes of chunks than its size permits.
+        ShardCorrupt: the shard has more hashes than its size permits.
     """
     if reader.units.n_marks > limit:
         raise ShardCorrupt(
-            "it has more hashes than its size permits",
+            "the shard has more hashes than its size permits",
             code="section",
             path=reader.path,
             expected=limit,
@@ -81,9 +82,9 @@ Marks = npt.NDArray[np.uint8]
 
 
 class FileGroup(NamedTuple):
-    """Files of one schema, one for each shard: the shards, or those of the added field `name`.
+    """Files with one schema, one per shard: the shards, or the files of the added field `name`.
 
-    `sizes` are their bytes.
+    `sizes` are the sizes of the files in bytes.
     """
 
     name: str
@@ -93,13 +94,13 @@ class FileGroup(NamedTuple):
 
 
 class DatasetFiles(ABC):
-    """The files of a dataset, by number; owns the open ones until `close`. Not thread-safe.
+    """The files of a dataset, by number. It owns the open ones until `close`. Not thread-safe.
 
-    The shards come first, then the files beside them, group by group.
+    The shards come first, then the files of added fields, group by group.
 
     Args:
-        groups: the shards, then the files of each added field, equally many.
-        max_pinned: how many files the storage keeps at a time; None if unlimited.
+        groups: the shards, then the files of each added field; all groups have equal length.
+        max_pinned: the number of files that the storage can pin at a time; None if unlimited.
         access: the access method, "mmap" or "pread".
         path: the dataset, for messages.
     """
@@ -109,7 +110,7 @@ class DatasetFiles(ABC):
     ) -> None:
         self._groups, self.n_shards = groups, len(groups[0].shards)
         self.access: Access = access
-        """The access method of its files: "mmap" or "pread"."""
+        """The access method of the files: "mmap" or "pread"."""
         n_files = len(groups) * self.n_shards
         self._numbers = range(self.n_shards)
         self._first_files = {g.name: k * self.n_shards for k, g in enumerate(groups) if g.name}
@@ -117,21 +118,21 @@ class DatasetFiles(ABC):
         self.open_files = OpenFiles(
             n_files, self._open, max_open=max_open, n_maps=n_maps, path=path
         )
-        """The files that are open, by number."""
+        """The open files, by number."""
         self._marks: Marks | None = None
         self._first_marks: Rows | None = None
 
     def first_file(self, name: str) -> int:
-        """Return the number of the first file with a field; those of other shards follow."""
+        """Return the file number of shard 0 for a field; the files of other shards follow."""
         return self._first_files.get(name, 0)
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """Return the reader of a shard, opened if needed; it belongs to this object.
+        """Return the reader of a shard, opened if needed; this object owns it.
 
-        With a `name`, return that of the file with this field: the shard, or the one beside it.
+        With a `name`, return the reader of the file with this field: the shard, or an added one.
 
         Raises:
-            DatasetCorrupt: it is not the file that the generation names.
+            DatasetCorrupt: the file is not the one that the generation names.
             IndexError: there is no such shard.
         """
         first_file = 0 if name is None else self._first_files.get(name, 0)
@@ -145,7 +146,7 @@ class DatasetFiles(ABC):
     def sample(
         self, shard: int, row: int, names: Iterable[str], *, check_truncated: bool = True
     ) -> dict[str, Any]:
-        """Return some fields of one sample, by its row in its shard."""
+        """Return some fields of one sample, given by shard and row in the shard."""
         if not self._first_files:
             return self.open_files.reader(self._numbers[shard]).sample(
                 row, names, check_truncated=check_truncated
@@ -159,13 +160,13 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def open_file(self, shard: int, name: str) -> ShardReader:
-        """Open the file of a shard that has a field; the caller owns the reader."""
+        """Open the file of a shard that has this field; the caller owns the reader."""
 
     @abstractmethod
     def open_metadata(self, shard: int, name: str) -> ShardReader:
         """Open a file to read its index, without downloading it. Thread-safe.
 
-        The caller owns the reader, which verifies on its own.
+        The caller owns the reader, which does not share marks with other readers.
         """
 
     @property
@@ -175,28 +176,28 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the path of a file, which may not be downloaded yet."""
+        """Return the local path of a file; the file may not be downloaded yet."""
 
     @abstractmethod
     def files_with_storage(
         self, shard: int, names: Iterable[str]
     ) -> list[tuple[ShardStorage, ShardSummary]]:
-        """Return the files with some fields of a shard's samples, each with its storage."""
+        """Return the files with some fields of one shard, each with its storage."""
 
     @abstractmethod
     def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return, for each storage, the sizes of the files with some fields of all samples."""
+        """Return, for each storage, the sizes of the files with some fields."""
 
     @abstractmethod
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the number of each shard's file; a group's distinct files count from 0."""
+        """Return, for each shard, the number of its file among the group's distinct files."""
 
     @abstractmethod
     def mark_bounds(self, name: str) -> Rows:
         """Return upper bounds of the units of a group's files; "" is the group of the shards."""
 
     def files_of_shard(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
-        """Return the files with a shard's samples, or with one field of them, and their paths."""
+        """Return the files of a shard, or the file with one of its fields, each with its path."""
         names = [None, *self._first_files] if name is None else [name]
         summaries = [self.summaries(each)[shard] for each in names]
         return [(summary, self.path_of(summary)) for summary in summaries]
@@ -213,7 +214,7 @@ class DatasetFiles(ABC):
         return next((group for group in self._groups if group.name == name), self._groups[0])
 
     def _groups_of(self, names: Iterable[str]) -> list[FileGroup]:
-        """Return the distinct groups that have some fields."""
+        """Return the distinct groups that have some of the fields."""
         return list({id(group.shards): group for group in map(self._group, names)}.values())
 
     def _open(self, file: int) -> ShardReader:
@@ -228,7 +229,7 @@ class DatasetFiles(ABC):
         """Check that no open file of these shards was truncated since it was mapped.
 
         Raises:
-            ShardChanged: the first one that was.
+            ShardChanged: names the first truncated file.
         """
         for shard in distinct(shards).tolist():
             for file in range(shard, len(self._groups) * self.n_shards, self.n_shards):
@@ -237,14 +238,14 @@ class DatasetFiles(ABC):
 
     @property
     def is_partial(self) -> bool:
-        """True if there are too many files to keep all of them open: see OpenFiles."""
+        """True if there are too many files to keep all of them open; see OpenFiles."""
         return self.open_files.max_open is not None
 
     @property
     def n_marks(self) -> int:
-        """Number of units of all files; opens every file, unless it `is_partial`.
+        """The number of units of all files; opens every file.
 
-        Then it is an upper bound.
+        If `is_partial`, an upper bound, which opens none.
         """
         return int(self._mark_starts()[-1])
 
@@ -261,14 +262,14 @@ class DatasetFiles(ABC):
         return self._first_marks
 
     def share_marks(self, marks: Marks) -> None:
-        """Keep the marks of checked units in `marks`; opens files as `n_marks` does."""
+        """Store the marks of verified units in `marks`; opens files as `n_marks` does."""
         self._mark_starts()
         self._marks = marks
         for file, reader in self.open_files.items():
             self._mark(file, reader)
 
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
-        """Return the marks of all files, and their start for each file that has a field.
+        """Return the marks of all files, and the start of each shard's marks for one field.
 
         Opens files as `n_marks` does.
         """
@@ -284,7 +285,7 @@ class DatasetFiles(ABC):
         return self._marks if self._marks is not None else lazy_zeros(0), first_file
 
     def _mark(self, file: int, reader: ShardReader) -> None:
-        """Make a file record checked units in the common table."""
+        """Make a reader store its marks in the common table."""
         if self._marks is not None:
             first_file, end = self._mark_starts()[file : file + 2].tolist()
             check_mark_count(reader, end - first_file)
@@ -301,13 +302,13 @@ class DatasetFiles(ABC):
 
 
 class ShardFiles(DatasetFiles):
-    """The files of one dataset; owns the open ones and their storage until `close`.
+    """The files of one dataset. It owns the open ones and their storage until `close`.
 
     Args:
         storage: the storage of the files.
-        groups: see DatasetFiles.
-        n_samples: of each shard.
-        verify: when hashes are checked, see ShardReader.
+        groups: as in DatasetFiles.
+        n_samples: the number of samples of each shard.
+        verify: when hashes are checked, as in ShardReader.
         access: the access method, "mmap" or "pread".
         path: the dataset, for messages.
     """
@@ -323,20 +324,20 @@ class ShardFiles(DatasetFiles):
         path: str,
     ) -> None:
         self.max_pinned = storage.max_pinned(np.concatenate([group.sizes for group in groups]))
-        """The number of files that the storage keeps at a time; None if unlimited."""
+        """The number of files that the storage can pin at a time; None if unlimited."""
         super().__init__(groups, max_pinned=self.max_pinned, access=access, path=path)
         self._storage, self._n_samples, self._verify = storage, n_samples, verify
 
     def set_access(self, access: Access) -> None:
-        """Set the access method; only before the first file is opened."""
+        """Set the access method; allowed only before the first file is opened."""
         self.access = access
 
     def open_file(self, shard: int, name: str) -> ShardReader:
-        """Pin and open a file; it is unpinned with its last view."""
+        """Pin and open a file; it is unpinned when its last view is gone."""
         return self._open_from(self._group(name), shard, self._storage.pin)
 
     def open_metadata(self, shard: int, name: str) -> ShardReader:
-        """Open a file where it is, cached or remote."""
+        """Open a file where it is stored: in the cache, or in the object store."""
         return self._open_from(self._group(name), shard, self._storage.pin_if_cached)
 
     @property
@@ -351,20 +352,20 @@ class ShardFiles(DatasetFiles):
     def files_with_storage(
         self, shard: int, names: Iterable[str]
     ) -> list[tuple[ShardStorage, ShardSummary]]:
-        """Return the files with some fields of a shard, each with the one storage."""
+        """Return the files with some fields of one shard, each with the storage."""
         return [(self._storage, group.shards[shard]) for group in self._groups_of(names)]
 
     def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return the sizes of the files with some fields, for the one storage."""
+        """Return the sizes of the files with some fields, for the storage."""
         sizes = [group.sizes for group in self._groups_of(names)]
         return [(self._storage, np.concatenate([np.zeros(0, np.int64), *sizes]))]
 
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the shard numbers: every shard has a file of its own."""
+        """Return the shard numbers: every shard has its own file."""
         return np.arange(self.n_shards)
 
     def mark_bounds(self, name: str) -> Rows:
-        """Return the bounds of `max_marks` for a group."""
+        """Return upper bounds of the units of a group's files, as `max_marks` does."""
         group = self._group(name)
         return max_marks(group.schema, self._n_samples, group.sizes)
 
@@ -375,14 +376,14 @@ class ShardFiles(DatasetFiles):
         summary = group.shards[shard]
         path = pin(summary)
         content = self._storage.remote_file(summary, path)
-        if content is not None:  # not pinned: nothing to unpin
+        if content is not None:  # a URL: not pinned
             return self._open_expected(path, summary, group.schema, content)
         try:
             reader = self._open_expected(path, summary, group.schema)
         except BaseException:
             self._storage.unpin(summary)
             raise
-        # Unpin the file when its last view is gone, the user's included.
+        # Unpin the file when its last view is gone, including views that the user holds.
         held = weakref.finalize(reader.content, self._storage.unpin, summary)
         held.atexit = False
         return reader
@@ -400,7 +401,7 @@ class ShardFiles(DatasetFiles):
                 f"bytes) {expected}, found {found}"
             )
         if reader.schema != schema:
-            raise DatasetCorrupt(f"{reader.path}: its schema is not the dataset's")
+            raise DatasetCorrupt(f"{reader.path}: its schema differs from the dataset's")
         return reader
 
     def close(self) -> None:

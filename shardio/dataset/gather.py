@@ -1,13 +1,14 @@
-"""Verified gathers of a fixed field, one per batch, over all shards of a dataset.
+"""Verified gathers of one column, one per batch, over all shards of a dataset.
 
-If files are mapped, a column of all shards lies in one address range at one stride, and so do its
-hashes: a batch is one `np.take` directly into its block. Otherwise it is read there
-(`column_rows`). Unchecked data is hashed: rows of 2 KiB or more afterwards in the block, the very
-bytes that the user gets; runs of smaller rows beforehand, as a run has rows that the batch does
-not.
+If files are mapped, the column of all shards is in one address range with one stride, and so are
+its hashes: a batch is one `np.take` directly into its block. Otherwise, rows are read into the
+block (`column_rows`). Unverified data is hashed. Rows of 2 KiB or more have one hash each; they are
+hashed in the block after copying, so that exactly the bytes that the user receives are verified.
+Runs of smaller rows share a hash; they are hashed before copying, as a run also has rows that the
+batch does not need.
 
-If not all files of a dataset may be open at a time, those of a batch are opened before it is
-copied; a batch that needs too many is copied in several parts.
+If not all files of a dataset may be open at a time, the files of a batch are opened before it is
+copied; a batch that needs too many files is copied in several parts.
 """
 
 from __future__ import annotations
@@ -36,19 +37,22 @@ from shardio.shard.verification import Rows
 from shardio.storage.content import PreadFile
 
 _UNKNOWN: Final = -1
-"""The position of marks of a file that has not been open yet."""
+"""The start of the marks of a file that has not been open yet."""
 
 
 class ColumnGather:
-    """Copies rows of one column of many shards. Owns the address ranges, if files are mapped.
+    """Copies and verifies rows of one column over many shards.
+
+    It owns the address ranges, if files are mapped.
 
     Args:
         name, field: the column.
         files: the open files of the dataset; borrowed.
-        first: the number of the first file with the column; those of further shards follow.
+        first: the number of the first file with the column; the files of other shards follow.
         is_mapped: True if files are mapped, False if they are read.
-        starts, counts: the dataset's row number of each shard's first row, and its number of rows.
-        marks: the checked units of all shards, shared; see `verification`.
+        starts, counts: for each shard, the number of its first row in the dataset, and its number
+            of rows.
+        marks: the marks of verified units of all files, shared; see `files`.
         first_marks: the start of each shard's marks.
         verify: "off", "first" or "always".
     """
@@ -93,7 +97,7 @@ class ColumnGather:
             self._open_shard(shard)
 
     def _new_rows(self, stride: int, row_bytes: int) -> MappedRows | FileRows:
-        """Return an object that copies rows of attached shards; none is attached yet."""
+        """Return an object that copies rows of attached shards; no shard is attached yet."""
         if not self._is_mapped:
             return FileRows(stride, self._starts)
         if self._files.max_open is None:
@@ -118,14 +122,14 @@ class ColumnGather:
         self, rows: MappedRows | FileRows, shard: int, reader: ShardReader, section: Section
     ) -> None:
         if isinstance(rows, FileRows):
-            if isinstance(reader.content, PreadFile):  # true of all files of a dataset, or of none
+            if isinstance(reader.content, PreadFile):  # the same for all files of a dataset
                 rows.attach(shard, reader.content, section.offset)
             return
         rows.detach(shard)  # left by an interrupted attempt
         rows.attach(shard, ColumnLocation(reader.path, section.offset, section.count, reader.file))
 
     def _on_evict(self, file: int) -> None:
-        """Detach the rows of a file that is evicted."""
+        """Detach the rows of a file that is about to be evicted."""
         shard = file - self._first
         if 0 <= shard < len(self._counts):
             self._is_open[shard] = False
@@ -134,7 +138,7 @@ class ColumnGather:
                     rows.detach(shard)
 
     def _open_shards(self, shards: Rows) -> bool:
-        """Open and attach these shards; False if they cannot all be open at a time."""
+        """Open and attach these shards; return False if they cannot all be open at a time."""
         if self._is_open.take(shards).all():
             self._files.mark_used(shards + self._first)
             return True
@@ -154,27 +158,27 @@ class ColumnGather:
 
     @property
     def _max_together(self) -> int:
-        """The number of shards to open together, so that none evicts another of them."""
+        """The maximum number of shards opened together, small enough that none evicts another."""
         return max(1, (self._files.max_open or 1) // 2)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return the positions of `rows` of the dataset, which lie in `shards`, for `gather`."""
+        """Return positions for `gather` of rows of the dataset, which are in `shards`."""
         return self._rows.place(rows, shards)
 
     def gather(self, slots: Rows, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
         """Copy rows of the dataset into `out`.
 
         Args:
-            slots: the result of `place` for them.
-            rows: row numbers, which the caller has checked to be in range.
+            slots: the result of `place` for these rows.
+            rows: the row numbers; the caller has checked their range.
             shards: the number of each row's shard.
-            out: C-contiguous uint8, (len(rows), row bytes).
+            out: a C-contiguous uint8 array, (len(rows), row bytes).
 
         Raises:
-            ChecksumMismatch: naming file, field, sample and offset; `out` has the data that was
+            ChecksumMismatch: names file, field, sample and offset; `out` contains the data that was
                 read.
-            ShardChanged: likewise; reading a mapped file that was truncated kills the process
-                instead.
+            ShardChanged: names the same; but if a mapped file was truncated, reading it kills the
+                process instead.
         """
         if self._is_partial and not self._open_shards(shards):
             self._gather_in_parts(rows, shards, out)
@@ -200,7 +204,7 @@ class ColumnGather:
             out[part] = found
 
     def _verify_rows(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
-        """Hash the delivered rows that were not checked before."""
+        """Hash the copied rows that were not verified before."""
         marks = rows + self._row_mark_shift.take(shards)
         fresh = np.arange(len(rows))
         if self._verify == "first":
@@ -216,7 +220,7 @@ class ColumnGather:
         start_ns = now_ns()
         expected = read_hashes(self._hashes, rows, shards)
         content = out.reshape(-1).data
-        # Without bytecode per row: half the time of a generator expression.
+        # map() avoids bytecode per row: half the time of a generator expression.
         parts = map(content.__getitem__, self._row_slices(fresh, len(out)))
         found = np.array(list(map(hash_bytes, parts)), np.uint64)
         wrong = np.flatnonzero(found != expected)
@@ -226,7 +230,7 @@ class ColumnGather:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def _update_all_verified(self) -> None:
-        """Test whether any row is unchecked, after exponentially more batches without one."""
+        """Check whether all rows are verified; done ever more rarely, at doubling intervals."""
         self._n_verified_batches += 1
         if self._n_verified_batches < self._next_check:
             return
@@ -240,7 +244,7 @@ class ColumnGather:
         )
 
     def _row_slices(self, places: Rows, n_rows: int) -> list[slice]:
-        """Return the slices of the output that hold the delivered rows."""
+        """Return the slices of the output that contain the rows at `places`."""
         size = self._row_bytes
         for j in range(len(self._slices), n_rows):
             self._slices.append(slice(j * size, (j + 1) * size))
@@ -263,7 +267,7 @@ class ColumnGather:
         raise reader.units.mismatch(self._name, row, offset, int(expected[i]), int(found[i]))
 
     def _verify_hash_blocks(self, rows: Rows, shards: Rows) -> None:
-        """Check the blocks of the stored hashes of these rows."""
+        """Verify the blocks of the hash table that contain the hashes of these rows."""
         local = rows - self._starts[shards]
         blocks = local * DIMENSION.size // BLOCK_BYTES + self._block_shift[shards]
         if self._verify == "first" and self._marks[blocks].all():
@@ -272,7 +276,7 @@ class ColumnGather:
             self._open(shard).units.column_hashes(self._name, local[shards == shard])
 
     def _verify_runs(self, rows: Rows, shards: Rows) -> None:
-        """Check the runs that contain these rows, each as a whole, in the map."""
+        """Verify the runs that contain these rows, each run as a whole."""
         local = rows - self._starts[shards]
         marks = local // self._rows_per_unit + self._mark_shift[shards]
         if self._verify == "first" and self._marks.take(marks).all():
@@ -282,7 +286,7 @@ class ColumnGather:
             self._open(shard).units.check_column(self._name, local[shards == shard])
 
     def disable_readahead(self) -> None:
-        """Disable read-ahead for maps: the loader prefetches what it needs."""
+        """Disable read-ahead for maps; the loader prefetches the data it needs."""
         for part in (self._rows, self._hashes):
             if part is not None:
                 part.disable_readahead()

@@ -1,12 +1,12 @@
 """Generations: the published states of a dataset, and their JSON.
 
-A *column group* is a column added to a finished dataset: beside each shard, a shard with as many
-samples and the new field alone.
+A *column group* is a column added to a finished dataset: for each shard, another shard with the
+same number of samples and only the new field.
 
 A *view*, also JSON, is the default kind of sample. With `ROWS` every row is a sample. With
 `{"kind": "clips", "frames": 16, "stride": 1, "step": 16}` every complete clip of the only video
-field is one, as `shardio.views.clips` cuts them; the optional `"size": [height, width]` resizes its
-frames.
+field is a sample, as `shardio.views.clips` cuts them; the optional `"size": [height, width]`
+resizes the frames.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def is_known_view(view: Any) -> bool:
 
 
 def view_error(view: Mapping[str, Any], schema: Schema) -> str | None:
-    """Return the reason why a known view does not fit a schema; None if it does."""
+    """Return why a known view does not match a schema; None if it matches."""
     if view["kind"] == "rows":
         return None
     for name, most in _NUMBERS.items():
@@ -93,8 +93,8 @@ class ColumnGroup:
     """A column that was added later. Immutable.
 
     Args:
-        schema: the schema of its shards: one field.
-        shards: its shards, in the order of the shards beside which they lie.
+        schema: the schema of its shards, with one field.
+        shards: the shards of the column, in the order of the dataset's shards.
     """
 
     schema: Schema
@@ -106,15 +106,15 @@ class ColumnGroup:
         return next(iter(self.schema))
 
     def fits(self, shards: Sequence[ShardSummary]) -> bool:
-        """Return True if it has a shard with as many samples beside each of `shards`."""
+        """Return True if the shards of the column have the same numbers of samples as `shards`."""
         return np.array_equal(sample_counts(self.shards), sample_counts(shards))
 
 
 def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema:
-    """Return the fields of whole samples: those of the shards, then the added ones.
+    """Return the schema of whole samples: the fields of the shards, then the added fields.
 
     Raises:
-        SchemaError: two fields have the same name, or one is a group of another.
+        SchemaError: two fields have the same name, or one is a prefix group of another.
     """
     if not column_groups:
         return schema
@@ -128,7 +128,7 @@ def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema
 
 
 def is_hex(value: object, n_digits: int) -> bool:
-    """Return True if it is a string of `n_digits` lower-case hex digits."""
+    """Return True for a string of `n_digits` lower-case hex digits."""
     return isinstance(value, str) and len(value) == n_digits and not value.strip("0123456789abcdef")
 
 
@@ -141,7 +141,7 @@ def parse_schema(content: object) -> Schema:
     """Parse the output of `describe_schema`.
 
     Raises:
-        SchemaError, ShardUnsupported: the schema is not valid, or written by a newer version.
+        SchemaError, ShardUnsupported: the schema is invalid, or written by a newer version.
     """
     return Schema.from_json(canonical_json(content))
 
@@ -161,7 +161,7 @@ def parse_shards(content: Any, place: Path) -> Sequence[ShardSummary]:
     """Parse the output of `describe_shards` in the generation file `place`.
 
     Raises:
-        DatasetCorrupt, KeyError, TypeError: it is not valid.
+        DatasetCorrupt, KeyError, TypeError: the content is invalid.
     """
     if isinstance(content, dict):
         part = parse_external_list(content, SHARDS, place)
@@ -197,7 +197,7 @@ def parse_column_groups(
     """Parse the column groups of `shards` in the generation file `place`.
 
     Raises:
-        DatasetCorrupt, SchemaError, ShardUnsupported, KeyError, TypeError: one is not valid.
+        DatasetCorrupt, SchemaError, ShardUnsupported, KeyError, TypeError: a group is invalid.
     """
     found = []
     for entry in content:
@@ -220,9 +220,9 @@ def parse_column_groups(
 
 
 _COLUMN_GROUPS: Final = "column_groups"
-"""The feature that a reader of a generation with column groups must support."""
+"""The required feature of a generation with column groups."""
 _EXTERNAL_LISTS: Final = "external_lists"
-"""The feature that a reader of a generation with external lists must support."""
+"""The required feature of a generation with external lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,18 +230,18 @@ class Generation:
     """One published state of a dataset. Immutable.
 
     Attributes:
-        number: 1 for the first generation; the next one has the next number.
+        number: 1 for the first generation, then consecutive.
         lineage: the identity of the dataset, see `lineage_of`.
         schema: the schema of `shards`.
-        classes: class names; a label is a position in them.
-        inputs: the files that a conversion read, each with its outcome. Like `converter`, it has
-            no absolute paths, times or hosts.
-        converter: the name, versions and those options of the converter that change the data.
-        versions: the versions of the libraries that the bytes depend on.
+        classes: the class names; a label is an index into them.
+        inputs: the files that a conversion read, each with its outcome. Like `converter`, it
+            contains no absolute paths, times or hosts.
+        converter: the name, the versions and those options of the converter that affect the data.
+        versions: the versions of the libraries that affect the stored bytes.
         subsets: named selections of rows.
-        stats: statistics that `shardio stats` computed.
+        stats: the statistics computed by `shardio stats`.
         operation: the command that derived this generation from an earlier one, and its options.
-        column_groups: columns added to a finished dataset, in the order they were added.
+        column_groups: the columns added to the finished dataset, in the order they were added.
         view: the default kind of sample of a loader, such as rows or clips.
     """
 
@@ -261,12 +261,12 @@ class Generation:
 
     @property
     def whole_schema(self) -> Schema:
-        """The fields of its samples: those of the shards, then the added ones."""
+        """The schema of whole samples: the fields of the shards, then the added fields."""
         return whole_schema(self.schema, self.column_groups)
 
     @property
     def files(self) -> ShardsWithSchemas:
-        """Every shard with its schema: `shards`, then those of each column group."""
+        """All files with their schemas: `shards`, then the shards of each column group."""
         return ShardsWithSchemas(
             [(self.schema, self.shards), *((s.schema, s.shards) for s in self.column_groups)]
         )
@@ -279,17 +279,17 @@ class Generation:
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """The number of samples of each shard; not to be written to."""
+        """The number of samples of each shard; do not modify the array."""
         return sample_counts(self.shards)
 
     @property
     def external_lists(self) -> tuple[ExternalList, ...]:
-        """The external lists that it was read from."""
+        """The external lists that the generation was read from."""
         lists = (self.shards, *(group.shards for group in self.column_groups), self.inputs)
         return tuple(each.part for each in lists if isinstance(each, ShardList | InputList))
 
     def check_inputs(self) -> None:
-        """Read external inputs, before work that ends in the next generation.
+        """Verify external inputs, before work that ends in publishing the next generation.
 
         Raises:
             DatasetCorrupt: the list is missing or damaged.
@@ -299,24 +299,24 @@ class Generation:
 
     @property
     def n_samples(self) -> int:
-        """The number of samples of all shards."""
+        """The total number of samples."""
         return sum(self.counts.tolist())
 
 
 def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
-    """Return the lineage that a first generation starts: a hash of its schema and shard ids."""
+    """Return the lineage of a dataset: a hash of the first generation's schema and shard ids."""
     ids = shard_ids(shards)
     return f"{hash_bytes(schema.to_json() + ids):016x}"
 
 
 def describe_generation(generation: Generation, external_lists: dict[str, bytes]) -> dict[str, Any]:
-    """Return a generation as JSON; optional entries are left out if they are empty.
+    """Return a generation as JSON; optional entries are omitted if they are empty.
 
-    Lists that are too long are added to `external_lists`, by file name.
+    Long lists are added to `external_lists`, by file name.
 
     Raises:
         SchemaError: a value cannot be represented in JSON.
-        DatasetCorrupt: the inputs are in an external list that is damaged.
+        DatasetCorrupt: the inputs are an external list that is damaged.
     """
     content = {
         "format_version": f"{MAJOR}.{MINOR}",
@@ -355,7 +355,7 @@ def _describe_inputs(inputs: Sequence[Mapping[str, Any]], external_lists: dict[s
 
 
 def _required(*, has_lists: bool, has_column_groups: bool) -> list[str]:
-    """Return the features that a reader has to know."""
+    """Return the features that a reader must support."""
     return [
         name
         for name, is_so in ((_EXTERNAL_LISTS, has_lists), (_COLUMN_GROUPS, has_column_groups))
@@ -364,11 +364,11 @@ def _required(*, has_lists: bool, has_column_groups: bool) -> list[str]:
 
 
 def parse_generation(content: dict[str, Any], place: Path) -> Generation:
-    """Parse the generation file `place`, whose external lists lie beside it.
+    """Parse the generation file `place`; its external lists are in the same folder.
 
     Raises:
-        DatasetCorrupt: the generation, or an external list of shards, is damaged or not valid.
-        ShardUnsupported: it was written by a newer version.
+        DatasetCorrupt: the generation, or an external list of shards, is damaged or invalid.
+        ShardUnsupported: the generation was written by a newer version.
     """
     _check_readable(content, place)
     _check_kinds(content, place)
@@ -416,7 +416,7 @@ def _check_readable(content: dict[str, Any], place: Path) -> None:
         raise DatasetCorrupt(f"{place}: expected a view with a kind, found {view!r}")
     if not is_known_view(view):
         raise ShardUnsupported(
-            f"{place}: view {view!r}, this shardio reads those of rows and of clips with frames, "
+            f"{place}: view {view!r}: this shardio reads views of rows, and of clips with frames, "
             "stride, step and size"
         )
     _check_required(content, place)
@@ -448,7 +448,7 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
     kinds = {"generation": int, "lineage": str, "shards": list, "classes": list, "inputs": list}
     for key, kind in {**kinds, "converter": dict, "versions": dict}.items():
         in_part = key in (SHARDS, INPUTS) and type(content.get(key)) is dict
-        if type(content.get(key)) is not kind and not in_part:  # exact: a bool is an int, too
+        if type(content.get(key)) is not kind and not in_part:  # exact, as a bool is also an int
             raise DatasetCorrupt(
                 f"{place}: {key!r} must be a {kind.__name__}; found {content.get(key)!r}"
             )
@@ -463,7 +463,7 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
         "operation": dict,
         "column_groups": list,
     }.items():
-        # Left out if empty, so that equal content gives equal files.
+        # Omitted if empty, so that equal content gives equal files.
         if key in content and (type(content[key]) is not kind or not content[key]):
             raise DatasetCorrupt(
                 f"{place}: {key!r} must be a {kind.__name__} that is not empty, or left out; "

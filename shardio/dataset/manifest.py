@@ -1,9 +1,9 @@
 """The manifest of a dataset: its only commit point, where generations are published and read.
 
-A generation is created exclusively under its number, then `dataset.json` is renamed to point to it:
-two concurrent writers cannot lose each other's work. Both files are canonical JSON with a digest,
-so that a change of any byte is detected. External lists are written before their generation. A
-published file never changes.
+A generation file is created exclusively under its number, then `dataset.json` is renamed into place
+to point to it: two concurrent writers cannot overwrite each other's work. Both files are canonical
+JSON with a digest, so a change of any byte is detected. External lists are written before their
+generation. A published generation never changes.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def holds_dataset(folder: str | os.PathLike[str]) -> bool:
 
 
 def check_folder_name(name: str | os.PathLike[str]) -> None:
-    """Check that a folder can have this name.
+    """Check that a name is possible for a folder.
 
     Raises:
-        InvalidArgument: the name is empty, or not possible in a file system.
+        InvalidArgument: the name is empty, or invalid in a file system.
     """
     text = os.fspath(name)
     if not text:
@@ -81,13 +81,14 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
 
 
 def refuse_existing(folder: str | os.PathLike[str], *, exclude: str = "") -> None:
-    """Check that `folder` is missing or empty, so that a new dataset can be made there.
+    """Raise DatasetExists unless `folder` is missing or empty.
 
     Args:
+        folder: the folder of a new dataset.
         exclude: the name of an entry that may exist.
 
     Raises:
-        DatasetExists: it is a file, or not empty.
+        DatasetExists: `folder` is a file, or not empty.
     """
     path = Path(folder)
     if path.is_dir():
@@ -112,7 +113,7 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
     """Return validated class names as a tuple.
 
     Raises:
-        InvalidArgument: a name is not a string, or appears twice.
+        InvalidArgument: a name is not a string, or not unique.
     """
     if not isinstance(classes, list | tuple) or not all(isinstance(n, str) for n in classes):
         raise InvalidArgument(f"classes must be a list of names; found {classes!r}")
@@ -138,10 +139,10 @@ def publish(
     """Publish the first generation of a dataset whose shards are complete in `folder`.
 
     Raises:
-        DatasetConflict: another writer published in this folder meanwhile.
-        InvalidArgument: a class name is not a string, or `view` does not fit the schema.
+        DatasetConflict: another writer has published in this folder in the meantime.
+        InvalidArgument: a class name is not a string, or `view` does not match the schema.
         SchemaError: a value cannot be represented in JSON.
-        OSError: the disk refuses; nothing is published.
+        OSError: writing failed; nothing is published.
     """
     if wrong := view_error(view, schema) if is_known_view(view) else "unknown view kind":
         raise InvalidArgument(f"view {dict(view)!r}: {wrong}")
@@ -165,7 +166,7 @@ def publish(
         _publish(root, generation, content, external_lists)
         return generation
     make_folder(root / GENERATIONS)
-    with _locked(root / GENERATIONS):  # a failing writer of the same content must not remove a list
+    with _locked(root / GENERATIONS):  # a failing writer of equal content must not remove a list
         _publish(root, generation, content, external_lists)
     return generation
 
@@ -173,28 +174,30 @@ def publish(
 def publish_next(
     folder: str | os.PathLike[str], previous: Generation, **changes: Any
 ) -> Generation:
-    """Publish the generation that follows `previous`, which it equals except for `changes`.
+    """Publish the generation after `previous`; it differs from `previous` only in `changes`.
 
     All new files that it names must be complete in `folder`. Readers of `previous` are not
     disturbed.
 
     Args:
+        folder: the dataset.
+        previous: the generation that was read.
         changes: attributes of a Generation: shards, column_groups, classes, inputs, subsets, ….
 
     Raises:
-        DatasetConflict: another writer published meanwhile; its work is unchanged.
+        DatasetConflict: another writer has published in the meantime; its work is unchanged.
         DatasetCorrupt, ShardUnsupported: the published generation cannot be read.
-        InvalidArgument: a column group does not have a shard beside each shard.
+        InvalidArgument: a column group does not match the shards.
         SchemaError: a value cannot be represented in JSON.
-        OSError: the disk refuses; nothing is published.
+        OSError: writing failed; nothing is published.
     """
     root, number = Path(folder), previous.number + 1
     versions = {**changes.pop("versions", previous.versions), "shardio": __version__}
     fitting = dataclasses.replace(previous, versions=versions, **changes)
     if lacking := [group.name for group in fitting.column_groups if not group.fits(fitting.shards)]:
         raise InvalidArgument(
-            f"{root}: fields {', '.join(lacking)} were added later, and lie in shards beside the "
-            "others: not every shard has one; shardio compact puts them together"
+            f"{root}: fields {', '.join(lacking)} were added later, and are stored in separate "
+            "shards, which do not match these shards; merge them first with shardio compact"
         )
     generation = dataclasses.replace(fitting, number=number, lineage=previous.lineage)
     external_lists = dict[str, bytes]()
@@ -215,14 +218,14 @@ def publish_next(
 
 
 def recover(folder: str | os.PathLike[str]) -> Generation:
-    """Complete the commit of a writer that was killed, and read the published generation.
+    """Complete the commit of a killed writer, and return the published generation.
 
-    A complete next generation is published, as the next writer would do; temporary files are
-    removed.
+    If there is a complete next generation, it is published, as the next writer would do. Temporary
+    files are removed.
 
     Raises:
-        DatasetNotFound, DatasetCorrupt, ShardUnsupported: as `load` does.
-        OSError: the disk refuses.
+        DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.
+        OSError: writing failed.
     """
     root = Path(folder)
     if not holds_dataset(root):
@@ -235,21 +238,21 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
 
 
 def _published(root: Path) -> Generation:
-    """Read the published generation, after publishing a complete one that lacks its pointer.
+    """Return the published generation; first publish a complete next one that lacks its pointer.
 
-    The caller holds the lock.
+    The caller must hold the lock.
     """
     published = load(root)
     number = published.number + 1
     if (root / GENERATIONS / f"{number:06d}.json").exists():
-        # Its writer was killed between the two files; the lock excludes a live one.
+        # The writer was killed between the two files; the lock excludes a live writer.
         published = load_generation(root, number)
         _write_pointer(root, published)
     return published
 
 
 def remove_temporary_files(folder: str | os.PathLike[str]) -> None:
-    """Remove temporary files of `dataset.json` and of generations that killed writers left."""
+    """Remove the temporary manifest files that killed writers left."""
     for pattern in (f".{POINTER}.*.tmp", f"{GENERATIONS}/.*.tmp"):
         for half in Path(folder).glob(pattern):
             unlink(half)
@@ -257,9 +260,9 @@ def remove_temporary_files(folder: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a folder of generations, which ends with the process.
+    """Hold the lock of the folder of generations; it is released at the end of the process.
 
-    Yields False if the file system has no locks; then O_EXCL alone decides between writers.
+    Yield False if the file system has no locks; then only O_EXCL prevents conflicts.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     is_alone = False
@@ -305,9 +308,7 @@ def _publish(
             remove_unreferenced(place.parent, external_lists)
         raise
     except BaseException:
-        with contextlib.suppress(
-            OSError
-        ):  # another writer's generation is there, or the disk refuses
+        with contextlib.suppress(OSError):  # another writer's generation exists, or removing failed
             if _published_number(root) != number:
                 with contextlib.suppress(FileNotFoundError):
                     if place.read_bytes() == content:
@@ -319,7 +320,7 @@ def _publish(
 
 
 def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
-    """Remove the first generation of an unpublished dataset if it has this lineage."""
+    """Remove the first generation of an unpublished dataset, if it has this lineage."""
     root = Path(folder)
     ours: Generation | None = None
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported, OSError):
@@ -345,8 +346,8 @@ def load(folder: str | os.PathLike[str]) -> Generation:
 
     Raises:
         DatasetNotFound: there is no dataset.
-        DatasetCorrupt: a file is damaged or not valid.
-        ShardUnsupported: it was written by a newer version.
+        DatasetCorrupt: a file is damaged or invalid.
+        ShardUnsupported: the generation was written by a newer version.
     """
     root = Path(folder)
     number, lineage = read_pointer(root)
@@ -360,10 +361,10 @@ def load(folder: str | os.PathLike[str]) -> Generation:
 
 
 def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
-    """Read the number and the lineage that `dataset.json` names.
+    """Return the number and the lineage in `dataset.json`.
 
     Raises:
-        DatasetNotFound, DatasetCorrupt, ShardUnsupported: as of `load`.
+        DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.
     """
     root = Path(folder)
     pointer_path = root / POINTER
@@ -394,8 +395,8 @@ def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
     """Read a generation by its number, published or not.
 
     Raises:
-        DatasetCorrupt: it is missing, damaged or not valid.
-        ShardUnsupported: it was written by a newer version.
+        DatasetCorrupt: the generation is missing, damaged or invalid.
+        ShardUnsupported: the generation was written by a newer version.
     """
     place = Path(folder) / GENERATIONS / f"{number:06d}.json"
     if not place.exists():

@@ -1,9 +1,9 @@
-"""The open files of a dataset, and the storage that they lie in: a folder, or an object store.
+"""The open files of a dataset, and the storage that holds them: a folder, or an object store.
 
-A dataset pins every file that it opens and unpins it when it is no longer used. A storage can thus
-download a file first, and evict unpinned ones. Files are opened on demand. If there are many, only
+A dataset pins every file that it opens, and unpins it when it is no longer used. A storage can thus
+download a file first, and evict unpinned files. Files are opened on demand. If there are many, only
 a limited number is open at a time, and the least recently used are evicted. An evicted file is not
-closed: existing users continue, and its map lives as long as its last view.
+closed immediately: existing users continue, and its map lives as long as its last view.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shardio.storage.mmap import disable_readahead, max_maps
 
 
 class ShardStorage(Protocol):
-    """The files of a dataset, by their entries in its generation. Thread-safe."""
+    """The files of a dataset, identified by their entries in its generation. Thread-safe."""
 
     @property
     def root(self) -> str:
@@ -43,37 +43,37 @@ class ShardStorage(Protocol):
         """Return a local folder with `dataset.json` and a generation, by default the published one.
 
         Raises:
-            DatasetNotFound, ShardioError: they cannot be downloaded.
+            DatasetNotFound, ShardioError: the files cannot be downloaded.
         """
 
     def invalidate(self) -> bool:
-        """Drop damaged copies of generations; returns True if they can be downloaded again."""
+        """Remove local copies of generations; return True if they can be downloaded again."""
 
     def max_pinned(self, sizes: Rows) -> int | None:
         """Return how many files of these sizes may be pinned at a time; None if unlimited.
 
-        With a limit, no file is opened before it is needed. A file that is still in use when it is
-        evicted stays pinned beyond the limit.
+        With a limit, files are opened only when they are needed. An evicted file that is still in
+        use stays pinned beyond the limit.
         """
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the path of a file, which may not be downloaded yet."""
+        """Return the local path of a file; the file may not be downloaded yet."""
 
     def pin(self, summary: ShardSummary) -> str:
-        """Pin a file until as many calls of `unpin`, and return its path or URL.
+        """Pin a file and return its path or URL. Each call needs one call of `unpin`.
 
         Raises:
-            DatasetCorrupt: it is a link out of the dataset.
-            ShardNotFound: it is missing, if that is known without opening it.
+            DatasetCorrupt: the file is a link to a target outside of the dataset.
+            ShardNotFound: the file is missing, if that is known without opening it.
         """
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
-        """Pin a file without downloading it; returns its path, or its URL if it is not local."""
+        """Pin a file without downloading it; return its path, or its URL if it is not local."""
 
     def remote_file(self, summary: ShardSummary, path: str) -> PreadFile | None:
         """Return a reader for the URL that `pin` returned; None if it returned a local path.
 
-        A URL is not pinned, and not to be unpinned.
+        Files at a URL are not pinned and must not be unpinned.
         """
 
     def unpin(self, summary: ShardSummary) -> None:
@@ -87,8 +87,8 @@ class LocalStorage:
     """The files in a local folder: nothing is downloaded or evicted.
 
     Args:
-        root: the folder, absolute.
-        named: the folder as the user named it, for messages.
+        root: the absolute path of the folder.
+        named: the path as the user gave it, for messages.
     """
 
     def __init__(self, root: str, named: str) -> None:
@@ -107,7 +107,7 @@ class LocalStorage:
         return False
 
     def max_pinned(self, sizes: Rows) -> int | None:
-        """Return None: every file stays where it is."""
+        """Return None: local files need no limit."""
         return None
 
     def remote_file(self, summary: ShardSummary, path: str) -> None:
@@ -118,10 +118,10 @@ class LocalStorage:
         return os.path.join(self.root, summary.name)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Return the path of a file after checking links; opening it reports a missing one.
+        """Check links and return the path of a file; opening the file reports if it is missing.
 
         Raises:
-            DatasetCorrupt: it is a link out of the folder.
+            DatasetCorrupt: the file is a link to a target outside of the folder.
         """
         path = self.path_of(summary)
         refuse_links_outside(self.root, path)
@@ -132,18 +132,18 @@ class LocalStorage:
         return self.pin(summary)
 
     def unpin(self, summary: ShardSummary) -> None:
-        """Do nothing: files stay."""
+        """Do nothing: local files are not evicted."""
 
     def close(self) -> None:
         """Do nothing."""
 
 
 class ShardPaths(Sequence[str]):
-    """The paths of shards in a folder, built on demand, as there may be very many.
+    """The paths of the shards in a folder, built on demand, as there may be very many.
 
     Args:
-        folder: as messages name it.
-        shards: in their order.
+        folder: the folder, as in messages.
+        shards: the shards, in order.
     """
 
     def __init__(self, folder: str, shards: Sequence[ShardSummary]) -> None:
@@ -165,11 +165,11 @@ class ShardPaths(Sequence[str]):
 ALL_OPEN_LIMIT: Final = 1024
 """A dataset of at most this many files keeps all of them open."""
 MAX_OPEN_FILES: Final = 16384
-"""The most files of a larger dataset that each process keeps open: 6.5 KiB of memory each."""
+"""The maximum of open files of a larger dataset per process; each takes 6.5 KiB of memory."""
 _MIN_OPEN_FILES: Final = 16
-"""The fewest that may be open at a time, unless the storage pins fewer."""
+"""The minimum of open files, unless the storage can pin only fewer."""
 _EVICTED_SHARE: Final = 8
-"""One in this many is evicted at a time: finding the least recently used scans all of them."""
+"""The inverse share of files evicted at a time: finding the least recently used scans all."""
 
 
 def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
@@ -177,7 +177,7 @@ def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
 
     Args:
         n_files: the number of files.
-        max_pinned: how many the storage keeps; None if unlimited.
+        max_pinned: the number of files that the storage can pin at a time; None if unlimited.
     """
     if max_pinned is not None:
         return max(1, max_pinned)
@@ -185,13 +185,13 @@ def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
 
 
 class OpenFiles:
-    """The readers of a dataset's files, by number. Owns them until `close`. Not thread-safe.
+    """The readers of a dataset's files, by number. It owns them until `close`. Not thread-safe.
 
     Args:
         n_files: the number of files.
         open_file: opens a file by number; a method of the owner, referenced weakly.
-        max_open: how many may be open at a time; None for all.
-        n_maps: the number of maps that an open file has, besides those of listeners.
+        max_open: the maximum number of open files; None if unlimited.
+        n_maps: the number of maps per open file, not counting the maps of listeners.
         path: the dataset, for messages.
     """
 
@@ -208,12 +208,12 @@ class OpenFiles:
         self._open_file = weakref.WeakMethod(open_file)
         self._path, self._is_closed, self._is_scattered = path, False, False
         self.max_open = max_open
-        """The number of files that may be open at a time, which may shrink; None for all."""
+        """The maximum number of open files, which may be lowered; None if unlimited."""
         self._maps_per_file = n_maps
         if max_open is not None:
             _instances.append(weakref.ref(self, _instances.remove))
         self._used: Rows = np.zeros(0 if max_open is None else n_files, np.int64)
-        """The `_turn` in which each was last used."""
+        """The value of `_turn` when each file was last used."""
         self._turn = 0
         self._listeners: list[weakref.WeakMethod[Callable[[int], None]]] = []
 
@@ -225,7 +225,7 @@ class OpenFiles:
 
         Raises:
             ClosedError: all files are closed.
-            ShardNotFound, ShardCorrupt, …: from opening it.
+            ShardNotFound, ShardCorrupt, …: the file cannot be opened.
         """
         reader = self._readers.get(file)
         if reader is None:
@@ -251,7 +251,7 @@ class OpenFiles:
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
         """Call a method before a file is evicted; its object is referenced weakly.
 
-        The object has `n_maps` maps of each file, so fewer files may be open.
+        The object has `n_maps` maps per file, so fewer files may be open.
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps
@@ -260,10 +260,10 @@ class OpenFiles:
             self._evict(len(self._readers) - self.max_open)
 
     def _share_maps(self) -> None:
-        """Lower the number of open files to this dataset's share of the kernel's maps.
+        """Lower the number of open files to this dataset's share of the kernel's limit on maps.
 
-        Three quarters of a process's maps are for datasets, shared equally by those with open
-        files: a loader's threads have a dataset each.
+        Three quarters of a process's maps are shared equally by the datasets that limit their open
+        files and have some open: each thread of a loader has its own dataset.
         """
         if self.max_open is None or not self._maps_per_file:
             return
@@ -293,7 +293,7 @@ class OpenFiles:
         return reader
 
     def _open_with_fewer_others(self, file: int) -> ShardReader:
-        """Open a file, evicting others if the kernel has no more maps."""
+        """Open a file; evict others if the kernel's limit on maps is reached."""
         while True:
             try:
                 open_file = self._open_file()
@@ -305,7 +305,7 @@ class OpenFiles:
                     raise
 
     def check_open(self) -> None:
-        """Check that files may be opened.
+        """Raise ClosedError if the files are closed.
 
         Raises:
             ClosedError: all files are closed.
@@ -314,7 +314,7 @@ class OpenFiles:
             raise ClosedError(f"{self._path}: the dataset is closed")
 
     def halve(self) -> bool:
-        """Halve the number of files that may be open; False if it is minimal or unlimited."""
+        """Halve the maximum of open files; return False if it is minimal or unlimited."""
         if self.max_open is None or self.max_open <= _MIN_OPEN_FILES:
             return False
         self.max_open = max(_MIN_OPEN_FILES, self.max_open // 2)
@@ -339,7 +339,7 @@ class OpenFiles:
 
 
 _instances: Final[list[weakref.ref[OpenFiles]]] = []
-"""The objects of this process that do not keep all files open."""
+"""The objects in this process that limit the number of open files."""
 
 
 def _disable_readahead(reader: ShardReader) -> None:

@@ -1,8 +1,8 @@
-"""A scan of the shards of a dataset, for facts about all samples that a loader needs beforehand.
+"""Scan the shards of a dataset for facts about all samples that a loader needs beforehand.
 
-Examples are the number of frames of each video, and whether all images have one size. In an object
-store each shard takes a few requests; so threads open shards ahead, each with a reader of its own,
-by ranges and without downloading them.
+Examples are the number of frames of each video, and whether all images have the same size. In an
+object store each shard takes a few requests. Threads therefore open shards ahead, each with its own
+reader, by ranges and without downloading them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _N_THREADS: Final = 16
 
 
 class ShardSamples(NamedTuple):
-    """Samples that lie in one shard.
+    """Samples in one shard.
 
-    `numbers` are their numbers, `rows` their rows in the shard; `reader` returns the reader of the
-    file that has a field, only for use in `find`.
+    `numbers` are the sample numbers, `rows` their rows in the shard. `reader` returns the reader of
+    the file with a field; it may only be used in `find`.
     """
 
     shard: int
@@ -44,18 +44,18 @@ def scan(
     n: int | None = None,
     rows_of: Callable[[Rows], Rows] | None = None,
 ) -> Iterator[tuple[ShardSamples, T]]:
-    """Yield the result of `find` for the samples of each shard, in the order of the samples.
+    """Yield the result of `find` for the samples of each shard.
 
-    A shard comes again if more than a million samples are scanned.
+    Samples are scanned in chunks of about a million, and a shard is visited once per chunk.
 
     Args:
-        dataset: the dataset whose shards are opened.
-        find: called in any thread if the dataset is in a store.
+        dataset: the dataset; its shards are opened.
+        find: called with the samples of one shard; in any thread if the dataset is in a store.
         n, rows_of: the number of samples, and a function that maps sample numbers to rows; by
-            default all rows of the dataset's selection.
+            default all selected rows.
 
     Raises:
-        ShardioError: from opening a shard, or from `find`.
+        ShardioError: a shard cannot be opened, or `find` failed.
     """
     parts = _parts(
         dataset, dataset.rows.n_rows if n is None else n, rows_of or dataset.rows.map_rows

@@ -1,7 +1,7 @@
 """The samples that a dataset selects from its rows: all or some rows, clips, or token windows.
 
-Sets of rows are pure arithmetic. A subset is kept as ascending runs of rows, searched for a
-position; memory is proportional to the number of runs, not of samples. A selection is kept as a
+Sets of rows are pure arithmetic. A subset is stored as ascending runs of rows and searched by
+position; memory is proportional to the number of runs, not of samples. A selection is stored as a
 list of rows.
 """
 
@@ -27,11 +27,11 @@ _MAX_ROWS: Final = 1 << 48
 
 
 class RowRuns:
-    """A set of rows of a dataset, ascending and unique. Immutable.
+    """A set of rows of a dataset, in ascending order. Immutable.
 
     Args:
         starts: the first row of every run.
-        n_rows: the length of each, from 1 up; a run ends before the next one begins.
+        n_rows: the length of every run, from 1 up; runs neither overlap nor touch.
     """
 
     def __init__(self, starts: npt.ArrayLike, n_rows: npt.ArrayLike) -> None:
@@ -51,7 +51,7 @@ class RowRuns:
         """Parse the result of `to_text`, for a dataset of n_rows.
 
         Raises:
-            InvalidArgument: the text has another form, or reaches beyond n_rows.
+            InvalidArgument: the text is invalid, or runs extend beyond n_rows.
         """
         if not isinstance(text, str):
             raise InvalidArgument(f"expected runs of rows as a text; found {text!r}")
@@ -60,7 +60,7 @@ class RowRuns:
         except (ValueError, OverflowError) as error:
             raise InvalidArgument(f"not runs of rows: {error}") from error
         gaps, counts = numbers[:, 0], numbers[:, 1]
-        # Each is bounded before they are added: no sum overflows.
+        # Each number is bounded before the sum, so that the sum cannot overflow.
         if (numbers < 0).any() or (numbers > min(n_rows, _MAX_ROWS)).any() or (counts < 1).any():
             raise InvalidArgument(f"a run of rows lies outside of the dataset's {n_rows}")
         if (gaps[1:] < 1).any():
@@ -75,7 +75,7 @@ class RowRuns:
         return found
 
     def to_text(self) -> str:
-        """Return the runs as text, numbers of rows skipped and taken in turn: "0 90 10 90"."""
+        """Return the runs as text: per run, the rows skipped and the rows taken: "0 90 10 90"."""
         gaps = self._starts - np.concatenate([[0], (self._starts + self._counts)[:-1]])
         return " ".join(map(str, np.stack([gaps, self._counts], axis=1).reshape(-1).tolist()))
 
@@ -100,14 +100,14 @@ class RowRuns:
         """Return the number of rows below each of `limits`."""
         before = np.searchsorted(self._starts, limits, "left")
         ends, starts = np.concatenate([[0], self._ends]), np.concatenate([[0], self._starts])
-        # All runs that begin below the limit, minus the part of the last one that lies beyond it.
+        # All runs that begin below the limit, minus the part of the last one beyond it.
         counts = np.concatenate([[0], self._counts])
         found: _Numbers = ends[before] - np.maximum(0, starts[before] + counts[before] - limits)
         return found
 
     @property
     def runs(self) -> tuple[_Numbers, _Numbers]:
-        """The first row and the length of every run; not to be written to."""
+        """The first row and the length of every run; do not modify the arrays."""
         return self._starts, self._counts
 
     def every(self) -> _Numbers:
@@ -124,7 +124,7 @@ class RowList:
     """Rows of a dataset in any order, with repetitions. Immutable.
 
     Args:
-        rows: the row at every position; not copied.
+        rows: the row at each position; not copied.
     """
 
     def __init__(self, rows: _Numbers) -> None:
@@ -141,16 +141,16 @@ class RowList:
         return self._rows[positions]
 
     def every(self) -> _Numbers:
-        """Return all rows; not to be written to."""
+        """Return all rows; do not modify the array."""
         return self._rows
 
     def n_below(self, limits: _Numbers) -> _Numbers:
-        """Return the number of rows below each of `limits`; the rows must ascend."""
+        """Return the number of rows below each of `limits`; the rows must be ascending."""
         return np.searchsorted(self._rows, limits, "left")
 
     @cached_property
     def ascends(self) -> bool:
-        """True if no row comes before a smaller one."""
+        """True if the rows are in ascending order."""
         return bool((self._rows[1:] >= self._rows[:-1]).all())
 
     @cached_property
@@ -160,10 +160,10 @@ class RowList:
 
 
 def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
-    """Return an argument as an array; ragged input becomes an array that every check refuses.
+    """Return an argument as an array; for ragged input, return an array that fails every check.
 
     Raises:
-        InvalidArgument: it is a masked array, which would lose its mask.
+        InvalidArgument: it is a masked array, whose mask would be lost.
     """
     if is_masked(found):
         raise InvalidArgument(f"{where}: found a masked array, which would lose its mask; fill it")
@@ -174,15 +174,15 @@ def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
 
 
 def check_positions(found: Any, n: int, where: str) -> _Numbers:
-    """Return integers from 0 to n - 1, in any order and repeatable, as an array of int64.
+    """Return integers from 0 to n - 1, in any order and with repetitions, as an array of int64.
 
     Args:
-        found: a sequence or an array of one dimension.
+        found: a sequence, or an array of one dimension.
         n: the number of samples.
         where: the name of the argument, for messages.
 
     Raises:
-        InvalidArgument: `found` is something else, or an integer is out of range.
+        InvalidArgument: `found` has another type or shape, or an integer is out of range.
     """
     numbers = _as_array(found, where)
     if not numbers.size and numbers.ndim == 1:
@@ -205,7 +205,7 @@ def check_mask(found: Any, n: int, where: str) -> _Numbers:
     """Return the positions at which a mask of n booleans is true.
 
     Raises:
-        InvalidArgument: `found` is not n booleans.
+        InvalidArgument: `found` is not a sequence of n booleans.
     """
     mask = _as_array(found, where)
     if mask.shape != (n,) or mask.dtype != np.bool_:
@@ -216,16 +216,16 @@ def check_mask(found: Any, n: int, where: str) -> _Numbers:
 
 
 class RowSelection:
-    """The selected samples of a dataset, and the row that each of them is or is cut from.
+    """The selected samples of a dataset, and the row of each sample.
 
     Args:
-        starts: the number of each shard's first row, and the number of all rows at the end.
+        starts: the number of each shard's first row, followed by the total number of rows.
         view: the selected rows; None for all.
     """
 
     def __init__(self, starts: Rows, view: RowRuns | RowList | None = None) -> None:
         self.shard_starts = starts
-        """The number of each shard's first row, and the number of all rows at the end."""
+        """The number of each shard's first row, followed by the total number of rows."""
         self._view = view
         self._clips: Clips | None = None
         self._packed: PackedWindows | None = None
@@ -237,7 +237,7 @@ class RowSelection:
 
     @property
     def n_rows(self) -> int:
-        """Number of selected rows, which differs from that of clips or windows."""
+        """The number of selected rows, which may differ from the number of clips or windows."""
         return int(self.shard_starts[-1]) if self._view is None else len(self._view)
 
     @property
@@ -247,7 +247,7 @@ class RowSelection:
 
     @property
     def shard_ends(self) -> Rows:
-        """Number of samples up to the end of each shard; the rows ascend."""
+        """The number of samples up to the end of each shard; the rows must be ascending."""
         ends = self.shard_starts[1:]
         if self._view is not None:
             ends = self._view.n_below(ends)
@@ -257,14 +257,14 @@ class RowSelection:
 
     @property
     def view_id(self) -> str:
-        """Identity of the view among others of the same dataset; empty if it is all rows.
+        """An id of the view among the views of a dataset; empty for all rows.
 
-        It stays the same if samples are appended that are not part of the view.
+        It does not change if samples are appended that are not part of the view.
         """
         return self._identify("" if self._view is None else self._view.identity)
 
     def _identify(self, rows_id: str) -> str:
-        """Return the identity of the samples, given the identity of their rows."""
+        """Return the id of the samples, given the id of their rows."""
         if self._packed is not None:
             return f"{rows_id} {self._packed.pack.identity}".lstrip()
         return rows_id if self._clips is None else f"{rows_id} {self._clips.clip.identity}".lstrip()
@@ -276,11 +276,11 @@ class RowSelection:
 
     @property
     def row_list(self) -> RowList | None:
-        """The selected rows, if `select` chose them."""
+        """The selected rows, if they were chosen by `select`; else None."""
         return self._view if isinstance(self._view, RowList) else None
 
     def set_rows(self, row_list: RowList) -> None:
-        """Select these rows of all shards, and no others."""
+        """Select these rows of all shards."""
         self._view = row_list
 
     @property
@@ -290,18 +290,18 @@ class RowSelection:
 
     @property
     def packed(self) -> PackedWindows | None:
-        """The token windows made of the rows; None if samples are not windows."""
+        """The token windows of the rows; None if samples are not windows."""
         return self._packed
 
     @property
     def clip_grouping(self) -> ClipGrouping | None:
-        """The clips that stay together in a shuffle; None where each sample moves alone."""
+        """The groups of clips that stay together in a shuffle; None if clips move independently."""
         if self._clips is None or self._clips.clip.per_video in (None, 1):
             return None
         return ClipGrouping(self._clips.clip.per_video, self._clip_ends(self._clips))
 
     def _clip_ends(self, clips: Clips) -> list[Rows]:
-        """For each source, count the clips of its first video, its first two videos, and so on."""
+        """Return, for each source, the cumulative number of clips of its videos."""
         return [clips.ends]
 
     def set_clips(self, clips: Clips) -> None:
@@ -313,9 +313,9 @@ class RowSelection:
         self._packed = PackedWindows(pack, ends, firsts=firsts)
 
     def at(self, positions: Rows) -> Rows:
-        """Return the rows, of all shards, of the samples at `positions`.
+        """Return the rows, numbered across all shards, of the samples at `positions`.
 
-        A clip or a window has the row that it is cut from, or starts in.
+        For a clip, the row of its video; for a window, the row in which it starts.
         """
         if self._packed is not None:
             positions = self._packed.firsts[positions]
@@ -328,14 +328,14 @@ class RowSelection:
         return numbers if self._view is None else self._view.rows(numbers)
 
     def covered_rows(self, positions: Rows) -> Rows:
-        """Return all rows of the samples at `positions`, those of every document of a window."""
+        """Return all rows that the samples at `positions` use; a window may use several."""
         if self._packed is None:
             return self.at(positions)
         return self.map_rows(distinct(self._packed.parts(positions).documents))
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """The state that was set after construction; for `restore` of an equal selection."""
+        """The state that was set after construction, for `restore` of an equal selection."""
         return self._view, self._clips, self._packed
 
     def restore(self, state: tuple[Any, ...]) -> None:
@@ -344,18 +344,18 @@ class RowSelection:
 
 
 class MixtureSelection(RowSelection):
-    """The selected samples of the sources of a mixture, end to end.
+    """The selected samples of the sources of a mixture, concatenated.
 
     Args:
-        starts: of the shards of all sources, as in RowSelection.
+        starts: the first rows of the shards of all sources, as in RowSelection.
         sources: the selection of each source; borrowed.
-        names: of each source, for messages.
+        names: the name of each source, for messages.
     """
 
     def __init__(self, starts: Rows, sources: Sequence[RowSelection], names: Sequence[str]) -> None:
         n_rows = [int(source.shard_starts[-1]) for source in sources]
         firsts = [0, *np.cumsum(n_rows).tolist()][:-1]
-        """The row, of all shards, that each source begins with."""
+        """The first row of each source among the rows of all shards."""
         is_plain = all(source.view is None for source in sources)
         super().__init__(starts, None if is_plain else _end_to_end(sources, firsts, sum(n_rows)))
         self._sources, self._names, self._first_rows = tuple(sources), tuple(names), firsts
@@ -365,12 +365,12 @@ class MixtureSelection(RowSelection):
 
     @property
     def ends(self) -> Rows:
-        """Number of samples up to the end of each source."""
+        """The number of samples up to the end of each source."""
         return self._ends
 
     @property
     def view_id(self) -> str:
-        """Identity of the view among others of the same sources; empty if it is all samples.
+        """An id of the view among the views of the same sources; empty for all samples.
 
         The lineage of the mixture identifies the sources and their order.
         """
@@ -379,7 +379,7 @@ class MixtureSelection(RowSelection):
 
     @property
     def row_list(self) -> RowList | None:
-        """The rows, of all shards, of those sources that select a list of rows, end to end."""
+        """The rows of the sources that select a list of rows, numbered across all shards."""
         if self._row_list is None and self._has_row_list:
             parts = [
                 source.row_list.every() + first
@@ -390,7 +390,7 @@ class MixtureSelection(RowSelection):
         return self._row_list
 
     def set_rows(self, row_list: RowList) -> None:
-        """Replace `row_list` by as many other rows."""
+        """Replace `row_list` by another list of the same length."""
         self._row_list = row_list
 
     def set_clips(self, clips: Clips) -> None:
@@ -409,7 +409,7 @@ class MixtureSelection(RowSelection):
                 )
 
     def set_windows(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
-        """Make the samples token windows, each of documents of one source.
+        """Make the samples token windows; the documents of a window are from one source.
 
         Raises:
             InvalidArgument: a source has no window.
@@ -439,7 +439,7 @@ class MixtureSelection(RowSelection):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """The state that was set after construction, without the selections of the sources."""
+        """The state that was set after construction, except the selections of the sources."""
         return self._clips, self._packed, self._ends
 
     def restore(self, state: tuple[Any, ...]) -> None:
@@ -448,7 +448,7 @@ class MixtureSelection(RowSelection):
 
 
 def _end_to_end(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows: int) -> RowRuns:
-    """Lay views end to end; the rows of lists are numbered from `n_rows` on, in their order."""
+    """Concatenate views; rows of row lists get the numbers from `n_rows` on, in order."""
     starts, counts, n_listed = [], [], n_rows
     for source, first in zip(sources, firsts, strict=True):
         view = source.view

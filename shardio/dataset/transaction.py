@@ -7,7 +7,7 @@ that fails removes them again, and so does the one that follows a killed operati
 generation names them (`undo`).
 
 If another writer changes the dataset during an operation, files may be missing for that reason.
-This is detected, and not reported as damage.
+This is detected and reported as a conflict, not as damage.
 
 A folder that is not a dataset, such as an export, is staged beside its final place and renamed.
 """
@@ -61,7 +61,7 @@ PathName = str | os.PathLike[str]
 
 @contextlib.contextmanager
 def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[None]:
-    """Raise DatasetConflict for an error in the block if another writer has removed its files.
+    """Raise DatasetConflict for an error in the block if another writer has removed files it read.
 
     Args:
         before: the generation that is read; by default the one that is published now.
@@ -78,11 +78,12 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 
 
 def raise_conflict(folder: PathName, before: int | None, because: Exception | None = None) -> None:
-    """Make sure that no generation but `before` is published, or that its files still exist.
+    """Raise DatasetConflict if a newer generation is published and files up to it are missing.
 
     Args:
-        before: the number that `published_in` gave; None: nothing can be told.
-        because: what showed that something is wrong.
+        folder: the dataset.
+        before: the number returned by `published_in`; with None, nothing is checked.
+        because: the error that gave rise to the check; becomes the cause.
 
     Raises:
         DatasetConflict: another writer has published, and removed files that are read.
@@ -92,8 +93,8 @@ def raise_conflict(folder: PathName, before: int | None, because: Exception | No
         return
     raise DatasetConflict(
         f"{os.fspath(folder)}: generation {now} is there: another writer published after "
-        f"generation {before} was read, and removed shards of that; do it again, with what is "
-        "published now"
+        f"generation {before} was read, and removed shards of it; run the operation again on the "
+        "published generation"
     ) from because
 
 
@@ -105,7 +106,7 @@ def published_in(folder: PathName) -> int | None:
 
 
 def _has_gone(folder: PathName, before: int, now: int) -> bool:
-    """Return True if a file is missing that a generation from `before` to `now` - 1 names."""
+    """Return True if a shard named by a generation from `before` to `now` - 1 is missing."""
     try:
         older = [load_generation(folder, number) for number in range(before, now)]
     except DataError:
@@ -179,9 +180,9 @@ def sweep(root: Path) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove files that killed writers of a dataset left behind and that no one will resume.
+    """Remove files that killed writers left in a dataset and that no process will resume.
 
-    Shards stay, because another writer may be about to commit them.
+    Shards are kept, because another writer may be about to commit them.
     """
     with contextlib.suppress(DatasetCorrupt, DatasetNotFound, ShardUnsupported):
         recover(root)
@@ -282,7 +283,7 @@ def check_only_dataset(root: Path, exclude: str) -> None:
     """Check that `root` is missing, empty, or holds only a dataset, apart from `exclude`.
 
     Raises:
-        DatasetExists: it holds something that does not belong to the dataset.
+        DatasetExists: `out` contains something that does not belong to the dataset.
         DatasetCorrupt, ShardUnsupported: the files of the dataset cannot be determined.
     """
     if not holds_dataset(root):

@@ -1,4 +1,4 @@
-"""DatasetWriter writes samples to a new dataset, shard after shard."""
+"""Write samples to a new dataset, shard after shard."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from shardio.storage.fs import make_folder, remove_folder, unlink
 
 
 class DatasetWriter(Publishing):
-    """Writes samples to a new dataset, shard after shard; publishes it at `close()`.
+    """Writes samples to a new dataset, shard after shard; `close()` publishes it.
 
     Args:
         path: a folder that is missing or empty.
-        schema: of all samples.
-        shard_bytes: how much data goes into one shard.
-        classes: names that the labels stand for.
+        schema: the schema of the samples.
+        shard_bytes: the target size of a shard.
+        classes: the class names; a label is an index into them.
 
     Raises:
-        DatasetExists: the folder holds something already.
-        DatasetConflict: (also from `append`) another writer works in this folder.
-        SchemaError: (from `append`) the sample does not fit; the writer stays usable.
-        OSError: the disk refuses; nothing is published.
+        DatasetExists: the folder is not empty.
+        DatasetConflict: (also from `append`) another writer uses this folder.
+        SchemaError: (from `append`) the sample is invalid; the writer stays usable.
+        OSError: writing failed; nothing is published.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DatasetWriter(Publishing):
         return f"DatasetWriter({self.path!r}: {n_samples} samples so far)"
 
     def append(self, sample: Mapping[str, Any]) -> None:
-        """Add one sample: a value for every field of the schema, and nothing else."""
+        """Add a sample: a dict with a value for every field of the schema, and no other keys."""
         if self._closed:
             raise ClosedError(f"{self.path}: the writer is closed")
         if self._shard is None:
@@ -89,7 +89,7 @@ class DatasetWriter(Publishing):
             raise self._conflict(error) from error
 
     def _conflict(self, error: FileExistsError) -> DatasetConflict:
-        return DatasetConflict(f"another writer is at work in this folder: {error}")
+        return DatasetConflict(f"another writer uses this folder: {error}")
 
     def close(self) -> Generation:
         """Finish the last shard and publish the dataset."""
@@ -113,7 +113,7 @@ class DatasetWriter(Publishing):
         return found
 
     def abort(self) -> None:
-        """Remove what was written; nothing is published. Idempotent."""
+        """Remove everything written; nothing is published. Idempotent."""
         if self._closed:
             return
         self._closed = True

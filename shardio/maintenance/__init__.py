@@ -1,6 +1,7 @@
 """Maintenance of finished shards and datasets: verify, repair, rewrite, extend, count, compare.
 
-Names are imported on first use: a process that verifies needs nothing of the code that rewrites.
+Names are imported on first use: a process that only verifies does not import the code that
+rewrites.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its module, once (PEP 562)."""
+    """Import a public name from its module on first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'shardio.maintenance' has no attribute {name!r}")
     from importlib import import_module

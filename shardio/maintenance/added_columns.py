@@ -1,7 +1,7 @@
-"""Add a column: a value for each sample of a finished dataset, as its next generation.
+"""Add a column: a new field for every sample of a finished dataset, as its next generation.
 
-The values are stored in separate shards; the existing ones stay as they are. A function computes
-them shard by shard.
+The values are given as an iterable, or computed shard by shard by a function. They are stored in
+separate shards; existing shards do not change.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def add_computed(
     engine: Engine,
     progress: Progress | None,
 ) -> None:
-    """Write a shard of values for each shard of a dataset, in their order.
+    """Compute the values of each shard of a dataset and write them to a shard of their own.
 
     Raises:
-        InvalidArgument: a batch gives another number of values than it has samples.
-        SchemaError: a value does not fit.
+        InvalidArgument: the function returns a wrong number of values for a batch.
+        SchemaError: a value does not match the field.
     """
     ends = ends_of(shard.n_bytes for shard in dataset.shards)
     column = _Column(dataset, rewriting.schema, function, batch_size, rewriting.staging)
@@ -60,7 +60,7 @@ def add_computed(
 
 
 class _Column(ShardJob):
-    """Computes the values of one shard's samples into a new shard in a separate folder."""
+    """A job that computes the values of one shard's samples into a shard in its own folder."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class _Column(ShardJob):
         self._function, self._batch_size = function, batch_size
 
     def __call__(self, k: int) -> tuple[str, ShardSummary]:
-        """Compute the column of shard k; return the path of its new shard, and its summary."""
+        """Compute the column of shard k; return the path of its new shard and its summary."""
         folder = os.path.join(self._staging, secrets.token_hex(8))
         make_folder(folder)
         place = os.path.join(folder, "values.shard")
@@ -116,14 +116,14 @@ class _Column(ShardJob):
 
 
 def _is_sequence(values: Any) -> bool:
-    """Return True for a value with a length and an order: a list, a tuple, or an array."""
+    """Return True for a sequence that is not text or bytes, and for an array with dimensions."""
     if isinstance(values, Sequence):
         return not isinstance(values, str | bytes)
     return isinstance(values, Sized) and getattr(values, "ndim", 0) > 0
 
 
 def misfit(path: str, row: int, error: SchemaError) -> SchemaError:
-    """Return the error of a value, without its place in the new shard, which is not published."""
+    """Return the error of a value with its sample, without the path of the unpublished shard."""
     return SchemaError(f"{path}, sample {row}: {error.__cause__ or error}")
 
 
@@ -147,35 +147,35 @@ def add_column(
 ) -> MaintenanceReport:
     """Add a field to every sample of a dataset, as its next generation.
 
-    Existing files are not changed: the new field is stored in a column group, in shards of its own.
+    Existing files do not change: the new field is stored in a column group, in separate shards.
     Sample numbers, lineage, subsets and statistics stay the same.
 
     Args:
         folder: the dataset.
         name: the name of the new field; with dots, a field of a nested record.
-        field: its type, any field type.
-        values: an iterable with one value per sample, in sample order, taken one at a time; or a
-            function that is called with each sample (a dict) and returns its value. The samples
-            passed to a function are verified.
-        batch_size: if given, the function is called with a list of up to this many samples of one
-            shard, and returns a sequence of as many values.
+        field: the type of the new field.
+        values: an iterable with one value per sample, in sample order, consumed one at a time; or a
+            function that receives each sample (a dict) and returns its value. The samples passed
+            to a function are verified.
+        batch_size: if given, the function receives a list of at most this many samples of one
+            shard, and returns a sequence with one value for each.
         workers: the number of processes that call the function. Each receives the function once
             (lambdas and functions of a notebook included) and processes whole shards. By default,
             and with 0, this process calls it; on a cluster, the default is its number of CPUs.
         engine: "local", or "ray" to call the function on the machines of a Ray cluster, all of
             which must see the dataset under this path.
         address: the address of the Ray cluster, as for `shardio.convert`.
-        gpus: the GPUs of the cluster assigned to each process, or a fraction of one.
+        gpus: the number of GPUs of the cluster that each process gets; may be a fraction.
         progress: called in this process, at the start and after every shard.
 
     Raises:
-        InvalidArgument: the number of values is not the number of samples; or an option is given
-            that applies to functions only.
-        SchemaError: the field exists already, or a value does not fit it.
+        InvalidArgument: the number of values differs from the number of samples; or an option is
+            given that applies to functions only.
+        SchemaError: the field exists already, or a value does not match it.
         DatasetNotFound: there is no dataset at `folder`.
         ShardCorrupt, …: a sample that the function needs cannot be read.
-        DatasetConflict: another writer has published meanwhile; nothing is changed.
-        WorkerDied: worker processes crashed twice over the same shard.
+        DatasetConflict: another writer has published in the meantime; nothing is changed.
+        WorkerDied: worker processes crashed twice on the same shard.
     """
     where = _engine_for(values, batch_size, workers, Engine(engine, address, gpus))
     with detect_conflict(folder), ShardDataset(folder) as dataset:
@@ -201,7 +201,7 @@ def add_column(
 
 
 def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Field) -> Schema:
-    """Return the schema of the new shards, once the dataset is known to take such a field."""
+    """Return the schema of the new shards; raise SchemaError if it cannot be added."""
     try:
         schema = Schema({name: field})
         if isinstance(field, Mapping):
@@ -215,10 +215,10 @@ def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Fi
 def _engine_for(
     values: Values, batch_size: int | None, workers: int | None, engine: Engine
 ) -> Engine:
-    """Check the options that say how a function is called."""
+    """Check the options that apply to functions, and return the engine."""
     if not callable(values) and (batch_size, workers, engine) != (None, None, LOCAL):
         raise InvalidArgument(
-            "batch_size, workers, engine: only for a function; values are taken one by one, here"
+            "batch_size, workers, engine: only for a function; here the values are given"
         )
     if batch_size is not None and batch_size < 1:
         raise InvalidArgument(f"batch_size is {batch_size}; it must be 1 or more")
@@ -228,13 +228,13 @@ def _engine_for(
 
 
 def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values in the order of the samples."""
+    """Return an iterator over the values; raise InvalidArgument if their number is wrong."""
     try:
-        if isinstance(values, str | bytes | Mapping | set | frozenset):  # a set has no order
+        if isinstance(values, str | bytes | Mapping | set | frozenset):  # sets have no order
             raise TypeError
         found = iter(values)
         n_values = len(values) if isinstance(values, Sized) else len(dataset)
-    except TypeError as error:  # raised for a NumPy array without dimensions, too
+    except TypeError as error:  # also raised by len() of a NumPy array without dimensions
         raise InvalidArgument(
             "values must be an iterable with one value for each sample, or a function; found a "
             f"{type(values).__name__}"
@@ -251,7 +251,7 @@ def _add_given(
     values: Iterator[Any],
     progress: Progress | None,
 ) -> None:
-    """Write the values into a shard for each shard of the dataset."""
+    """Write the values of each shard of the dataset to a new shard."""
     ends = ends_of(shard.n_bytes for shard in dataset.shards)
     report_step(progress, "writing", 0, ends)
     for k in range(len(dataset.shards)):

@@ -1,8 +1,9 @@
 """Compare two datasets or shards: find the samples that differ, by 64-bit digests.
 
-A *stored* digest is made of the hashes in the shard, without reading or decoding the data where
-possible; equal ones mean equal values, different ones may not (another codec, another version of
-it). A *value* digest is made of the value, and is the same however the value is stored.
+A *stored* digest is made of the hashes in the shard, where possible without reading or decoding the
+data. Equal stored digests mean equal values; different ones do not imply different values, which
+may be stored by another codec or codec version. A *value* digest is made of the decoded value and
+does not depend on the codec.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MISSING: Final = b"None"
 
 
 def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return a digest of a field of each row, from stored hashes if possible."""
+    """Return a digest of a field for each row, from stored hashes if possible."""
     field = reader.schema[name]
     if name in reader.schema.columns:
         return _column_digests(reader, name, rows)
@@ -49,13 +50,13 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 
 def _table_digests(reader: ShardReader, name: str, rows: Rows, entries: Entries) -> Digests:
-    """Return a digest of each row's stream tables."""
+    """Return a digest of the stream tables of each row."""
     tables = reader.records.streams.tables(name, rows, entries)
     return np.array([hash_bytes(each.line + each.packets) for each in tables], np.uint64)
 
 
 def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return a digest of the value of a field of each row."""
+    """Return a digest of the value of a field for each row."""
     field = reader.schema[name]
     found = np.empty(len(rows), np.uint64)
     for i, row in enumerate(rows.tolist()):
@@ -66,13 +67,13 @@ def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 
 def exact_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return digests that are equal for equal values, wherever fields are defined the same."""
+    """Return digests that are equal for equal values, if both fields have the same definition."""
     of = _column_digests if name in reader.schema.columns else value_digests
     return of(reader, name, rows)
 
 
 def mix(digests: Digests, *others: npt.NDArray[Any]) -> Digests:
-    """One digest of several, row by row."""
+    """Combine several digests into one, row by row."""
     mixed = digests.copy()
     for other in others:
         mixed ^= other.astype(np.uint64)
@@ -83,13 +84,13 @@ def mix(digests: Digests, *others: npt.NDArray[Any]) -> Digests:
 
 def _column_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
     digests = _row_digests(reader, name, rows)
-    if reader.schema.columns[name].optional:  # a missing row is zeros
+    if reader.schema.columns[name].optional:  # missing rows are stored as zeros
         return mix(digests, reader.present(name, rows))
     return digests
 
 
 def _row_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Of large rows their hashes; of small ones, which share hashes, their bytes."""
+    """Return a digest for each row: its hash if a unit holds one row, else made of its bytes."""
     field = reader.schema.columns[name]
     n_bytes = field.row_bytes or 0
     if rows_per_unit(n_bytes, field.stride) == 1:
@@ -104,7 +105,7 @@ def _row_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 
 MAX_LISTED: Final = 10_000
-"""Samples that differ and are listed; further ones are only counted."""
+"""The maximum number of differing samples that are listed; further ones are only counted."""
 _CHUNK_ROWS: Final = 1 << 14
 
 
@@ -112,10 +113,10 @@ _CHUNK_ROWS: Final = 1 << 14
 class DiffReport:
     """The differences between `a` and `b`.
 
-    With equal numbers of samples, samples are compared by number: `changed` lists those that
-    differ, each with its fields. Otherwise they are compared by content, in any order: `only_a`
-    and `only_b` list the numbers of samples that the other side lacks. At most `MAX_LISTED` are
-    listed; `n_changed`, `n_only_a` and `n_only_b` count all.
+    With equal numbers of samples, samples are compared by number: `changed` lists the samples that
+    differ, each with its differing fields. Otherwise samples are compared by content, in any order:
+    `only_a` and `only_b` list the numbers of samples that the other side lacks. At most
+    `MAX_LISTED` are listed; `n_changed`, `n_only_a` and `n_only_b` count all.
     """
 
     a: str
@@ -141,13 +142,13 @@ class DiffReport:
         return not (fields or samples or self.classes_differ)
 
     def as_json(self) -> dict[str, Any]:
-        """Itself as JSON can say it."""
+        """Return a JSON-serializable dict."""
         changed = [{"sample": row, "fields": list(names)} for row, names in self.changed]
         return {"is_same": self.is_same, **asdict(self), "changed": changed}
 
 
 class _Side:
-    """One of two things that are compared: a dataset, or a shard."""
+    """One of the two datasets or shards that are compared."""
 
     def __init__(self, path: str, stack: ExitStack) -> None:
         self.classes: tuple[str, ...] = ()
@@ -168,7 +169,7 @@ class _Side:
         return int(self._starts[-1])
 
     def digests(self, of: DigestsOf, name: str, rows: Rows) -> Digests:
-        """Return a digest of a field of each of `rows`, which are rows of all shards."""
+        """Return a digest of a field for each of `rows`, which are numbered across all shards."""
         found = np.zeros(len(rows), np.uint64)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shards).tolist():
@@ -181,11 +182,11 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
     """Compare two datasets or shards: their fields, classes, and samples in common fields.
 
     Samples are compared by the hashes stored in the shards; compressed values are decoded only if
-    their hashes differ. The division into shards does not matter.
+    their hashes differ. The distribution of samples over shards does not matter.
 
     Raises:
-        DatasetNotFound, ShardCorrupt, …: a dataset or shard cannot be read. Data that need not be
-            read is not verified: see `verify_dataset`.
+        DatasetNotFound, ShardCorrupt, …: a dataset or shard cannot be read. Only data that must be
+            read is verified; see `verify_dataset` for the rest.
         DatasetConflict: another writer removed shards during the comparison.
     """
     report = DiffReport(os.fspath(a), os.fspath(b))
@@ -202,7 +203,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
 
 
 def _compare_fields(report: DiffReport, a: _Side, b: _Side) -> list[str]:
-    """Note which fields are not the same; returns those whose values can be compared."""
+    """Record the differences between the fields; return the names that both sides have."""
     report.fields_only_a = [name for name in a.schema if name not in b.schema]
     report.fields_only_b = [name for name in b.schema if name not in a.schema]
     common = [name for name in a.schema if name in b.schema]
@@ -240,7 +241,7 @@ def _compare_by_number(
 
 
 def _is_exact(a: _Side, b: _Side, name: str) -> bool:
-    """Return True if different stored digests of a field always mean different values."""
+    """Return True if different stored digests of a field always imply different values."""
     if a.schema[name] != b.schema[name]:
         return False
     return name in a.schema.columns or a.schema[name].codec == "raw"
@@ -271,7 +272,7 @@ def _whole_digests(
     names: list[str],
     rows: Rows,
 ) -> Digests:
-    """One digest of all fields of each of `rows`."""
+    """Return one digest of all fields for each of `rows`."""
     found = np.zeros(len(rows), np.uint64)
     for places in _chunks(len(rows)):
         part = rows[places]
@@ -283,7 +284,7 @@ def _whole_digests(
 def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
     """Return the ascending positions of digests in `a` and `b` that the other side lacks.
 
-    A digest that one side has more often is unmatched for the difference.
+    If one side has a digest more often, only the surplus occurrences are unmatched.
     """
     known, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
     surplus = np.bincount(numbers[: len(a)], minlength=len(known))
@@ -292,7 +293,7 @@ def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
 
 
 def _last_of(numbers: npt.NDArray[np.intp], wanted: npt.NDArray[np.intp]) -> Rows:
-    """Return the positions of the last `wanted[k]` occurrences of each number k."""
+    """Return the positions of the last `wanted[k]` occurrences of each number k, ascending."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     ends = np.searchsorted(ordered, ordered, side="right")

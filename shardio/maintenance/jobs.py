@@ -1,7 +1,7 @@
-"""A job for each shard of a dataset, in any order: here, in worker processes, or on a Ray cluster.
+"""Run a job for each shard of a dataset: in this process, in workers, or on a Ray cluster.
 
-Processes may end over a job, and machines may be lost: the job is done again. So it writes, if
-anything, into a folder that it makes for itself.
+A job is repeated if its process crashes or its machine is lost. If it writes files, it therefore
+writes them to a new folder of its own.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ R = TypeVar("R")
 
 
 class ShardJob:
-    """A job over the shards of a dataset: lent by the process that made it, reopened elsewhere.
+    """A job that reads shards of a dataset. It borrows the dataset; other processes reopen it.
 
-    It always reads the same generation, even if others are published.
+    It always reads the same generation, even after others are published.
     """
 
     def __init__(self, dataset: ShardDataset) -> None:
@@ -33,7 +33,7 @@ class ShardJob:
 
     @property
     def dataset(self) -> ShardDataset:
-        """The dataset, open."""
+        """The open dataset."""
         if self._dataset is None:
             self._dataset = ShardDataset(self._place, subset=self._subset, generation=self._number)
         return self._dataset
@@ -50,18 +50,18 @@ def done_for_each(
     engine: Engine,
     sees: str | os.PathLike[str],
 ) -> Iterator[tuple[int, R]]:
-    """Run a job for each shard, and yield its number and result as it finishes.
+    """Run a job for each shard; yield the shard's number and the result as each job finishes.
 
     Args:
-        function: takes the number of a shard; travels by cloudpickle, once per process.
-        n_shards: how many there are.
-        workers: processes, of all machines together; by default, and with 0, it is this one alone,
-            but on a cluster as many as that has CPUs.
-        engine: where the processes run.
+        function: receives the number of a shard; sent by cloudpickle, once per process.
+        n_shards: the number of shards.
+        workers: the number of processes, over all machines. By default, and with 0, jobs run in
+            this process; on a cluster, the default is its number of CPUs.
+        engine: the engine that runs the processes.
         sees: a path that all machines of a cluster must see.
 
     Raises:
-        WorkerDied: over one shard, too many processes crashed or machines were lost.
+        WorkerDied: too many processes crashed, or machines were lost, on one shard.
         Exception: raised by the function.
     """
     if engine.is_ray:
@@ -78,7 +78,7 @@ def done_for_each(
 def _in_workers(
     function: Callable[[int], R], n_shards: int, n_workers: int
 ) -> Iterator[tuple[int, R]]:
-    """Run the jobs in worker processes: the next one in the first that is idle."""
+    """Run the jobs in worker processes; an idle worker takes the next job."""
     with TaskPool(
         partial(_try, function),
         n_workers,
@@ -101,7 +101,7 @@ def _in_workers(
 
 
 def _try(function: Callable[[int], R], number: int) -> tuple[R | None, bytes | None]:
-    """Return the result of a job, or its packed error if that is clear without a traceback."""
+    """Return the result of a job, or its packed error if that needs no traceback."""
     try:
         return function(number), None
     except (ShardioError, OSError) as error:

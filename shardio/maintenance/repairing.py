@@ -1,8 +1,8 @@
 """Repair: write the undamaged samples of a dataset or shard to a new dataset, and list the others.
 
-The source is only read. A shard without a finding is copied byte for byte; of a damaged one, each
-sample that can be read with all its hashes right is written again. A damaged generation is replaced
-by its readable content and that of its shards.
+The source is only read. A shard without a finding is copied byte for byte. From a damaged shard,
+each sample that can be read with all its hashes correct is written again. If the generation is
+damaged, its readable parts and the shards in the folder replace it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shardio.storage.fs import make_folder, read_checksummed_json
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file that samples lie in, and its entry in the generation, if that can be read."""
+    """A shard file, and its entry in the generation if that can be read."""
 
     path: str
     schema: Schema
@@ -52,11 +52,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """The plan of a repair: shards, each with its column groups' files, and the fields of samples.
+    """The plan of a repair: shards, each with the files of its column groups, and the schema.
 
-    `unnamed` are shards that a generation names and that cannot be read any more, each with the
-    reason. If the shard list of `generation` is damaged, the shards are those in the folder, and it
-    has none itself.
+    `unnamed` maps shards that only unreadable generations name to the reason for giving them up. If
+    the shard list of `generation` is damaged, `shards` are the shards in the folder, and
+    `generation` lists none.
     """
 
     shards: tuple[tuple[Part, ...], ...]
@@ -66,11 +66,11 @@ class RepairPlan:
 
 
 def plan_repair(source: str) -> RepairPlan:
-    """Find the shards, and the fields that they have.
+    """Find the shards, and the schema of the samples.
 
     Raises:
-        DatasetNotFound, ShardNotFound: there is nothing at `source`.
-        DatasetCorrupt: nothing can be read, not even the fields.
+        DatasetNotFound, ShardNotFound: there is no dataset or shard at `source`.
+        DatasetCorrupt: nothing can be read, not even the schema.
     """
     if not os.path.isdir(source):
         schema = _schema_of([source])
@@ -103,7 +103,7 @@ def _last_readable(root: Path) -> Generation | None:
 
 
 def _without_shards(root: Path) -> Generation | None:
-    """Return the last generation without its lists, whose external files may be damaged."""
+    """Return the last readable generation without its lists; their files may be damaged."""
     for number in sorted(_numbers(root), reverse=True):
         place = root / GENERATIONS / f"{number:06d}.json"
         with contextlib.suppress(DataError, OSError):
@@ -125,7 +125,7 @@ def _numbers(root: Path) -> set[int]:
 
 
 def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
-    """Shards that only generations after this one can have named, and why they are given up."""
+    """Return the shards that only unreadable later generations can name, each with a reason."""
     later = [number for number in _numbers(root) if number > generation.number]
     if not later:
         return {}
@@ -134,14 +134,14 @@ def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
         with contextlib.suppress(DataError):
             names -= {shard.name for shard, _ in load_generation(root, number).files}
     reason = (
-        f"only generation {min(later)}, or a later one, names it, and those cannot be read: what "
-        f"generation {generation.number} has was repaired; shardio repair"
+        f"only generation {min(later)}, or a later one, names it, and those cannot be read; "
+        f"generation {generation.number} was repaired instead; shardio repair"
     )
     return {name: f"{reason} {name} saves its samples" for name in sorted(names)}
 
 
 def _schema_of(paths: list[str]) -> Schema:
-    """Return the schema of the first shard that has one."""
+    """Return the schema of the first shard that has a readable one."""
     reason: Exception | None = None
     for path in paths:
         try:
@@ -156,9 +156,9 @@ _MAX_REASON: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Samples of one shard, `first` to `last`, that are lost for one reason.
+    """Samples of one shard, `first` to `last`, lost for the same reason.
 
-    Both are None if even the number of samples in the shard is unknown.
+    `first` and `last` are None if even the number of samples in the shard is unknown.
     """
 
     first: int | None
@@ -173,7 +173,7 @@ class Loss:
 
 @dataclass
 class ShardRepair:
-    """The outcome for one shard: samples that are kept, what was restored, what is lost."""
+    """The outcome for one shard: the kept samples, the restored parts and the losses."""
 
     name: str
     n_kept: int = 0
@@ -182,18 +182,18 @@ class ShardRepair:
 
     @property
     def outcome(self) -> str:
-        """One of "sound", "mended" (nothing is lost), "damaged" and "lost" (all is)."""
+        """One of "sound", "mended" (no sample is lost), "damaged" and "lost" (all samples are)."""
         if self.losses:
             return "damaged" if self.n_kept else "lost"
         return "mended" if self.mended else "sound"
 
     @property
     def n_lost(self) -> int:
-        """Samples that are lost, as far as that is known."""
+        """The number of lost samples, as far as known."""
         return sum(loss.n_samples or 0 for loss in self.losses)
 
     def lose(self, row: int, reason: str) -> None:
-        """Note that a sample is lost; rows come in ascending order."""
+        """Record a lost sample; rows must come in ascending order."""
         last = self.losses[-1] if self.losses else None
         if last and last.last == row - 1 and last.reason == reason:
             self.losses[-1] = Loss(last.first, row, reason)
@@ -201,7 +201,7 @@ class ShardRepair:
             self.losses.append(Loss(row, row, reason))
 
     def as_json(self) -> dict[str, Any]:
-        """Itself as JSON can say it, in the form that inputs of a generation have."""
+        """Return a JSON-serializable dict, in the form of an entry of a generation's inputs."""
         entry: dict[str, Any] = {
             "path": self.name,
             "outcome": self.outcome,
@@ -226,16 +226,16 @@ class RepairReport:
 
     @property
     def n_lost(self) -> int:
-        """Samples that are lost, as far as that is known."""
+        """The number of lost samples, as far as known."""
         return sum(shard.n_lost for shard in self.shards)
 
     @property
     def is_whole(self) -> bool:
-        """True if nothing is lost."""
+        """True if no sample is lost."""
         return not any(shard.losses for shard in self.shards)
 
     def as_json(self) -> dict[str, Any]:
-        """Itself as JSON can say it."""
+        """Return a JSON-serializable dict."""
         return {
             "source": self.source,
             "dataset": str(self.dataset),
@@ -264,21 +264,21 @@ def repair(
 ) -> RepairReport:
     """Write every undamaged sample of a dataset or shard to a new dataset at `out`.
 
-    Lost samples, with the reasons, are listed in the report and in the new dataset's `inputs`.
+    Lost samples and the reasons are listed in the report and in the new dataset's `inputs`.
     `source` is not changed.
 
     Args:
         source: the folder of a dataset, even if its `dataset.json` is damaged; or a shard.
         out: a folder that is missing or empty.
-        shard_bytes: the size of the shards that samples of damaged shards are written to.
+        shard_bytes: the target size of shards written from the samples of damaged shards.
         progress: called in this process, at the start and after every shard.
 
     Raises:
         DatasetNotFound, ShardNotFound: `source` does not exist.
-        DatasetCorrupt: nothing can be read, not even the fields.
+        DatasetCorrupt: nothing can be read, not even the schema.
         DatasetExists: `out` is not empty.
         DatasetConflict: another writer removed shards of `source` during the repair.
-        OSError: the disk refuses to write; nothing is published.
+        OSError: writing failed; nothing is published.
     """
     before, patient = published_in(source), plan_repair(os.fspath(source))
     ends = ends_of(sum(_size_of(part.path) for part in parts) for parts in patient.shards)
@@ -313,7 +313,7 @@ def _size_of(path: str) -> int:
     try:
         return os.path.getsize(path)
     except OSError:
-        return 0  # a missing file is reported when its turn comes
+        return 0  # a missing file is reported when it is repaired
 
 
 def _save(parts: Sequence[Part], rewriting: Rewriting, found: ShardRepair) -> None:
@@ -337,7 +337,7 @@ def _save(parts: Sequence[Part], rewriting: Rewriting, found: ShardRepair) -> No
 
 
 def _folder_for(part: Part, parts: Sequence[Part], rewriting: Rewriting) -> Path:
-    """Return the folder in which a copy of a file is mended, kept as long as the other parts'."""
+    """Return the folder for the mended copy of a file: one per part, as all are open together."""
     if part is parts[0]:
         return rewriting.staging
     folder = rewriting.staging / f"beside-{parts.index(part)}"
@@ -346,14 +346,14 @@ def _folder_for(part: Part, parts: Sequence[Part], rewriting: Rewriting) -> Path
 
 
 def _lose_all(part: Part, reason: str, found: ShardRepair) -> None:
-    """Record that no sample can be read, as one of their files does not open."""
+    """Record that all samples are lost, because one of their files cannot be opened."""
     n = part.named.n_samples if part.named else None
     if n != 0:
         found.losses.append(Loss(None, None, reason) if n is None else Loss(0, n - 1, reason))
 
 
 def _adopt(part: Part, rewriting: Rewriting, found: ShardRepair) -> bool:
-    """Copy a shard that is sound and the one that it should be; returns whether it is."""
+    """Copy a shard that is sound and matches its entry; return True if it was copied."""
     if unreadable_pages(part.path):
         return False
     examined = verify_file(part.path)
@@ -370,9 +370,9 @@ def _adopt(part: Part, rewriting: Rewriting, found: ShardRepair) -> bool:
 
 
 def _check_identity(reader: ShardReader, part: Part) -> None:
-    """Make sure that a shard that opens is the one that the dataset means."""
+    """Raise DatasetCorrupt unless an open shard is the one that the generation names."""
     if reader.schema != part.schema:
-        raise DatasetCorrupt("its schema is not the dataset's")
+        raise DatasetCorrupt("its schema differs from the dataset's")
     named = part.named
     if named is not None and (reader.id, len(reader)) != (named.id, named.n_samples):
         raise DatasetCorrupt(
@@ -381,7 +381,7 @@ def _check_identity(reader: ShardReader, part: Part) -> None:
 
 
 def _save_samples(readers: Sequence[ShardReader], rewriting: Rewriting, found: ShardRepair) -> None:
-    """Write the samples whose fields can all be read, each from the reader that has it."""
+    """Write the samples whose fields can all be read; each reader provides some of the fields."""
     for row in range(min(map(len, readers))):
         sample: dict[str, Any] = {}
         try:
@@ -395,7 +395,7 @@ def _save_samples(readers: Sequence[ShardReader], rewriting: Rewriting, found: S
 
 
 def _reason(error: Exception, path: str) -> str:
-    """Why something is lost, without the place, which differs from sample to sample."""
+    """Return the reason of a loss without file and offset, which differ from sample to sample."""
     if isinstance(error, ShardCorrupt):
         where = f"field {error.field!r}: " if error.field else ""
         section = f" ({error.section})" if error.section else ""

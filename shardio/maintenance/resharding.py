@@ -43,14 +43,14 @@ def reshard(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> MaintenanceReport:
-    """Write all samples of a dataset, in their order, to a new one with shards of another size.
+    """Write all samples of a dataset, in order, to a new dataset with shards of another size.
 
-    Classes, inputs, subsets and statistics are those of the source. Every byte is verified first.
+    Classes, inputs, subsets and statistics are copied. Every byte is verified first.
 
     Args:
         source: a dataset.
         out: a folder that is missing or empty.
-        shard_bytes: the size of the shards that are written.
+        shard_bytes: the target size of the new shards.
         workers: the number of processes that verify; by default one per usable CPU.
         progress: called in this process, at the start and after every shard of each step.
 
@@ -87,7 +87,7 @@ def _append_shards(
     rewriting: Rewriting,
     progress: Progress | None,
 ) -> None:
-    """Rewrite the samples of some shards."""
+    """Write the samples of the given shards again."""
     chosen = list(numbers)
     ends = ends_of(dataset.shards[k].n_bytes for k in chosen)
     report_step(progress, "writing", 0, ends)
@@ -105,17 +105,18 @@ def compact(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> MaintenanceReport:
-    """Merge neighbouring small shards of a dataset, as its next generation.
+    """Merge adjacent small shards of a dataset, as its next generation.
 
     A shard is small if it has less than half of `shard_bytes`. Sample numbers and lineage stay the
     same. Files of older generations are kept for readers that have them open, unless `remove_old`
-    removes the shards that the published generation does not name: readers of an older one then
-    keep what they have mapped, and get a ShardNotFound for the rest. If the dataset has column
-    groups, all shards are rewritten as whole shards. Shards are verified before they are rewritten.
+    removes the shards that the published generation does not name: readers of an older generation
+    then keep the shards that they have mapped, and get ShardNotFound for the others. If the dataset
+    has column groups, all shards are rewritten as whole shards. Shards are verified before they are
+    rewritten.
 
     Args:
         folder: the dataset.
-        shard_bytes: the size of the shards that are written.
+        shard_bytes: the target size of the new shards.
         remove_old: True removes unnamed shards, even if there is nothing to merge.
         workers: the number of processes that verify; by default one per usable CPU.
         progress: called in this process, at the start and after every shard of each step.
@@ -124,7 +125,7 @@ def compact(
         InvalidArgument: shard_bytes is not a valid size.
         DatasetNotFound: there is no dataset at `folder`.
         DatasetCorrupt: a shard to be rewritten is damaged; repair the dataset first.
-        DatasetConflict: another writer has published meanwhile; nothing is changed.
+        DatasetConflict: another writer has published in the meantime; nothing is changed.
     """
     check_shard_bytes(shard_bytes)
     with detect_conflict(folder), ShardDataset(folder) as dataset:
@@ -143,9 +144,9 @@ def compact(
 
 
 def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
-    """Numbers of shards in order: each alone, but for neighbours that are small.
+    """Return the shard numbers in order: adjacent small shards as one group, others alone.
 
-    All shards if the dataset has column groups.
+    With column groups, all shards are in one group.
     """
     shards = previous.shards
     if previous.column_groups:
@@ -159,7 +160,7 @@ def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
 
 
 def _is_rewritten(group: Sequence[int], previous: Generation) -> bool:
-    """Return True if these shards do not stay as they are."""
+    """Return True if a group of shards must be rewritten."""
     return len(group) > 1 or bool(previous.column_groups)
 
 
@@ -186,7 +187,7 @@ def _compacted(
 
 
 def _remove_old(root: Path) -> int:
-    """Remove shards that only older generations name; returns how many there were."""
+    """Remove shards that only older generations name; return the number of removed shards."""
     published = load(root)
     named = {shard.name for shard, _ in published.files}
     n_removed = 0
@@ -204,7 +205,7 @@ def _older_names(root: Path, number: int) -> Iterator[str]:
 
 
 LABEL = "label"
-"""The field whose numbers are positions in the class names."""
+"""The name of the field that holds class numbers."""
 
 
 def merge(
@@ -217,14 +218,14 @@ def merge(
     """Write the samples of `sources`, in their order, to a new dataset at `out`.
 
     All sources must have the same fields. If their class names differ, the new dataset has all of
-    them, in the order of their first occurrence, and the numbers in the field `label` are adapted.
-    Shards without any change are copied byte for byte; column groups become part of whole shards,
-    which are rewritten. Every byte is verified first.
+    them, in order of first occurrence, and the numbers in the field `label` are adapted. Shards
+    that need no change are copied byte for byte; shards with column groups are rewritten as whole
+    shards. Every byte is verified first.
 
     Args:
         out: a folder that is missing or empty.
         sources: datasets.
-        shard_bytes: the size of the shards that are rewritten.
+        shard_bytes: the target size of rewritten shards.
         workers: the number of processes that verify; by default one per usable CPU.
         progress: called in this process, at the start and after every shard of each step.
 
@@ -233,7 +234,7 @@ def merge(
         DatasetNotFound: a source is not a dataset.
         DatasetCorrupt: a source is damaged; repair it first.
         DatasetExists: `out` is not empty.
-        DatasetConflict: another writer used `out`, or removed shards of a source, meanwhile.
+        DatasetConflict: another writer used `out`, or removed shards of a source, in the meantime.
     """
     if not sources:
         raise InvalidArgument("merge needs at least one source")
@@ -273,7 +274,7 @@ def _write(
     changes: Sequence[Mapping[int, int] | None],
     rewriting: Rewriting,
 ) -> Iterator[None]:
-    """Copy or write one shard after the other; yields before each, and at the end."""
+    """Copy or rewrite the shards one after another; yield before each shard, and at the end."""
     for dataset, numbers in zip(datasets, changes, strict=True):
         for k, shard in enumerate(dataset.shards):
             yield
@@ -290,10 +291,10 @@ def _write(
 
 
 def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
-    """Make sure that two datasets have the same fields, in any order.
+    """Raise InvalidArgument unless two datasets have the same fields, in any order.
 
     Raises:
-        InvalidArgument: naming those that only one has, or that are not the same.
+        InvalidArgument: names the fields that only one has, or whose definitions differ.
     """
     if dict(a.schema) == dict(b.schema):
         return
@@ -312,10 +313,10 @@ def _all_classes(datasets: Sequence[ShardDataset]) -> tuple[str, ...]:
 
 
 def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, int] | None:
-    """Return the new number of each of a dataset's classes; None if all keep theirs.
+    """Return the new number of each of a dataset's classes; None if no number changes.
 
     Raises:
-        InvalidArgument: the classes of its samples are unknown.
+        InvalidArgument: the dataset has labels but no class names.
     """
     if dataset.classes == classes[: len(dataset.classes)] and (dataset.classes or not classes):
         return None
@@ -323,12 +324,12 @@ def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, i
         if not len(dataset) or not _has_labels(dataset.schema):
             return None
         raise InvalidArgument(
-            f"{dataset.path}: has no class names, while others have {', '.join(classes[:5])}: what "
-            "its labels mean cannot be told; convert it again with class names"
+            f"{dataset.path}: has no class names, while others have {', '.join(classes[:5])}: the "
+            "meaning of its labels is unknown; convert it again with class names"
         )
     if not _has_labels(dataset.schema):
         raise InvalidArgument(
-            f"{dataset.path}: its classes are not those of the others, and there is no field "
+            f"{dataset.path}: its classes differ from those of the others, and there is no field "
             f"{LABEL!r} of whole numbers in which they could be renumbered"
         )
     return {i: classes.index(name) for i, name in enumerate(dataset.classes)}
@@ -340,7 +341,7 @@ def _has_labels(schema: Schema) -> bool:
 
 
 def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) -> Any:
-    """Return a label's new number; a negative or missing one names no class and stays."""
+    """Return a label's new number; a negative or missing label means no class and is kept."""
     if value is None or int(value) < 0:
         return value
     if int(value) not in numbers:
@@ -352,11 +353,11 @@ def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) ->
 
 
 def _common(values: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the value that all have, else nothing."""
+    """Return the value if all are equal, else an empty mapping."""
     return values[0] if all(value == values[0] for value in values) else {}
 
 
 def _common_entries(values: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the entries that all have."""
+    """Return the entries that are the same in all mappings."""
     first, *others = values
     return {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}

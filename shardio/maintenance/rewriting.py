@@ -1,6 +1,6 @@
-"""Write the shards of a new dataset, or of the next generation of one.
+"""Write the shards of a new dataset, or of the next generation of a dataset.
 
-Shards lie in a hidden folder until all are written; then they get their names, and a generation
+Shards are staged in a hidden folder until all are written; then they are renamed, and a generation
 that names them is published. Existing files are not touched.
 """
 
@@ -29,14 +29,14 @@ from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage import fs
 
 SHARD_BYTES: Final = 256 << 20
-"""The default size of a rewritten shard."""
+"""The default target size of a rewritten shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """The generation that an operation has published, or the current one if nothing was to be done.
+    """The generation that an operation published, or the current one if nothing had to be done.
 
-    `n_rewritten` counts its new shards, `n_removed` the old ones that were removed. `n_bytes`
+    `n_rewritten` counts the new shards, `n_removed` the old ones that were removed. `n_bytes`
     includes the shards of column groups, `n_shards` does not.
     """
 
@@ -68,24 +68,26 @@ class MaintenanceReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Itself as JSON can say it."""
+        """Return a JSON-serializable dict."""
         return {**dataclasses.asdict(self), "dataset": str(self.dataset)}
 
 
 class Rewriting:
-    """A hidden folder in `folder`, owned from `with` to its end; published shards stay.
+    """A writer of the shards of one generation. It owns a hidden folder for the length of a `with`.
+
+    Published shards stay.
 
     Args:
-        folder: of a new dataset, missing or empty; or that of `previous`.
-        schema: of all samples.
-        shard_bytes: the size of a shard.
-        previous: the generation that the next one follows; None for a new dataset.
+        folder: the folder of a new dataset, missing or empty; or of the dataset of `previous`.
+        schema: the schema of the samples.
+        shard_bytes: the target size of a shard.
+        previous: the generation that the new one follows; None for a new dataset.
 
     Raises:
-        DatasetExists: a new dataset's folder holds something.
+        DatasetExists: the folder of a new dataset is not empty.
         DatasetCorrupt: the list of inputs of `previous` is damaged.
         DatasetConflict: (from `publish`) another writer published first.
-        OSError: the disk refuses; nothing is published.
+        OSError: writing failed; nothing is published.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class Rewriting:
             self.cut()
 
     def add_shard(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        """Add a shard of just these samples, however many they are."""
+        """Add a shard of exactly these samples, whatever its size."""
         self.cut()
         with ShardWriter(self.staging / self._next_name(), self.schema) as writer:
             for sample in samples:
@@ -136,13 +138,13 @@ class Rewriting:
             self._enter_staged(writer.close())
 
     def cut(self) -> None:
-        """End the shard that is being written."""
+        """Finish the shard that is being written."""
         if self._shard is not None:
             shard, self._shard = self._shard, None
             self._enter_staged(shard.close())
 
     def adopt(self, path: str | os.PathLike[str], summary: ShardSummary) -> None:
-        """Add a copy of a finished shard that lies elsewhere, byte for byte."""
+        """Add a byte-for-byte copy of a finished shard from another folder."""
         self.cut()
         name = self._next_name()
         fs.copy(path, self.staging / name)
@@ -150,7 +152,7 @@ class Rewriting:
         self._enter_staged(dataclasses.replace(summary, name=name))
 
     def take(self, path: str, summary: ShardSummary) -> None:
-        """Move a finished shard from its folder into the hidden one, under its name."""
+        """Move a finished shard into the hidden folder."""
         self.cut()
         name = self._next_name()
         fs.rename(path, self.staging / name)
@@ -162,7 +164,7 @@ class Rewriting:
         self._parts.append(summary)
 
     def come_behind(self, generation: Generation) -> None:
-        """Follow this generation: its shards are kept, those written so far come after them."""
+        """Follow this generation: its shards come first, then the shards written so far."""
         self.cut()
         self._previous = generation
         self._parts[:0] = generation.shards
@@ -175,9 +177,9 @@ class Rewriting:
         self._parts.append(summary)
 
     def publish(self, **details: Any) -> Generation:
-        """Name the shards and publish the generation that has them, and `details`.
+        """Name the shards, and publish a generation with them and `details`.
 
-        Without any shard there is an empty one, which holds the schema.
+        If no shard was written, an empty one is added to hold the schema.
         """
         self.cut()
         if not self._parts:
@@ -188,7 +190,7 @@ class Rewriting:
         return publish_next(self.root, self._previous, shards=shards, **details)
 
     def report_beside(self, **details: Any) -> MaintenanceReport:
-        """Name the shards and publish them as a column group of the previous generation."""
+        """Publish the shards as a column group of the previous generation; return the report."""
         if self._previous is None:
             raise AssertionError("a new dataset has no shards to add columns to")
         groups = (*self._previous.column_groups, ColumnGroup(self.schema, self._placed()))
@@ -206,7 +208,7 @@ class Rewriting:
         return MaintenanceReport.of(self._folder, self.publish(**details), len(self._staged))
 
     def _place(self, part: ShardSummary) -> ShardSummary:
-        """Give a staged shard its final name."""
+        """Rename a staged shard to its final name."""
         if part.name not in self._staged:
             return part
         while True:
@@ -217,7 +219,7 @@ class Rewriting:
             except DatasetConflict:
                 if self._previous is None:
                     raise
-                continue  # left by a killed writer, or of one that is about to publish
+                continue  # left by a killed writer, or written by one about to publish
             return dataclasses.replace(part, name=name)
 
     def _final_name(self) -> str:
@@ -241,6 +243,6 @@ class Rewriting:
 
 
 def check_shard_bytes(shard_bytes: object) -> None:
-    """Raise InvalidArgument unless the value is a size."""
+    """Raise InvalidArgument unless the value is a positive integer."""
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes must be an integer from 1 up; found {shard_bytes!r}")

@@ -1,8 +1,8 @@
-"""Salvage: make a damaged shard open again, in a copy, from its redundant parts.
+"""Salvage: restore a damaged shard, in a copy, from its redundant parts until it opens again.
 
-The header is in the first page and in the last; the schema is in the dataset's generation too;
-block hashes and chunk hashes can be recomputed from intact data under them. Each restored part is
-confirmed by an undamaged hash. Other damage stays, and reading finds it.
+The header is stored in the first and in the last page; the schema also in the dataset's generation;
+block hashes and chunk hashes can be recomputed from the data they cover, if that is intact. Each
+restored part is confirmed by an undamaged hash. Other damage stays and is detected by reading.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def chunk_hashes_again(
     """Yield the field, file offset and bytes of each block of chunk hashes that can be restored.
 
     Args:
-        content: the damaged file; its sections may reach beyond its end.
-        sections: its table.
-        schema: its fields.
+        content: the damaged file; sections may reach beyond its end.
+        sections: the section table.
+        schema: the schema of the shard.
     """
     index, payload = ((kind, NO_FIELD, 0) for kind in (Kind.INDEX, Kind.PAYLOAD))
     for k, (name, field_) in enumerate(schema.records.items()):
@@ -83,13 +83,13 @@ def chunk_hashes_again(
 
 
 def _items(content: memoryview, section: Section, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the items of a section, as far as the file has them."""
+    """Return the items of a section that lie within the file."""
     stored = content[section.offset : section.offset + section.size]
     return np.frombuffer(stored, dtype, len(stored) // dtype.itemsize)
 
 
 class _Records:
-    """The records of a field, and the number of each one's first chunk."""
+    """The records of a stream field, and the number of the first chunk of each."""
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class _Records:
         self._entries, self._firsts = entries, firsts
 
     def hashes(self, first: int, last: int) -> bytes:
-        """Return the hashes of chunks `first` to `last` - 1; b"" if one cannot be located."""
+        """Return the hashes of chunks `first` to `last` - 1; b"" if a chunk cannot be located."""
         numbers = np.arange(first, last).astype(np.uint64)
-        # A record without chunks gets the first chunk of the next one.
+        # A record without chunks has the same first chunk as the next record.
         rows = np.searchsorted(self._firsts, numbers, side="right") - 1
         if not len(rows) or rows.min() < 0:
             return b""
@@ -125,7 +125,7 @@ _HASH_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """A file that opens, as far as it could be restored; `notes` list the restored parts."""
+    """A restored file; `notes` describe the restored parts."""
 
     path: str
     notes: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class Mended:
 
 @dataclass
 class _Draft:
-    """A damaged shard, and the bytes that its copy is to have in their places."""
+    """A damaged shard, and the patches for its copy by file offset."""
 
     path: str
     content: memoryview
@@ -146,7 +146,7 @@ class _Draft:
         return self.content[section.offset : section.offset + section.size]
 
     def put(self, offset: int, content: bytes, note: str) -> None:
-        """Replace bytes of the copy, unless they are so already."""
+        """Replace bytes in the copy, unless they are equal already."""
         if self.content[offset : offset + len(content)] != content:
             self.patches[offset] = content
             if note not in self.notes:
@@ -154,17 +154,17 @@ class _Draft:
 
 
 def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
-    """Restore redundant parts in a copy of the shard in `folder`; or return the file itself.
+    """Restore redundant parts in a copy of the shard in `folder`; return the file itself if sound.
 
     Args:
         path: the shard; it is only read.
-        folder: for the copy, which the caller removes.
+        folder: the folder for the copy; the caller removes it.
         schema: the shard's expected schema, if known.
 
     Raises:
         ShardNotFound: there is no such file.
-        ShardIncomplete, ShardCorrupt, ShardUnsupported: the rest cannot be opened.
-        OSError: the system refuses to open it, or there is no room for the copy.
+        ShardIncomplete, ShardCorrupt, ShardUnsupported: the file cannot be opened even so.
+        OSError: the file cannot be opened, or the copy cannot be written.
     """
     copy, notes = folder / "mended.shard", []
     content, n_holes = _map_around(path, copy)
@@ -198,7 +198,7 @@ def schema_of(path: str) -> Schema:
     """Return the schema of a shard, even if other parts are damaged.
 
     Raises:
-        ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: it cannot be read.
+        ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: the schema cannot be read.
     """
     folder = fs.make_temporary_folder(None)
     try:
@@ -210,7 +210,7 @@ def schema_of(path: str) -> Schema:
 
 
 def _map_around(path: str, copy: Path) -> tuple[memoryview, int]:
-    """Map a file, or a copy without the pages that the disk cannot read; and how many those are."""
+    """Map a file, or a copy without its unreadable pages; return also the number of these pages."""
     fs.unlink(copy)
     holes = unreadable_pages(path)
     if holes:
@@ -221,7 +221,7 @@ def _map_around(path: str, copy: Path) -> tuple[memoryview, int]:
 def unreadable_pages(path: str) -> list[int]:
     """Read a whole file, and return the offset of each page that the disk cannot read.
 
-    By reading and not through a map, which kills the process at such a page.
+    Read calls are used because touching such a page in a mapping kills the process.
     """
     fd = open_shard(path)
     try:
@@ -246,7 +246,7 @@ def _is_readable(fd: int, place: int, n_bytes: int = PAGE) -> bool:
 
 
 def _copy_around(path: str, copy: Path, holes: set[int]) -> None:
-    """Copy a file page by page, and leave out what cannot be read."""
+    """Copy a file page by page, leaving holes for the unreadable pages."""
     with open(path, "rb", buffering=0) as source, fs.create(copy) as target:
         n_bytes = os.fstat(source.fileno()).st_size
         for page in range(0, n_bytes, PAGE):
@@ -257,10 +257,10 @@ def _copy_around(path: str, copy: Path, holes: set[int]) -> None:
 
 
 def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
-    """Return a header that agrees with a section table, from either page that holds one.
+    """Return a header and the section table it points to, from the first or the last page.
 
     Raises:
-        DataError: the first page's error, if no page helps.
+        DataError: the error of the first page, if neither page can be used.
     """
     reason: DataError | None = None
     for header in _headers(content, path):
@@ -272,8 +272,8 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
             end = header.table_offset + header.table_size
             if end > len(content):
                 raise ShardCorrupt(
-                    "the file is truncated, and its section table is lost: where its data lies "
-                    "cannot be told",
+                    "the file is truncated, and its section table is lost: the data cannot be "
+                    "located",
                     code="file_size",
                     path=path,
                     expected=header.file_size,
@@ -289,7 +289,7 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
 
 
 def _headers(content: memoryview, path: str) -> Iterator[Header | DataError]:
-    """Yield the header of the first page, then of the last page that has one; or the errors."""
+    """Yield the header or error of the first page, then of the last page that has a header."""
     if len(content) < PAGE:
         what, size = "too short to be a shard", len(content)
         yield ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
@@ -302,7 +302,7 @@ def _headers(content: memoryview, path: str) -> Iterator[Header | DataError]:
 
 
 def _last_header(content: memoryview) -> Iterator[int]:
-    """Yield the offset of the last page, after the first, that begins like a header."""
+    """Yield the offset of the last page, if any after the first, that starts with the magic."""
     for page in range((len(content) - 1) // PAGE * PAGE, 0, -PAGE):
         if bytes(content[page : page + len(MAGIC)]) == MAGIC and len(content) >= page + PAGE:
             yield page
@@ -310,7 +310,7 @@ def _last_header(content: memoryview) -> Iterator[int]:
 
 
 def _mend_schema(draft: _Draft, schema: Schema | None) -> Schema | None:
-    """Restore the schema if it matches the table's hash; return the schema in place."""
+    """Restore the schema if it matches the hash in the table; return the shard's schema."""
     try:
         return read_schema(draft.content, draft.sections, draft.path)
     except DataError:
@@ -335,7 +335,7 @@ def _mend_block_hashes(draft: _Draft) -> None:
 
 
 def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
-    """Work hashes of a column out again, block by block, where the rows that they cover are not."""
+    """Recompute damaged hashes of columns, block by block, where the rows they cover are intact."""
     for name, field_ in schema.columns.items():
         number = schema.field_id(name)
         keys = [
@@ -369,7 +369,7 @@ def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
 def _unit(
     draft: _Draft, column: Section, row: int, per_unit: int, row_bytes: int, stride: int
 ) -> memoryview:
-    """Return the bytes of a column that share one hash, from `row` on."""
+    """Return the bytes of the unit (the rows that share one hash) that starts at `row`."""
     n_rows = min(per_unit, column.count - row)
     n_bytes = row_bytes if per_unit == 1 else n_rows * stride
     start = column.offset + row * stride

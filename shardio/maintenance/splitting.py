@@ -1,4 +1,4 @@
-"""Split: named subsets of a dataset, no group of samples on two sides, as its next generation."""
+"""Split a dataset into named subsets, whole groups at a time, as its next generation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHUNK_ROWS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """The generation that has the subsets, and how many samples and groups are in each."""
+    """The generation with the subsets, and the number of samples and groups in each subset."""
 
     dataset: Path
     generation: int
@@ -35,7 +35,7 @@ class SplitReport:
     n_groups: Mapping[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        """Itself as JSON can say it."""
+        """Return a JSON-serializable dict."""
         return {**asdict(self), "dataset": str(self.dataset)}
 
 
@@ -53,15 +53,15 @@ def split(
     Args:
         folder: the dataset.
         parts: the name of each subset and its share of the samples; the shares add up to 1. With
-            groups, shares are met as closely as whole groups in random order allow.
-        group: the name of a field; all samples with the same value in it go to one subset. By
-            default each sample is assigned by itself.
+            groups, the sizes are as close as whole groups in random order allow.
+        group: the name of a field; all samples with the same value in it go to the same subset. By
+            default each sample is assigned independently.
         seed: the seed of the assignment, from 0 up.
 
     Raises:
-        InvalidArgument: parts, group or seed are not acceptable, or a subset would be empty.
+        InvalidArgument: parts, group or seed is invalid, or a subset would be empty.
         DatasetNotFound, ShardCorrupt, …: the dataset, or the field, cannot be read.
-        DatasetConflict: another writer has published meanwhile; nothing is changed.
+        DatasetConflict: another writer has published in the meantime; nothing is changed.
     """
     _check_parts(parts)
     if type(seed) is not int or seed < 0:
@@ -78,7 +78,7 @@ def split(
     if empty := [name for name, is_in in of_rows.items() if not is_in.any()]:
         raise InvalidArgument(
             f"{os.fspath(folder)}: {', '.join(map(repr, empty))} would have no sample: there are "
-            f"{len(groups)} in {len(counts)} groups"
+            f"{len(groups)} samples in {len(counts)} groups"
         )
     stats = {key: value for key, value in previous.stats.items() if key != "subsets"}
     generation = publish_next(
@@ -122,9 +122,9 @@ def _check_parts(parts: Any) -> None:
 def _groups(
     dataset: ShardDataset, group: str | None
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Return the number of each row's group, and the number of rows of each group.
+    """Return the group number of each row, and the number of rows of each group.
 
-    Groups are numbered in order of first appearance, so that the cut into shards does not matter.
+    Groups are numbered in order of first appearance, so the numbers do not depend on the shards.
     """
     n_rows = len(dataset)
     if group is None:
@@ -147,9 +147,9 @@ def _allot(
     shares: list[float],
     seed: int,
 ) -> npt.NDArray[np.int64]:
-    """Return the part of each group: in a random order, each to the part that lacks the most."""
+    """Assign the groups in random order, each to the part that lacks the most; return the parts."""
     numbered, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
-    keys = mix(key, numbered, key, key)  # enough rounds to make the keys of neighbours independent
+    keys = mix(key, numbered, key, key)  # enough rounds to decorrelate the keys of adjacent groups
     lacking = [share * len(groups) for share in shares]
     numbers = np.zeros(len(counts), np.int64)
     for k in np.argsort(keys, kind="stable").tolist():

@@ -1,4 +1,4 @@
-"""Statistics of a dataset: of each numeric field mean, deviation, range and shapes; and classes."""
+"""Statistics of a dataset: mean, deviation, range and shapes of numeric fields; class counts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _CHUNK_ITEMS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StatsReport:
-    """The generation that holds the statistics, and the statistics.
+    """The statistics, and the generation that holds them.
 
     `stats` has `samples` and `fields`. Each numeric field has `count` (numbers, not samples),
-    `mean`, `std`, `min`, `max`, `not_finite` (the count of numbers that these exclude), `missing`
-    (samples without a value), `smallest` and `largest` (of each dimension). If the dataset has
-    class names and labels, `stats` has `classes` and `without_class`, too.
+    `mean`, `std`, `min`, `max`, `not_finite` (the count of numbers excluded from these), `missing`
+    (the count of samples without a value), `smallest` and `largest` (per dimension). If the dataset
+    has class names and labels, `stats` also has `classes` and `without_class`.
     """
 
     dataset: Path
@@ -42,7 +42,7 @@ class StatsReport:
     stats: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """Itself as JSON can say it."""
+        """Return a JSON-serializable dict."""
         return {
             "dataset": str(self.dataset),
             "generation": self.generation,
@@ -61,7 +61,7 @@ def compute_stats(
 ) -> StatsReport:
     """Compute statistics of a dataset or a subset, and store them in the next generation.
 
-    If they are stored already, nothing is published. All data that is read is verified.
+    If the same statistics are stored already, nothing is published. All data read is verified.
 
     Args:
         folder: the dataset.
@@ -94,7 +94,7 @@ def compute_stats(
 
 
 def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> dict[str, Any]:
-    """Count each shard by itself; their order decides how they are put together, not who counts."""
+    """Count each shard separately; join the counts in shard order, whichever finishes first."""
     schema = dataset.schema.items()
     arrays = {name: array for name, field in schema if (array := field.array or field.item)}
     whole = _Counts({name: _Tally(array) for name, array in arrays.items()}, _ClassTally(dataset))
@@ -116,7 +116,7 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
 
 
 class _Counting(ShardJob):
-    """A job that counts one shard's samples, those of the dataset's subset if it has one."""
+    """A job that counts the samples of one shard, or of its part of the dataset's subset."""
 
     def __init__(self, dataset: ShardDataset, arrays: Mapping[str, Array]) -> None:
         super().__init__(dataset)
@@ -165,9 +165,9 @@ class _Counts:
 def _values(
     reader: ShardReader, name: str, array: Array, rows: Rows
 ) -> Iterator[npt.NDArray[Any] | None]:
-    """Yield the arrays of a field: many rows of a column at once, else one row at a time.
+    """Yield arrays of a field's values: many rows of a column at once, else one row at a time.
 
-    None stands for a sample without a value.
+    Yield None for a sample without a value.
     """
     if name not in reader.schema.columns:
         for row in rows.tolist():
@@ -184,9 +184,9 @@ def _values(
 
 
 class _Tally:
-    """Mean, deviation and range of numbers that come piece by piece.
+    """Mean, deviation and range of numbers that are added piece by piece.
 
-    The moments of two pieces are put together as by T. F. Chan, G. H. Golub and R. J. LeVeque,
+    The moments of two pieces are combined as in T. F. Chan, G. H. Golub and R. J. LeVeque,
     "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
     """
 
@@ -200,7 +200,7 @@ class _Tally:
         self._largest: list[int] = []
 
     def add(self, values: npt.NDArray[Any] | None) -> None:
-        """Add the values of some samples, one per row; or count a sample without a value."""
+        """Add the values of some samples, one per row; None counts a sample without a value."""
         if values is None:
             self._n_missing += 1
             return
@@ -234,7 +234,7 @@ class _Tally:
             return
         self._see_range(numbers.min().item(), numbers.max().item())
         wide = numbers.astype(np.float64)
-        with np.errstate(all="ignore"):  # sums of values near the largest float64
+        with np.errstate(all="ignore"):  # sums of values near the largest float64 overflow
             n, mean = len(wide), float(wide.mean())
             wide -= mean
             squares = float(wide @ wide)
@@ -247,7 +247,7 @@ class _Tally:
         self._n = total
 
     def join(self, other: _Tally) -> None:
-        """Add another tally, of the samples that follow."""
+        """Add the tally of other samples."""
         self._n_not_finite += other._n_not_finite
         self._n_missing += other._n_missing
         for shape in (other._smallest, other._largest) if other._smallest is not None else ():
@@ -258,7 +258,7 @@ class _Tally:
         self._put_together(other._n, other._mean, other._squares)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures; unknown or infinite ones are None."""
+        """Return a JSON-serializable dict; unknown or infinite figures are None."""
         deviation = math.sqrt(self._squares / self._n) if self._n else None
         return {
             "count": self._n,
@@ -278,7 +278,7 @@ def _finite(number: float | None) -> float | None:
 
 
 class _ClassTally:
-    """The number of samples of each class, by a field `label`."""
+    """The number of samples of each class, by the field `label`."""
 
     def __init__(self, dataset: ShardDataset) -> None:
         field = dataset.schema.get("label")
@@ -289,7 +289,7 @@ class _ClassTally:
         self._n_without = 0
 
     def add(self, name: str, values: npt.NDArray[Any] | None) -> None:
-        """Add values of a field of labels."""
+        """Add values of a field; fields other than `label` are ignored."""
         if name != "label" or not self._is_known:
             return
         if values is None:
@@ -306,7 +306,7 @@ class _ClassTally:
         self._n_without += other._n_without
 
     def as_json(self) -> dict[str, Any]:
-        """Return the counts, if there are any."""
+        """Return the counts; an empty dict if the dataset has no classes or labels."""
         if not self._is_known:
             return {}
         counts = dict(zip(self._names, self._counts.tolist(), strict=True))

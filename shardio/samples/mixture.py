@@ -1,6 +1,6 @@
-"""Several datasets as one: their samples end to end, and the proportions for mixing them.
+"""Several datasets as one: their samples concatenated, and the proportions in which to mix them.
 
-`order.mixture_order` decides the order of an epoch.
+`order.mixture_order` determines the order of an epoch.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def common_fields(schemas: Sequence[Schema]) -> Mapping[str, Field]:
 def check_agreement(
     schemas: Sequence[Schema], paths: Sequence[str], fields: Iterable[str] | None
 ) -> Iterable[str] | None:
-    """Check that the datasets at `paths` have the given fields, by default all, and equal ones.
+    """Check that the given fields (by default all) are equal in the datasets at `paths`.
 
-    Returns `fields`, which may be an iterator.
+    Return `fields`, as a list if it was another iterable.
 
     Raises:
-        InvalidArgument: naming a field, two datasets, and the field of each.
+        InvalidArgument: names a field that differs, two datasets, and the field in each.
     """
     known = dict.fromkeys(name for schema in schemas for name in schema)
     common = common_fields(schemas)
@@ -90,10 +90,10 @@ _STRICTNESS: Final[tuple[Verify, ...]] = ("off", "first", "always")
 
 @dataclass(frozen=True, slots=True)
 class MixtureSource:
-    """A source of a mixture, to be opened elsewhere.
+    """A description of a source of a mixture, from which another process can open the source.
 
-    `n_selected` is the size of a selection, else None; `remote` are its options if it is in an
-    object store.
+    `n_selected` is the number of selected rows if the source is a selection, else None. `remote`
+    are the options of a source in an object store.
     """
 
     path: str
@@ -104,24 +104,24 @@ class MixtureSource:
 
 
 class MixtureSpec(NamedTuple):
-    """The sources of a mixture and their shares, to open it in another process."""
+    """The sources of a mixture and their shares, to open the mixture in another process."""
 
     sources: tuple[MixtureSource, ...]
     mixing: MixtureShares
 
     @property
     def n_selected(self) -> int:
-        """The number of samples of all its selections."""
+        """The total number of rows of all sources that are selections."""
         return sum(each.n_selected or 0 for each in self.sources)
 
 
 class MixtureFiles(DatasetFiles):
-    """The files of several datasets, one dataset after another; owns those that it opens.
+    """The files of several datasets, one dataset after another. It owns the files that it opens.
 
     Args:
-        sources: the files of each dataset; borrowed, and opened as they specify.
-        groups: the files of all sources, by absolute paths: see DatasetFiles.
-        access: the access method, "mmap" or "pread"; set for the sources as well.
+        sources: the files of each dataset; borrowed.
+        groups: the files of all sources, by absolute paths, as in DatasetFiles.
+        access: the access method, "mmap" or "pread"; also set for the sources.
         path: the mixture, for messages.
     """
 
@@ -139,10 +139,10 @@ class MixtureFiles(DatasetFiles):
         for source in sources:
             source.set_access(access)
         self._firsts: Rows = np.cumsum([0, *(source.n_shards for source in sources)])[:-1]
-        """The number, among all shards, of each source's first."""
+        """The number of each source's first shard among all shards."""
 
     def _locate(self, shard: int) -> tuple[ShardFiles, int]:
-        """Return the source that has a shard, and the shard's number there."""
+        """Return the source of a shard, and the number of the shard in this source."""
         source = int(np.searchsorted(self._firsts, shard, side="right")) - 1
         return self._sources[source], shard - int(self._firsts[source])
 
@@ -162,7 +162,7 @@ class MixtureFiles(DatasetFiles):
         return [storage for source in self._sources for storage in source.storages]
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the name of a file, which is its path."""
+        """Return the name of a file, which in a mixture is its path."""
         return summary.name
 
     def files_with_storage(
@@ -178,42 +178,41 @@ class MixtureFiles(DatasetFiles):
         return [each for source in self._sources for each in source.sizes_by_storage(wanted)]
 
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the number of each shard's file; a source that is repeated adds no files."""
+        """Return the number of each shard's file; a repeated source adds no files."""
         known: dict[str, int] = {}
         return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
 
     def mark_bounds(self, name: str) -> Rows:
-        """Return the upper bounds of all sources, end to end."""
+        """Return the upper bounds of all sources, concatenated."""
         return np.concatenate([source.mark_bounds(name) for source in self._sources])
 
 
 class Mixture(Dataset):
-    """The samples of several datasets as one sequence, laid end to end; a loader mixes them.
+    """The concatenated samples of several datasets, which a loader mixes. It owns its sources.
 
-    The order of a loader's epoch follows `mixing`. As a sequence it has every sample of each source
-    once, in order; `sources_of` returns the source that a number belongs to. It has the fields
-    that all sources have alike. Its shards are those of all sources, by absolute paths. It owns
-    its sources until `close`.
+    As a sequence it has every sample of each source once, in order; `sources_of` maps numbers of
+    samples to sources. A loader draws from the sources according to `mixing`. A mixture has the
+    fields that are equal in all sources, and the shards of all sources, by absolute paths.
 
     Args:
-        sources: opened for it, and not read yet. Hashes are checked as often as the strictest of
-            them asks for.
-        mixing: how they are wanted.
+        sources: the datasets, which nothing has been read from yet; ownership is transferred.
+            Hashes are checked according to the strictest `verify` of them.
+        mixing: the shares of the sources.
     """
 
     rows: MixtureSelection
 
     def __init__(self, sources: Sequence[ShardDataset], mixing: MixtureShares) -> None:
         self.sources: Final = tuple(sources)
-        """The datasets that it is made of, in order."""
+        """The datasets in the mixture, in order."""
         self.mixing: Final = mixing
         self.has_one_view: Final = all(source.view == sources[0].view for source in sources)
-        """True if the samples of a loader are by default the same of each source."""
+        """True if the default kind of sample is the same for all sources."""
         paths = [source.path for source in sources[:_MAX_NAMED]]
         more = f" and {len(sources) - _MAX_NAMED} more" if len(sources) > _MAX_NAMED else ""
         path = f"a mixture of {', '.join(paths)}{more}"
         is_mapped = all(source.access == "mmap" for source in sources)
-        access: Access = "mmap" if is_mapped else "pread"  # all files of a column are read alike
+        access: Access = "mmap" if is_mapped else "pread"  # one method for all files
         view = sources[0].view if self.has_one_view else ROWS
         state = _generation_of(sources, view)
         files = [source.files for source in sources]
@@ -229,7 +228,7 @@ class Mixture(Dataset):
 
     @classmethod
     def of(cls, spec: MixtureSpec, verify: Verify, access: Access) -> Self:
-        """Open the same sources; the rows of those that are selections are shown to it later."""
+        """Open the sources of a mixture again; the rows of selections are supplied later."""
         sources = []
         for each in spec.sources:
             source = ShardDataset(
@@ -246,13 +245,13 @@ class Mixture(Dataset):
         return cls(sources, spec.mixing)
 
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Mixture:
-        """Mix the same sources again, with files of their own; see ShardDataset."""
+        """Mix the same sources again, with separate files; see ShardDataset.reopen."""
         sources = [each.reopen(whole=whole, n_readers=n_readers) for each in self.sources]
         return Mixture(sources, self.mixing)
 
     @property
     def spec(self) -> MixtureSpec:
-        """The argument of `of`."""
+        """A description of the mixture, from which `of` opens it again."""
         sources = (
             MixtureSource(
                 each.root,
@@ -267,23 +266,23 @@ class Mixture(Dataset):
 
     @property
     def mixture_sizes(self) -> MixtureSizes:
-        """The proportions and the sizes of an epoch that begins now."""
+        """The shares of the sources, and the sizes of an epoch that begins now."""
         sizes = np.diff(self.rows.ends, prepend=0)
         firsts = self.rows.ends - sizes
         return MixtureSizes(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
 
     def sources_of(self, indices: Any) -> Rows:
-        """Return the number of the source that each sample is of, such as those of `batch.indices`.
+        """Return the source number of each sample, given sample numbers such as `batch.indices`.
 
         Raises:
-            InvalidArgument: they are no numbers of samples, from 0 up.
+            InvalidArgument: `indices` are not valid sample numbers.
         """
         numbers = np.asarray(indices)
         check_positions(numbers.reshape(-1), len(self), "indices")
         return np.searchsorted(self.rows.ends, numbers, side="right")
 
     def check_agreement(self, fields: Iterable[str] | None) -> Iterable[str] | None:
-        """Make sure that all sources have some fields alike, and return these; see `agreement`."""
+        """Check that some fields are equal in all sources; return them. See `check_agreement`."""
         schemas = [source.schema for source in self.sources]
         return check_agreement(schemas, [source.path for source in self.sources], fields)
 
@@ -294,7 +293,7 @@ class Mixture(Dataset):
         return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"
 
     def select(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: samples are selected before they are mixed."""
+        """Raise InvalidArgument: samples must be selected before they are mixed."""
         raise InvalidArgument(f"{self.path}: select from its sources, then mix the selections")
 
     def close(self) -> None:
@@ -305,7 +304,7 @@ class Mixture(Dataset):
 
 
 def _generation_of(sources: Sequence[ShardDataset], view: Mapping[str, Any]) -> Generation:
-    """Describe a mixture as if it were a state of one dataset."""
+    """Describe a mixture as if it were a generation of one dataset."""
     classes = {source.classes for source in sources}
     lineages = "".join(source.lineage for source in sources)
     schema = common_fields([source.schema for source in sources])
@@ -326,7 +325,7 @@ def _generation_of(sources: Sequence[ShardDataset], view: Mapping[str, Any]) -> 
 def _summaries(
     sources: Sequence[ShardDataset], name: str | None = None
 ) -> tuple[ShardSummary, ...]:
-    """Return the files of all sources that have a field, by default those of whole samples."""
+    """Return the files of all sources that have a field; by default the shards themselves."""
     found = []
     for source in sources:
         for summary in source.files.summaries(name):
@@ -336,7 +335,7 @@ def _summaries(
 
 _EXHAUSTED: Final = get_args(Exhausted)
 _UNORDERED: Final = (Set, Mapping)
-"""A set of texts has another order in each process; of a mapping, either side could be meant."""
+"""Invalid types of `sources`: a set has no order, and a mapping could mean keys or values."""
 
 
 def mix(
@@ -345,26 +344,26 @@ def mix(
     weights: Sequence[float] | npt.NDArray[Any],
     exhausted: Exhausted = "stop",
 ) -> Mixture:
-    """Mix several datasets, for a ShardLoader to draw from each as often as its weight says.
+    """Mix several datasets; a ShardLoader draws from each in proportion to its weight.
 
-    Of each 256 positions, counted from an epoch's first, each source has its share. The positions
-    of a source, and the samples it takes, follow from the loader's seed and the epoch; with
-    shuffle=False the samples of a source come in their order. Sources are opened anew, as they were
-    opened, with their subset or selection. The mixture is a dataset of its own: close it, or use
-    it in a `with`.
+    Of every 256 positions from the start of an epoch, each source has its share. The positions of a
+    source, and the samples it contributes, are determined by the loader's seed and the epoch; with
+    shuffle=False the samples of a source come in order. Open datasets are opened again in the same
+    way, with their subset or selection. The mixture is a separate dataset: close it, or use it in a
+    `with`.
 
     Args:
-        sources: folders, or open datasets; one may come several times, with different subsets.
-        weights: of each source, above 0; only their proportions count.
-        exhausted: "stop": an epoch ends when the first source has no more samples. "repeat": it
-            ends when every source has been seen whole; until then exhausted sources begin again, in
-            another order.
+        sources: folders, or open datasets; one may occur several times, with different subsets.
+        weights: the weight of each source, above 0; only their proportions matter.
+        exhausted: with "stop", an epoch ends when the first source has no more samples. With
+            "repeat", it ends when every source was seen completely; until then exhausted sources
+            begin again, in another order.
 
     Raises:
-        InvalidArgument: a weight, a source or `exhausted` is not acceptable.
-        DatasetNotFound, DatasetCorrupt, …: from opening a source.
+        InvalidArgument: a weight, a source or `exhausted` is invalid.
+        DatasetNotFound, DatasetCorrupt, …: a source cannot be opened.
     """
-    # Typed as object: a user's array would be compared element by element
+    # Typed as object because == on an array would compare element by element.
     asked: object = exhausted
     if not isinstance(asked, str) or asked not in _EXHAUSTED:
         known = ", ".join(map(repr, _EXHAUSTED))
@@ -400,12 +399,12 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
 
 
 def _shares(weights: Any, n: int) -> tuple[int, ...]:
-    """Return the share of each of n sources, from 1 up: exactly in proportion, or else of WHOLE."""
+    """Return the shares of n sources, integers from 1 up: exact, or rounded to a total of WHOLE."""
     what = f"weights must be {n} numbers above 0, one for each source"
     try:
         if isinstance(weights, (str, *_UNORDERED)):
             raise TypeError("they have no order, or are not numbers")
-        # A float as it is written: 0.3 and 0.7 are 3 to 7.
+        # Each float as it is printed: 0.3 and 0.7 are 3 to 7.
         numbers = [Fraction(repr(float(each))) for each in weights]
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{what}; found {weights!r}: {error}") from None

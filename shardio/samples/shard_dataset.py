@@ -27,34 +27,34 @@ from shardio.storage.remote.options import RemoteOptions, is_url, local_path
 from shardio.storage.remote.storage import RemoteStorage
 
 _AT_ONCE: Final = 8192
-"""Rows of a column that are gathered in one call."""
+"""The number of rows gathered in one call when a whole column is copied."""
 
 
 class ShardDataset(Dataset):
-    """The samples of a dataset, by number; owns its shards' maps until `close()`. Not thread-safe.
+    """The samples of a dataset, by number. Not thread-safe.
 
-    A pickle opens the same generation and samples again where it is loaded, by the path of the
-    folder. A shard is opened when it is first needed. A column that was added later has shards of
-    its own; *files* are all shards, those of added columns last. The file system of the folder
-    decides `access` for all shards.
+    It owns the maps of its shards until `close()`. A shard is opened when it is first needed. A
+    column that was added later has separate shards. The file system of the folder determines
+    `access` for all shards. An unpickled dataset opens the same generation and samples, by the path
+    of the folder.
 
     Args:
         path: the folder, or its URL: s3://, gs://, az://, https://.
-        verify: when hashes are checked, see ShardReader.
-        access: the access method, see ShardReader.
-        subset: the name of a subset: only its samples, numbered from 0.
+        verify: when hashes are checked, as in ShardReader.
+        access: the access method, as in ShardReader.
+        subset: the name of a subset; the dataset then has only its samples, numbered from 0.
         generation: the number of the generation to open; by default the published one.
         cache: for a URL, the folder that a loader downloads shards to; by default SHARDIO_CACHE
             from the environment, otherwise ~/.cache/shardio. Single samples of shards that are not
-            there are read by ranges.
-        cache_bytes: the size limit of that folder; by default nine tenths of the free space.
+            cached are read by ranges.
+        cache_bytes: the size limit of the cache; by default nine tenths of the free space.
         storage_options: for a URL, options of obstore: credentials, endpoint, client_options.
-        remote: these three in one object, for the use of shardio itself.
+        remote: the last three as one object, for use by shardio itself.
 
     Raises:
-        DatasetNotFound, DatasetCorrupt, ShardUnsupported: from the folder itself.
+        DatasetNotFound, DatasetCorrupt, ShardUnsupported: the folder cannot be opened.
         InvalidArgument: there is no such subset.
-        ShardNotFound, ShardCorrupt, …: (also later) from a shard.
+        ShardNotFound, ShardCorrupt, …: (also later) a shard cannot be read.
     """
 
     files: ShardFiles
@@ -76,7 +76,7 @@ class ShardDataset(Dataset):
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         path = local_path(os.fspath(path))
         self.remote = remote or RemoteOptions.of(cache, cache_bytes, storage_options, access)
-        """The options for reading it from an object store."""
+        """The options for reading from an object store."""
         storage = _storage_of(path, self.remote)
         access = storage.resolve_access(access)
         state = _load(storage, generation)
@@ -130,18 +130,20 @@ class ShardDataset(Dataset):
     ) -> ShardDataset:
         """Return some of the samples as a new dataset of the same files, numbered from 0.
 
-        It opens the shards again, and is closed separately. Pass one of `indices`, `mask` and
-        `where`:
+        The new dataset opens the shards again, and must be closed separately. Pass exactly one of
+        `indices`, `mask` and `where`:
 
         Args:
             indices: sample numbers in any order, with repetitions.
             mask: a bool for every sample.
-            where: a function that returns such a mask for a dict of columns; called once.
-            fields: names of the columns for `where`: raw arrays of fixed shape, (samples, …).
+            where: a function that receives a dict of columns and returns a mask; called once.
+            fields: the names of the columns for `where`, which gets them as arrays (samples, …).
+                They must be raw arrays of fixed shape.
 
         Raises:
-            InvalidArgument: not exactly one of the three, or it does not fit the dataset.
-            ShardCorrupt, …: from reading the columns.
+            InvalidArgument: not exactly one of the three is given, or it does not match the
+                dataset.
+            ShardCorrupt, …: the columns cannot be read.
         """
         if sum(each is not None for each in (indices, mask, where)) != 1:
             raise InvalidArgument("select takes one of indices, mask and where")
@@ -166,11 +168,11 @@ class ShardDataset(Dataset):
         return found
 
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> ShardDataset:
-        """Open the same samples again, in the same way, with files of their own.
+        """Open the same samples again, in the same way, with separate files.
 
         Args:
             whole: for a URL, True to download whole shards before reading from them.
-            n_readers: for a URL, the number of processes or threads that read at once.
+            n_readers: for a URL, the number of processes or threads that read at the same time.
         """
         opened = ShardDataset(
             self.place,
@@ -185,7 +187,7 @@ class ShardDataset(Dataset):
         return opened
 
     def _column(self, name: str) -> npt.NDArray[Any]:
-        """Copy a column of all selected samples."""
+        """Return a copy of a column, for all selected samples."""
         field = self.schema.columns.get(name)
         if field is None:
             known = ", ".join(self.schema.columns) or "none"
@@ -201,19 +203,19 @@ class ShardDataset(Dataset):
 
 
 def starts_of(generation: Generation) -> Rows:
-    """Return the number of each shard's first row, and the number of all rows at the end."""
+    """Return the number of each shard's first row, followed by the total number of rows."""
     return np.concatenate([[0], np.cumsum(generation.counts, dtype=np.int64)])
 
 
 def groups_of(generation: Generation) -> list[FileGroup]:
-    """Return the files of a generation: the shards, then those of each field beside them."""
+    """Return the files of a generation: the shards, then the shards of each added field."""
     whole = "", generation.schema, generation.shards
     groups = ((group.name, group.schema, group.shards) for group in generation.column_groups)
     return [FileGroup(*group, shard_sizes(group[2])) for group in (whole, *groups)]
 
 
 def _load(storage: ShardStorage, number: int | None) -> Generation:
-    """Read a generation, by default the published one; once more if a copy was damaged."""
+    """Read a generation, by default the published one; retry once if a cached copy is damaged."""
     try:
         folder = storage.manifest_folder(number)
         return load(folder) if number is None else load_generation(folder, number)
@@ -234,7 +236,7 @@ def _rows_of(generation: Generation, subset: Any, path: str) -> RowRuns:
 
 
 def _storage_of(path: str, remote: RemoteOptions) -> ShardStorage:
-    """Return the storage of a dataset, by an absolute path: a later chdir has no effect."""
+    """Return the storage of a dataset; its path is absolute, so that chdir has no effect."""
     if is_url(path):
         return RemoteStorage(path, remote, external_list_names)
     check_encodable(path, "path")

@@ -1,8 +1,8 @@
 """Open a shard: validate everything that does not depend on the number of samples.
 
 After `open_sections` returns, every section lies inside the file and has the size, count and stride
-that the schema and the sample count require, and the file contains nothing else. Readers rely on
-that and check only hashes and index entries.
+that the schema and the number of samples require, and the file contains nothing else. Readers rely
+on this, and check only hashes and index entries.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ MAX_SAMPLES: Final = 1 << 48
 _KINDS: Final = frozenset(Kind)
 
 _SCHEMA_FEATURES: Final = BUILT & ~Required.ZSTD
-"""The features that follow from the schema alone; zstd also depends on the records."""
+"""The features determined by the schema alone; zstd also depends on the records."""
 
 COUNTED: Final = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
-"""Section kinds whose number of items only the file knows, with the item size in bytes."""
+"""Section kinds whose number of items is only known from the file, with the item size in bytes."""
 
 _schemas: dict[bytes, Schema] = {}
-"""Schemas parsed in this process; all shards of a dataset have the same one."""
+"""The schemas parsed in this process; all shards of a dataset have the same schema."""
 
 Sections = dict[tuple[int, int, int], Section]
 
 
 def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections]:
-    """Validate header, trailer, section table, schema, and every section's place and size.
+    """Validate header, trailer, section table, schema, and the offset and size of every section.
 
     Args:
-        content: the whole file.
-        path: for messages.
+        content: the content of the file.
+        path: the path, for messages.
 
     Raises:
-        ShardIncomplete, ShardUnsupported, ShardCorrupt: see `shardio.errors`.
+        ShardIncomplete, ShardUnsupported, ShardCorrupt: as described in `shardio.errors`.
     """
     size = content.nbytes
     if size < PAGE:
@@ -102,12 +102,12 @@ def _corrupt(
 
 
 def read_schema(content: Content, sections: Sections, path: str) -> Schema:
-    """Return the schema that the section table names, after checking its hash."""
+    """Return the schema, after checking its hash."""
     section = sections.get((Kind.SCHEMA, NO_FIELD, 0))
     if section is None:
         raise ShardCorrupt("there is no schema", code="section", path=path)
     if section is not list(sections.values())[-1]:
-        # A limit on its position, so that one read of the file's end is enough to open it.
+        # It must be the last, so that one read of the file's end is enough to open the file.
         raise _corrupt(path, section, "the schema is not the last section", None, section.name)
     if section.size > MAX_SCHEMA_BYTES:
         raise _corrupt(path, section, "the schema is too large", MAX_SCHEMA_BYTES, section.size)
@@ -141,10 +141,10 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
 def expected_sections(
     schema: Schema, n_samples: int, counts: Mapping[tuple[int, int, int], int] | None = None
 ) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Return the sections that a shard of n_samples must have: key to (count, stride).
+    """Return the required sections of a shard of n_samples: key to (count, stride).
 
-    `counts` has the item counts of `COUNTED` sections, which only the file knows; missing ones are
-    0.
+    `counts` has the number of items of `COUNTED` sections, which only the file knows; missing
+    numbers are 0.
     """
     counts = counts or {}
     wanted = {(int(Kind.SCHEMA), NO_FIELD, 0): (1, 0)}
@@ -185,9 +185,9 @@ def _blocked(
 
 
 def _check_optional(section: Section, path: str) -> None:
-    """Check a section of an optional kind: rules that hold whatever its content."""
+    """Check the rules for sections of optional kinds, which do not depend on their content."""
     if section.of_kind:
-        what = "a section of an optional kind says that it belongs to another"
+        what = "a section of an optional kind states that it belongs to another section"
         raise _corrupt(path, section, what, 0, section.of_kind)
     if section.stride and section.size != section.count * section.stride:
         expected = section.count * section.stride
@@ -195,10 +195,10 @@ def _check_optional(section: Section, path: str) -> None:
 
 
 def _check_kinds(sections: Sections, path: str) -> None:
-    """Check that this version knows every kind of section that may not be skipped.
+    """Raise ShardUnsupported if a section that must not be skipped is of an unknown kind.
 
     Raises:
-        ShardUnsupported: naming the first unknown one.
+        ShardUnsupported: names the first such section.
     """
     for section in sections.values():
         if section.kind < FIRST_OPTIONAL_KIND and section.kind not in _KINDS:
@@ -209,7 +209,7 @@ def _check_kinds(sections: Sections, path: str) -> None:
 
 
 def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
-    """Compare the section table with the sections that schema and sample count require."""
+    """Compare the section table with the sections that the schema and number of samples require."""
     _check_kinds(sections, path)
     if header.n_samples > MAX_SAMPLES:
         raise ShardCorrupt(
@@ -222,7 +222,7 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
     found_bits = header.required & int(_SCHEMA_FEATURES)
     if found_bits != schema.required:
         raise ShardCorrupt(
-            "the feature bits of the header are not those of the schema",
+            "the feature bits of the header do not match the schema",
             code="feature",
             path=path,
             section="header",
@@ -240,7 +240,7 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
             if section.kind >= FIRST_OPTIONAL_KIND:
                 _check_optional(section, path)
                 continue
-            raise _corrupt(path, section, "a section that the schema has no place for", None, key)
+            raise _corrupt(path, section, "a section that does not match the schema", None, key)
         count, stride = wanted[key]
         if (section.count, section.stride) != (count, stride):
             found = (section.count, section.stride)

@@ -1,8 +1,8 @@
-"""ShardReader: one shard, opened and validated, read through a memory map or by offset.
+"""Open and validate one shard, and read it through a memory map or by offset.
 
-Counterpart of `writer`; their common rules are in `format/`. Opening validates everything that does
-not depend on the number of samples; a hash is checked when its bytes are first read
-(`verification`).
+The counterpart of `writer`; the rules of both are in `format/`. Opening validates everything that
+does not depend on the number of samples; a hash is checked when the bytes that it covers are first
+read (`verification`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardio.storage.file_access import Access, check_length
 
 
 class ShardReader(Closing):
-    """Reads one shard; owns its map until `close()` and until the last view of the map is gone.
+    """A reader of one shard. It owns the file's map until `close()` and the end of the last view.
 
     Without a map, values are copies, and the reader owns at most a file descriptor.
 
@@ -35,12 +35,13 @@ class ShardReader(Closing):
         path: the file.
         verify: "first" checks every hash when its bytes are first read, "always" each time, "off"
             never. The structure is always validated.
-        access: "mmap" maps the file, "pread" reads it by offset, "auto" maps it unless it lies on a
-            network file system. Truncating a mapped file can kill this process.
+        access: "mmap" maps the file, "pread" reads it by offset, "auto" maps it unless it is on a
+            network file system. If a mapped file is truncated, this process may be killed.
         content: an open file to read from, instead of opening `path`.
 
     Raises:
-        ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: see `shardio.errors`.
+        ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: as described in
+            `shardio.errors`.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class ShardReader(Closing):
         self.path = os.fspath(path)
         self._is_open = True
         self._wholes: dict[str, npt.NDArray[Any]] = {}
-        """Mapped columns from which a row has been read."""
-        self._place = os.path.abspath(path)  # absolute: it is used later, after a possible chdir
+        """The columns that rows were read from, as arrays over the map."""
+        self._place = os.path.abspath(path)  # absolute, to be valid after a chdir
         self._bytes: Content
         if content is None:
             check_encodable(path, "path")
@@ -70,7 +71,7 @@ class ShardReader(Closing):
         self.units = VerifiedUnits(
             self._bytes, self.schema, self._sections, len(self), path=self.path, verify=verify
         )
-        """The verification state; the dataset's gather uses it too."""
+        """The verification state; also used by the dataset's gather."""
         self.access: Access = "mmap" if isinstance(self._bytes, memoryview) else "pread"
         """The access mode in use: "mmap" or "pread"."""
         self.records = Records(self._bytes, self.schema, self._sections, self.units, path=self.path)
@@ -93,10 +94,10 @@ class ShardReader(Closing):
         return self._bytes
 
     def check_length(self) -> None:
-        """Check that a mapped file has not been truncated: reading it would kill the process.
+        """Check that a mapped file was not truncated: reading it would kill the process.
 
         Raises:
-            ShardChanged: it has. Truncation between this call and a read is not detected.
+            ShardChanged: the file is shorter. Truncation after this call is not detected.
         """
         if isinstance(self._bytes, memoryview):
             check_length(self._place, self.file)
@@ -107,11 +108,9 @@ class ShardReader(Closing):
         return tuple(self._sections.values())
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """Return one sample, by dotted names.
+        """Return one sample, by dotted names; a missing value of an optional field is None.
 
-        Arrays are read-only, raw ones views of the map, if any.
-
-        A missing value of an optional field is None.
+        Arrays are read-only; raw ones are views of the map, if the file is mapped.
         """
         return self.sample(row, self.schema)
 
@@ -120,8 +119,7 @@ class ShardReader(Closing):
     ) -> dict[str, Any]:
         """Return some fields of one sample without reading the others.
 
-        With `check_truncated=False` the length of the file is not checked first: see
-        `check_length`.
+        With `check_truncated=False`, `check_length` is not called first.
         """
         row = self._in_range(operator.index(row))
         if check_truncated:
@@ -131,13 +129,13 @@ class ShardReader(Closing):
             whole = self._wholes.get(name)
             if whole is None or name in self._optional:
                 sample[name] = self._value(name, row)
-            else:  # the usual case in a transform: the general one takes five times as long
+            else:  # the usual case in a transform: `_value` takes five times as long
                 self.units.check_row(name, row)
                 sample[name] = whole[row]
         return sample
 
     def _value(self, name: str, row: int) -> Any:
-        """Return the value of any field."""
+        """Return the value of a field of any kind."""
         field, rows = self.schema.get(name), np.array([row], np.int64)
         if field is None:
             known = ", ".join(self.schema)
@@ -173,16 +171,16 @@ class ShardReader(Closing):
     ) -> npt.NDArray[Any]:
         """Return a fixed raw field of many samples as one array.
 
-        Without `rows`: the whole column over the map (or read into memory), read-only,
-        **unverified** unless the reader was opened with verify="always"; it keeps the map alive.
-        With `rows`: those rows, verified, copied into `out` or a new array of shape (len(rows),
-        *field.shape). Samples that lack an optional field have zeros, whatever the file contains;
-        see `present`.
+        Without `rows`, return the whole column, read-only: over the map, which it keeps alive, or
+        read into memory. It is **unverified** unless the reader was opened with verify="always".
+        With `rows`, return a verified copy of those rows, in `out` or a new array of shape
+        (len(rows), *field.shape). Rows of samples without a value are zero, whatever the file
+        contains; see `present`.
 
         Raises:
-            InvalidArgument: no such column, or an `out` that does not fit.
-            IndexError: a row out of range.
-            ChecksumMismatch: the bytes changed since they were written.
+            InvalidArgument: there is no such column, or `out` does not match.
+            IndexError: a row is out of range.
+            ChecksumMismatch: the bytes were changed after they were written.
             ShardCorrupt: the whole column is verified, and the row of a missing value is not zero.
             ShardChanged: the file was truncated while in use.
         """
@@ -213,10 +211,10 @@ class ShardReader(Closing):
         return out
 
     def _check_absent(self, name: str, whole: npt.NDArray[Any]) -> None:
-        """Check that the rows of samples that lack an optional field are zeros.
+        """Check that the rows of samples without a value are zero.
 
         Raises:
-            ShardCorrupt: naming the first that is not.
+            ShardCorrupt: names the first row that is not zero.
         """
         absent = np.flatnonzero(~self.present(name))
         for row in absent.tolist():
@@ -232,7 +230,7 @@ class ShardReader(Closing):
                 )
 
     def _places(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
-        """Return row numbers given by a user as non-negative ones."""
+        """Return the row numbers given by a user as non-negative numbers."""
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise InvalidArgument(
@@ -247,12 +245,12 @@ class ShardReader(Closing):
         return places
 
     def present(self, name: str, rows: Sequence[int] | Rows | None = None) -> Present:
-        """Return a mask of `rows` (all samples by default) that have a value of a field, verified.
+        """Return a verified mask of the rows (by default all) that have a value of a field.
 
         Raises:
-            InvalidArgument: no such field.
-            IndexError: a row out of range.
-            ChecksumMismatch: the bytes changed since they were written.
+            InvalidArgument: there is no such field.
+            IndexError: a row is out of range.
+            ChecksumMismatch: the bytes were changed after they were written.
         """
         field = self.schema.get(name)
         if field is None:
@@ -281,7 +279,7 @@ class ShardReader(Closing):
         return self._sections[Kind.COLUMN_HASHES, self.schema.field_id(name), 0]
 
     def close(self) -> None:
-        """Release the map; it is unmapped when the last view of it is gone. Idempotent."""
+        """Release the map; it is unmapped when its last view is gone. Idempotent."""
         self._is_open = False
         self._wholes.clear()
         self._bytes = memoryview(bytes(PAGE))

@@ -1,4 +1,4 @@
-"""Read records, the values of a shard that are not stored in columns, by its index, verified.
+"""Read and verify records: the values of a shard that are located by its index, not in columns.
 
 `reader` and the engine read through this module; `section_writers` writes the records.
 """
@@ -26,10 +26,10 @@ Present = npt.NDArray[np.bool_]
 
 
 class Records:
-    """The records of one open shard. Borrows the shard's bytes and units until `release`.
+    """The records of one open shard. It borrows the shard's bytes and units until `release`.
 
     Args:
-        content: the whole file.
+        content: the content of the file.
         schema, sections: as validated by `opening.open_sections`.
         units: the verification state.
         path: for messages.
@@ -58,7 +58,7 @@ class Records:
         return self._content
 
     def release(self) -> None:
-        """Release the shard's bytes; every later read raises an error."""
+        """Release the shard's bytes; every later read raises ClosedError."""
         self._content = None
         self.streams.release()
 
@@ -68,10 +68,10 @@ class Records:
         return self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
 
     def present(self, name: str, rows: Rows) -> Present:
-        """Return a mask of `rows` that have a value of a field, also of a column, verified.
+        """Return a verified mask of the `rows` that have a value of a field, column or record.
 
         Raises:
-            ChecksumMismatch: the bytes changed since they were written.
+            ChecksumMismatch: the bytes were changed after they were written.
         """
         if not self._schema[name].optional:
             return np.ones(len(rows), np.bool_)
@@ -87,12 +87,12 @@ class Records:
     def entries(self, name: str, rows: Rows) -> Entries:
         """Return the index entries of a record field for `rows`.
 
-        Hashes, bounds and sizes are checked.
+        Their hashes, bounds and sizes are checked.
 
         Raises:
-            ShardCorrupt: naming the first sample with an invalid entry.
+            ShardCorrupt: names the first sample with an invalid entry.
         """
-        content = self._bytes  # first: it raises if everything is released
+        content = self._bytes  # first, as it raises ClosedError after `release`
         k, n_records = self._ids[name], len(self._ids)
         section = self._sections[Kind.INDEX, NO_FIELD, 0]
         numbers = rows * n_records + k
@@ -116,15 +116,16 @@ class Records:
         return found
 
     def read(self, name: str, rows: Rows, entries: Entries) -> Iterator[bytes | memoryview]:
-        """Yield the decoded record of each row in order, verified.
+        """Yield the verified, decoded record of each row, in order.
 
-        Raw ones are views of the map, if any.
+        Raw records are views of the map, if the file is mapped.
 
         Raises:
-            ShardCorrupt: a record cannot be decoded; ChecksumMismatch for changed bytes.
+            ShardCorrupt: a record cannot be decoded.
+            ChecksumMismatch: the bytes were changed after they were written.
         """
         payload = self.offset
-        content = self._bytes  # release() drops the map; this iterator continues
+        content = self._bytes  # kept, so that this iterator continues after `release`
         dictionary = self._dictionary(name)
         k = self._ids[name]
         is_checked = self._units.are_records_checked(k, rows)
@@ -161,7 +162,7 @@ class Records:
             yield record
 
     def _dictionary(self, name: str) -> Dictionary | None:
-        """Return the dictionary of a field, read once; None if it has none."""
+        """Return the dictionary of a field, read on first use; None if the field has none."""
         if not SPECS[self._schema[name].codec].has_dictionary:
             return None
         if name not in self._dictionaries:
@@ -179,15 +180,15 @@ class Records:
         return self._dictionaries[name]
 
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
-        """Return the stored dimensions for `rows`, checked, as an array of shape (len(rows), n).
+        """Return the stored dimensions for `rows`, verified, as an array of shape (len(rows), n).
 
-        They are the varying dimensions of an array and all three of an image; n is 0 for other
-        fields.
+        For an array, these are the varying dimensions; for an image, all three. For other fields, n
+        is 0.
         """
         n_dims = len(self._schema[name].stored_dims)
         if not n_dims:
             return np.empty((len(rows), 0), np.uint64)
-        content = self._bytes  # first: it raises if everything is released
+        content = self._bytes  # first, as it raises ClosedError after `release`
         number = self._schema.field_id(name)
         section = self._sections[Kind.SHAPES, number, 0]
         self._units.check_blocks(Kind.SHAPES, number, rows * section.stride, section.stride)
@@ -198,15 +199,13 @@ class Records:
         return dims
 
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
-        """Yield the value of a record field for each row, in order.
+        """Yield the value of a record field for each row, in order; None for a missing value.
 
-        Raw arrays are views of the map, if any.
-
-        A missing value is None. The packets of a stream are read and checked when its `data` is
-        sliced.
+        Raw arrays are views of the map, if the file is mapped. The packets of a stream are read and
+        verified when its `data` is sliced.
 
         Raises:
-            ShardCorrupt: bytes that changed, or a record that does not match its field.
+            ShardCorrupt: bytes were changed, or a record does not match its field.
         """
         field = self._schema[name]
         entries = self.entries(name, rows)
@@ -235,11 +234,11 @@ class Records:
             yield value
 
     def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
-        """Return the positions in `rows` of samples that lack a record field; `entries` are theirs.
+        """Return the positions in `rows` of samples without a value; `entries` are those of `rows`.
 
         Raises:
-            ShardCorrupt: such a sample has a record nevertheless; or a present fixed array, image
-                or stream has no bytes.
+            ShardCorrupt: a sample without a value has a record; or a fixed array, image or stream
+                that is present has no bytes.
         """
         field = self._schema[name]
         if not field.optional:
@@ -249,14 +248,14 @@ class Records:
         if field.is_never_empty:
             wrong |= ~is_absent & (entries["n_bytes"] == 0)
         for i in np.flatnonzero(wrong)[:1].tolist():
-            what = "a record is there although the sample lacks the field, or the other way round"
+            what = "a sample lacks the field but has a record, or has the field but no record"
             error = ShardCorrupt(what, code="validity", found=int(entries["n_bytes"][i]))
             offset = self.offset + int(entries["offset"][i])
             raise self.placed(error, name, int(rows[i]), offset)
         return frozenset(np.flatnonzero(is_absent).tolist())
 
     def placed(self, error: ShardCorrupt, field: str, row: int | None, offset: int) -> ShardCorrupt:
-        """Return the same error with its place."""
+        """Return the error with path, field, sample and offset added."""
         return ShardCorrupt(
             error.what,
             code=error.code,

@@ -1,8 +1,9 @@
 """Writers of the sections of a shard: columns, validity bits, records with their index, streams.
 
-Each gathers its part of the samples in buffers. The shard's writer decides where the buffers are
-kept, and closes them; `SectionTable` appends finished sections and writes table and header pages.
-With a dictionary codec, the first rows wait until there is enough data to train it.
+Each writer collects its part of the samples in buffers. The shard's writer decides where the
+buffers are stored, and closes them; `SectionTable` appends finished sections and writes the section
+table and the header pages. With a dictionary codec, the first rows are held back until there is
+enough data to train the dictionary.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from shardio.format.types.streams import PACKET, Record, StreamRecord, pack_line
 
 
 class SectionBuffer:
-    """Bytes of a section to be written: in memory, in a temporary file, or directly in the shard.
+    """The bytes of a section to be written: in memory, in a temporary file, or in the shard itself.
 
-    Append only. Owns the temporary file passed to `move_to` until `close()`.
+    Append only. It owns the file passed to `move_to` until `close()`.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class SectionBuffer:
 
     @property
     def waiting(self) -> int:
-        """Bytes held in memory."""
+        """The number of bytes held in memory."""
         return len(self._memory)
 
     def write(self, data: bytes | memoryview) -> None:
@@ -64,13 +65,13 @@ class SectionBuffer:
         self.n_bytes += len(data) if type(data) is bytes else memoryview(data).nbytes
 
     def move_to(self, file: IO[bytes]) -> None:
-        """Write the buffered bytes, and everything from now on, to `file`."""
+        """Write the buffered bytes, and everything appended later, to `file`."""
         file.write(self._memory)
         self._memory = bytearray()
         self._file = file
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield everything written, in pieces of whole blocks."""
+        """Yield everything written, in chunks of whole blocks."""
         if self._file is None:
             whole = memoryview(self._memory)
             for i in range(0, len(whole), _COPY_BYTES):
@@ -81,16 +82,16 @@ class SectionBuffer:
             yield memoryview(piece)
 
     def close(self) -> None:
-        """Release memory and file."""
+        """Release the memory and close the file."""
         self._memory = bytearray()
         if self._file is not None:
             self._file.close()
 
 
 class SectionTable:
-    """Appends sections to a file, each on a new page, and records them for the section table.
+    """Appends sections to a file, each on a new page, and collects the section table's entries.
 
-    Borrows the file, which is positioned after the first header page and any streamed section.
+    It borrows the file, which is positioned after the first header page and a streamed section.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -101,7 +102,7 @@ class SectionTable:
     def adopt(
         self, kind: int, field: int, n_bytes: int, count: int, stride: int, hash_: int
     ) -> None:
-        """Record the section that was streamed into the file, right after the header."""
+        """Add the entry of the section that was streamed into the file, right after the header."""
         self._enter(kind, field, 0, n_bytes, count, stride, hash_)
 
     def add(
@@ -122,9 +123,9 @@ class SectionTable:
         self._enter(kind, field, of_kind, n_bytes, count, stride, hash_)
 
     def add_blocked(self, kind: int, field: int, chunks: Iterable[memoryview], stride: int) -> None:
-        """Append an index section and the section of its block hashes.
+        """Append an index section, and the section of its block hashes.
 
-        `chunks` are whole blocks, except for the last.
+        `chunks` must be whole blocks, except the last.
         """
         hashes: list[bytes] = []
         n_bytes = 0
@@ -148,7 +149,7 @@ class SectionTable:
         self._place += padded(n_bytes)
 
     def close(self, n_samples: int, required: int) -> Header:
-        """Append the table and the last page, then write the first."""
+        """Append the section table and the last page, then write the first page."""
         table = pack_table(self._sections)
         self._file.write(table.ljust(padded(len(table)), b"\0"))
         header = Header(
@@ -167,13 +168,13 @@ class SectionTable:
 
 
 GATHERED: Final = 256
-"""Rows joined and hashed at a time; each is a separate object until then."""
+"""The number of rows joined and hashed together; before that, each is a separate object."""
 
 
 class ColumnWriter:
-    """Gathers the rows of one column, at their stride, and one hash per unit.
+    """Collects the rows of one column, at their stride, and one hash per unit.
 
-    Rows that share a hash are buffered until there are GATHERED of them, or `flush`.
+    Rows that share a hash are buffered until there are GATHERED of them, or until `flush`.
     """
 
     def __init__(self, field: Array) -> None:
@@ -188,9 +189,9 @@ class ColumnWriter:
         self._n_wanted = min(GATHERED, self._rows_per_unit)
 
     def append(self, row: bytes | memoryview | None) -> None:
-        """Add a row; None, in an optional field, is a row of zeros.
+        """Add a row; None, in an optional field, adds a row of zeros.
 
-        A row without its own hash must not change afterwards.
+        The memory of a row without its own hash must not change afterwards.
         """
         row = self._zeros() if row is None else row
         if self._by_row:
@@ -204,9 +205,9 @@ class ColumnWriter:
             self.flush()
 
     def _zeros(self) -> bytes:
-        """Return the row of a missing value.
+        """Return the row of a missing value, a row of zeros.
 
-        Created on first use, as a schema can state any size.
+        It is created on first use, because a schema can state any size.
         """
         if not self._absent:
             self._absent = bytes(self._row_bytes)
@@ -241,7 +242,7 @@ class ColumnWriter:
 
 
 class ValidityWriter:
-    """Gathers a bit per sample, lowest first: 1 if it has a value of an optional field."""
+    """Collects a validity bit per sample, lowest first: 1 if the sample has a value."""
 
     def __init__(self) -> None:
         self.data = SectionBuffer()
@@ -255,7 +256,7 @@ class ValidityWriter:
             self._put()
 
     def finish(self) -> None:
-        """Fill the last byte up with zeros."""
+        """Write the last, incomplete byte."""
         if self._n & 7:
             self._put()
 
@@ -266,11 +267,11 @@ class ValidityWriter:
 
 _COPY_BYTES: Final = 1 << 20
 WAITING_BYTES: Final = 32 << 20
-"""Bytes of records that are buffered until the dictionaries are trained."""
+"""The number of bytes of records held back until the dictionaries are trained."""
 
 
 class StreamWriter:
-    """Gathers the streams of one field: a line of each, their packets, and the hashes of chunks."""
+    """Collects the streams of one field: their table lines, packets and chunk hashes."""
 
     def __init__(self) -> None:
         self.lines, self.packets, self.chunks = SectionBuffer(), SectionBuffer(), SectionBuffer()
@@ -281,13 +282,13 @@ class StreamWriter:
         return self.lines, self.packets, self.chunks
 
     def append(self, record: StreamRecord, data: SectionBuffer) -> int:
-        """Add a stream, with its record appended to `data`; return the hash for its index entry."""
+        """Append a stream, its record to `data`; return the hash for its index entry."""
         first_packet = self.packets.n_bytes // PACKET.size
         first_chunk = self.chunks.n_bytes // DIMENSION.size
         self.lines.write(pack_line(record.tables.line, first_packet, first_chunk))
         self.packets.write(record.tables.packets)
         hasher = Hasher()
-        for piece in record.pieces():  # written while it is still in the processor's cache
+        for piece in record.pieces():  # written while it is still in the CPU cache
             hashes = pack_hashes(chunk_hashes(piece))
             self.chunks.write(hashes)
             hasher.update(hashes)
@@ -297,7 +298,7 @@ class StreamWriter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """The properties of a field's records that do not depend on a sample."""
+    """The properties of a field's records that are the same for all samples."""
 
     name: str
     codec: int
@@ -311,7 +312,7 @@ class _Place:
 
 
 class PayloadWriter:
-    """Owns the payload of one shard, its index, and the stored dimensions, until `close()`."""
+    """Collects the payload of one shard, its index and the stored dimensions in buffers."""
 
     def __init__(self, schema: Schema) -> None:
         self.data, self.index, self.hash = SectionBuffer(), SectionBuffer(), Hasher()
@@ -325,9 +326,9 @@ class PayloadWriter:
         }
         """The trained dictionary of each field that uses one; None if there was too little data."""
         self.required = Required(0)
-        """The features that the records need."""
+        """The features that the records require."""
         self.n_spooled = 0
-        """Bytes written to all buffers together."""
+        """The number of bytes written to all buffers."""
         self._places = [
             _Place.of(name, field, self.shapes.get(name)) for name, field in schema.records.items()
         ]
@@ -337,7 +338,7 @@ class PayloadWriter:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes so far; waiting ones are not compressed yet."""
+        """The number of payload bytes so far; rows held back count uncompressed."""
         return self.data.n_bytes + self._n_waiting_bytes
 
     @property
@@ -350,7 +351,7 @@ class PayloadWriter:
         if not self._is_learning:
             self._write(records)
             return
-        # Copies: the caller may change the memory of a record before it is written.
+        # Copied, as the caller may change the memory of a record before it is written.
         kept = [_kept(record) for record in records]
         self._waiting.append(kept)
         self._n_waiting_bytes += sum(map(_n_bytes, kept))
@@ -358,13 +359,13 @@ class PayloadWriter:
             self.finish()
 
     def least_bytes(self, records: Sequence[Record]) -> int:
-        """Return the minimum growth of `data` by a row, from its streams alone."""
+        """Return the minimum number of bytes that a row adds to `data`, from its streams alone."""
         if self._is_learning:
             return 0
         return sum(record.nbytes for record in records if isinstance(record, StreamRecord))
 
     def finish(self) -> None:
-        """Train the dictionaries on the waiting rows, and write those."""
+        """Train the dictionaries on the rows held back, and write these rows."""
         if not self._is_learning:
             return
         self._is_learning = False
@@ -415,7 +416,7 @@ class PayloadWriter:
 
 
 def _kept(record: Record) -> Record:
-    """Return a copy that owns all of its memory."""
+    """Return a copy of a record that owns its memory."""
     if isinstance(record, StreamRecord):
         return record.kept()
     return bytes(record[0]), record[1]

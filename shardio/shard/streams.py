@@ -1,4 +1,4 @@
-"""The streams of a shard's Video and Audio fields: tables, and data that is verified in parts.
+"""Read the streams of a shard's Video and Audio fields: tables, and data verified in parts.
 
 `section_writers` writes them.
 """
@@ -39,13 +39,13 @@ from shardio.storage.content import Content, take_items
 
 
 class StreamRecords:
-    """The streams of one open shard. Borrows the shard's bytes and units until `release`.
+    """The streams of one open shard. It borrows the shard's bytes and units until `release`.
 
     Args:
-        content: the whole file.
+        content: the content of the file.
         schema, sections: as validated by `opening.open_sections`.
         units: the verification state.
-        path: for messages.
+        path: the path, for messages.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class StreamRecords:
 
     @property
     def bytes(self) -> Content:
-        """The whole file.
+        """The content of the file.
 
         Raises:
             ClosedError: the reader of the shard is closed.
@@ -72,22 +72,22 @@ class StreamRecords:
         return self._content
 
     def release(self) -> None:
-        """Release the shard's bytes; every later read of a slice raises an error."""
+        """Release the shard's bytes; every later read of a slice raises ClosedError."""
         self._content = None
 
     def _section(self, kind: Kind, name: str) -> Section:
         return self._sections[kind, self._schema.field_id(name), 0]
 
     def lines(self, name: str, rows: Rows, entries: Entries) -> Streams:
-        """Return the STREAMS lines of a field for `rows`; hashes and numbers are checked.
+        """Return the verified STREAMS lines of a field for `rows`.
 
         Args:
             name: a field of type Video or Audio.
-            rows: some samples.
-            entries: their index entries, checked.
+            rows: the rows of some samples.
+            entries: the verified index entries of these rows.
 
         Raises:
-            ShardCorrupt: naming the first sample with an invalid line.
+            ShardCorrupt: names the first sample with an invalid line.
         """
         content, section = self.bytes, self._section(Kind.STREAMS, name)
         self.units.check_blocks(Kind.STREAMS, section.field, rows * STREAM.size, STREAM.size)
@@ -113,12 +113,12 @@ class StreamRecords:
         return found
 
     def streams(self, name: str, rows: Rows, entries: Entries) -> Iterator[EncodedStream]:
-        """Yield the stream of each row in order; for samples without one, an empty placeholder.
+        """Yield the stream of each row, in order; an empty placeholder for a missing value.
 
         Packets are read only when `data` is sliced.
 
         Raises:
-            ShardCorrupt: naming the sample with invalid tables or parameters.
+            ShardCorrupt: names the sample whose tables or parameters are invalid.
         """
         lines = self.lines(name, rows, entries)
         payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
@@ -134,7 +134,7 @@ class StreamRecords:
         """Yield the tables of each row's stream, independent of its position in the shard.
 
         Raises:
-            ShardCorrupt: naming the sample with invalid tables.
+            ShardCorrupt: names the sample whose tables are invalid.
         """
         for row, line, entry in zip(
             rows.tolist(), self.lines(name, rows, entries), entries, strict=True
@@ -152,7 +152,7 @@ class StreamRecords:
         except ShardCorrupt as error:
             self._refuse(error.what, error.code, name, row, whole.offset, found=error.found)
         except (ValueError, RecursionError) as error:
-            what = f"the parameters of a stream are no JSON: {error}"
+            what = f"the parameters of a stream are not valid JSON: {error}"
             self._refuse(what, "parameters", name, row, whole.offset)
         return EncodedStream(
             parameters,
@@ -169,7 +169,7 @@ class StreamRecords:
     def _packets(self, name: str, row: int, line: np.void, n_bytes: int) -> Packets:
         """Return the packets of a stream.
 
-        They must tile its n_bytes and match its number of frames.
+        The packets must cover its n_bytes without gaps, and match its number of frames.
         """
         section = self._section(Kind.PACKETS, name)
         first, count = int(line["first_packet"]), int(line["n_packets"])
@@ -187,7 +187,7 @@ class StreamRecords:
             self._refuse(wrong, "packet", name, row, place, section=section)
         if self._schema[name].has_frames and n_shown(packets) != int(line["n_frames"]):
             self._refuse(
-                "a video has another number of frames than of packets that are shown",
+                "the number of frames of a video differs from the number of shown packets",
                 "frames",
                 name,
                 row,
@@ -234,15 +234,15 @@ class StreamRecords:
 class StreamData:
     """The bytes of one record, verified chunk by chunk when they are sliced.
 
-    They can be sliced while the reader is open. A slice (without a step) is a view of the map,
-    which stays valid, or bytes read from the file.
+    Slicing requires that the reader is open. A slice (without a step) is a view of the map, which
+    stays valid, or bytes read from the file.
 
     Args:
-        records: of the shard.
-        name, row: field and row of the record.
-        offset, n_bytes: of the record in the file.
-        first_chunk: the number of its first chunk among those of the field.
-        skipped: bytes of the record before the first of these.
+        records: the streams of the shard.
+        name, row: the field and the row of the record.
+        offset, n_bytes: the offset and size of the record in the file.
+        first_chunk: the number of its first chunk among the chunks of the field.
+        skipped: the number of bytes at the start of the record that are not part of the data.
     """
 
     __slots__ = ("_first_chunk", "_n_bytes", "_name", "_records", "_row", "_skipped", "offset")
@@ -262,7 +262,7 @@ class StreamData:
         self._first_chunk, self._skipped = first_chunk, skipped
 
     def behind(self, n_bytes: int) -> StreamData:
-        """Return the same data without its first n_bytes."""
+        """Return the data without its first n_bytes."""
         place = self.offset, self._n_bytes, self._first_chunk, self._skipped + n_bytes
         return StreamData(self._records, self._name, self._row, *place)
 
@@ -270,10 +270,10 @@ class StreamData:
         return self._n_bytes - self._skipped
 
     def __getitem__(self, part: slice) -> memoryview:
-        """Return the bytes from `part.start` to `part.stop`, read-only, with checked chunks.
+        """Return the bytes from `part.start` to `part.stop`, verified and read-only.
 
         Raises:
-            ChecksumMismatch: naming field, sample and offset of the changed chunk.
+            ChecksumMismatch: names field, sample and offset of the changed chunk.
             ClosedError: the reader is closed.
             InvalidArgument: the slice has a step.
         """
@@ -293,7 +293,7 @@ class StreamData:
     def _checked(self, content: Content, start: int, stop: int) -> memoryview:
         """Return verified bytes of the record.
 
-        Unmapped bytes are read once, so that exactly the verified ones are returned.
+        Unmapped bytes are read only once, so that the returned bytes are the verified ones.
         """
         records, base = self._records, self.offset
         first, last = start // CHUNK_BYTES, n_chunks(stop)

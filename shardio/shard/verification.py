@@ -1,9 +1,9 @@
-"""Verification state: one mark, a byte, per unit that has its own hash.
+"""The verification state of a shard: one mark, a byte, per unit.
 
-Units are the 4 KiB blocks of index sections, the rows or runs of columns, records, and the chunks
-of streams, numbered in this order; `format/checksum` defines the bytes that each hash covers. A
-loader keeps the marks of all shards in one table shared by its processes. A mark lost to a race
-only means that a unit is checked twice.
+Units are the pieces with a hash of their own: the 4 KiB blocks of index sections, the rows or runs
+of columns, records, and the chunks of streams, numbered in this order; `format/checksum` defines
+which bytes each hash covers. A loader keeps the marks of all shards in one table that its processes
+share. If a mark is lost to a race, the unit is merely verified twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Hashed:
-    """A section, the section of its units' hashes, and the number of its first mark."""
+    """A section, the section with the hashes of its units, and the number of its first mark."""
 
     section: Section
     hashes: Section
@@ -44,13 +44,13 @@ class _Hashed:
 
 
 class VerifiedUnits:
-    """The units of one open shard and their marks. Borrows the shard's bytes.
+    """The units of one open shard and their marks. It borrows the shard's bytes.
 
     Args:
-        content: the whole file.
+        content: the content of the file.
         schema, sections, n_samples: as validated by `opening.open_sections`.
-        path: for messages.
-        verify: when to check; with "off" every check returns at once.
+        path: the path, for messages.
+        verify: when to verify; with "off" every check returns immediately.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class VerifiedUnits:
         self._n_samples = n_samples
         self._hashed: dict[tuple[int, int], _Hashed] = {}
         self._columns: dict[str, tuple[_Hashed, int, int, int]] = {}
-        """For each column: its section, bytes of a row, stride, and rows per unit."""
+        """For each column: its section, bytes per row, stride, and rows per unit."""
         self._n_records = len(schema.records)
         self._records_mark = self._number(sections)
         self._chunk_marks: dict[str, int] = {}
@@ -85,14 +85,14 @@ class VerifiedUnits:
     def _number(self, sections: dict[tuple[int, int, int], Section]) -> int:
         """Assign numbers to the units of all hashed sections.
 
-        Return the first number of the records.
+        Return the number of the first record.
         """
         place = 0
         for (kind, field, of_kind), hashes in sections.items():
             if kind == Kind.BLOCK_HASHES:
                 target = sections[of_kind, field, 0]
                 self._hashed[of_kind, field] = _Hashed(target, hashes, place)
-                place += 1 + n_blocks(target.size)  # the first mark: the block hashes themselves
+                place += 1 + n_blocks(target.size)  # the first mark is for the block hashes
         for name, column_field in self._schema.columns.items():
             number = self._schema.field_id(name)
             hashes = sections[Kind.COLUMN_HASHES, number, 0]
@@ -104,7 +104,7 @@ class VerifiedUnits:
         return place
 
     def release(self) -> None:
-        """Release the shard's bytes; units cannot be checked any more."""
+        """Release the shard's bytes; units can no longer be verified."""
         self._content = memoryview(b"")
 
     def column_mark(self, name: str) -> int:
@@ -112,7 +112,7 @@ class VerifiedUnits:
         return self._hashed[Kind.COLUMN, self._schema.field_id(name)].first_mark
 
     def hashes_mark(self, name: str) -> int:
-        """Return the number of the first block of a column's hashes."""
+        """Return the number of the first block of a column's hash section."""
         return self._hashed[Kind.COLUMN_HASHES, self._schema.field_id(name)].first_mark + 1
 
     def is_checked(self, name: str, unit: int) -> bool:
@@ -120,10 +120,10 @@ class VerifiedUnits:
         return bool(self.marks[self.column_mark(name) + unit])
 
     def check_column(self, name: str, rows: Rows) -> None:
-        """Check the units of a column that hold `rows`, as `verify` requires.
+        """Verify the units of a column that contain `rows`, as `verify` requires.
 
         Raises:
-            ChecksumMismatch: naming field, first sample of the unit, and offset.
+            ChecksumMismatch: names field, first sample of the unit, and offset.
         """
         if self._verify == "off" or not len(rows):
             return
@@ -149,7 +149,7 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def check_row(self, name: str, row: int) -> None:
-        """Check the unit of a column that holds one row, as `check_column` does."""
+        """Verify the unit of a column that contains a row, as `check_column` does."""
         if self._verify == "off":
             return
         column, _, _, per_unit = self._columns[name]
@@ -165,7 +165,7 @@ class VerifiedUnits:
         return take_items(self._content, "<u8", *place, units, section=hashes.name, field=name)
 
     def are_records_checked(self, k: int, rows: Rows) -> bool:
-        """Return True if `check_record` has nothing to do for record field number k of `rows`."""
+        """Return True if `check_record` has nothing to do for `rows` of record field k."""
         if self._verify != "first":
             return self._verify == "off"
         return bool(self.marks[self._records_mark + rows * self._n_records + k].all())
@@ -173,10 +173,10 @@ class VerifiedUnits:
     def check_record(
         self, name: str, k: int, row: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Check the stored bytes (at `offset`) of record field number k of a row, unless done.
+        """Verify the stored bytes (at `offset`) of a row's record of field k, unless done before.
 
         Raises:
-            ChecksumMismatch: naming field, sample and offset.
+            ChecksumMismatch: names field, sample and offset.
         """
         if self._verify == "off":
             return
@@ -194,7 +194,7 @@ class VerifiedUnits:
         self.marks[mark] = 1
 
     def fresh_chunks(self, name: str, first: int, n: int) -> Rows:
-        """Return which of n chunks of a stream field, starting at `first`, need checking."""
+        """Return the numbers of the chunks to verify, among n chunks from `first` on."""
         chunks = np.arange(first, first + n)
         return (
             chunks[:0] if self._verify == "off" else self._unmarked(self._chunk_marks[name], chunks)
@@ -203,10 +203,10 @@ class VerifiedUnits:
     def check_chunk(
         self, name: str, row: int, chunk: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Check the stored bytes (at `offset`) of a chunk of a row's stream.
+        """Verify the stored bytes (at `offset`) of a chunk of a row's stream.
 
         Raises:
-            ChecksumMismatch: naming field, sample and offset.
+            ChecksumMismatch: names field, sample and offset.
         """
         start_ns = now_ns()
         found = hash_bytes(stored)
@@ -216,15 +216,15 @@ class VerifiedUnits:
         self.marks[self._chunk_marks[name] + chunk] = 1
 
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
-        """Check the blocks of an index section that contain the n_bytes from each of `starts`.
+        """Verify the blocks of an index section that contain the n_bytes from each of `starts`.
 
         Raises:
-            ChecksumMismatch: naming section, field and offset.
+            ChecksumMismatch: names section, field and offset.
         """
         if self._verify == "off" or not len(starts):
             return
         hashed = self._hashed[kind, field]
-        if self._verify == "first":  # the usual case, in which the blocks need not be known
+        if self._verify == "first":  # the usual case, without listing the blocks
             marks, lasts = self.marks[hashed.first_mark + 1 :], starts + (n_bytes - 1)
             if marks[starts // BLOCK_BYTES].all() and marks[lasts // BLOCK_BYTES].all():
                 return
@@ -251,23 +251,23 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def check_whole(self, section: Section, content: bytes) -> None:
-        """Check a section that is read once and kept, unless `verify` is "off".
+        """Verify a section that is read once and kept, unless `verify` is "off".
 
         Raises:
-            ChecksumMismatch: naming section, field and offset.
+            ChecksumMismatch: names section, field and offset.
         """
         if self._verify != "off" and (found := hash_bytes(content)) != section.hash:
             raise self._section_mismatch(section, section.offset, section.hash, found)
 
     def _unmarked(self, first_mark: int, units: Rows) -> Rows:
-        """Return the unique `units` that need checking now."""
+        """Return the distinct `units` that need verification now."""
         if self._verify == "always":
             return distinct(units)
         marks = self.marks[first_mark + units]
         return units[:0] if marks.all() else distinct(units[marks == 0])
 
     def _hash(self, section: Section, start: int, end: int) -> int:
-        """Return the hash of bytes of an index."""
+        """Return the hash of bytes of an index section."""
         try:
             return hash_bytes(self._content[start:end])
         except ShardChanged as error:
@@ -294,7 +294,7 @@ class VerifiedUnits:
     def mismatch(
         self, field: str, row: int, offset: int, expected: int, found: int
     ) -> ChecksumMismatch:
-        """Return the error for a sample's bytes that do not match their hash."""
+        """Return the error for bytes of a sample that do not match their hash."""
         return ChecksumMismatch(
             "the data of a sample does not match its hash",
             code="checksum",

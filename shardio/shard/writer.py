@@ -1,9 +1,9 @@
-"""ShardWriter: samples to one immutable file, in one pass, published by rename.
+"""Write samples to one immutable shard file, in one pass, published by a rename.
 
-Counterpart of `reader`; their common rules are in `format/`. The section that is the largest once
-`SPOOL_BYTES` have been gathered is streamed straight into the file. The others are kept in memory,
-from `MEMORY_BYTES` on in unlinked temporary files, and are appended at close. Only the small
-sections are written twice, and memory stays bounded.
+The counterpart of `reader`; the rules of both are in `format/`. When `SPOOL_BYTES` are buffered,
+the section that is largest then is streamed directly into the file from there on. The other
+sections are buffered in memory, from `MEMORY_BYTES` on in unlinked temporary files, and appended at
+close. Thus only the small sections are written twice, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, s
 
 
 def encode_media(name: str, field: Field, value: Any) -> Any:
-    """Return the encoded media for a value of a media field; other values are returned unchanged.
+    """Return the encoded media for a value of a media field; return other values unchanged.
 
-    An image file is probed for its height, width and channels; the bytes of a media file are
-    demuxed into packets.
+    An image file is probed for its height, width and channels; a video or audio file is demuxed
+    into packets.
 
     Raises:
-        MediaError: the bytes cannot be read as such a file. It names the field.
+        MediaError: the bytes are not a readable media file; names the field.
     """
     if isinstance(value, EncodedImage | EncodedStream):
         return value
@@ -64,14 +64,14 @@ def _encoded(medium: str, data: bytes) -> Any:
 
 
 SPOOL_BYTES: Final = 8 << 20
-"""Buffered bytes at which the largest section starts to stream into the file."""
+"""The number of buffered bytes at which the largest section starts to stream into the file."""
 MEMORY_BYTES: Final = 64 << 20
-"""Buffered bytes at which the largest buffered section moves to a temporary file."""
+"""The number of buffered bytes at which the largest buffer moves to a temporary file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSummary:
-    """A finished shard, as a generation records it."""
+    """A finished shard, as recorded in a generation."""
 
     name: str
     n_samples: int
@@ -80,30 +80,31 @@ class ShardSummary:
 
 
 class ShardWriter(Publishing):
-    """Writes samples to one shard; owns a hidden temporary file beside it until `close()`.
+    """Writes samples to one shard. It owns a hidden temporary file beside it until `close()`.
 
     The shard appears under its name only when `close()` (or the end of the `with`) has written,
-    synced and renamed it; leaving the `with` by an exception, or `abort()`, removes every trace. A
-    sample that does not fit is refused before any of it is written, so the writer stays usable.
+    synced and renamed it; an exception in the `with`, or `abort()`, removes all files. An invalid
+    sample is refused before any part of it is written, so the writer stays usable.
 
     Raises:
         ShardExists: the file exists; shards are never overwritten.
-        SchemaError: (from `append`) the sample does not fit the schema.
+        SchemaError: (from `append`) the sample does not match the schema.
         MediaError: (from `append`) the bytes of an image or media file are damaged.
-        OSError: a write failed, for example on a full disk; abort, nothing is published.
+        OSError: a write failed, for example because the disk is full; call `abort`, nothing is
+            published.
     """
 
     def __init__(self, path: str | os.PathLike[str], schema: Schema) -> None:
         self.path = os.fspath(path)
         self.schema = check_schema(schema)
         self.n_samples = 0
-        self._place = os.path.abspath(path)  # absolute: valid after a chdir
+        self._place = os.path.abspath(path)  # absolute, to be valid after a chdir
         self._folder, name = os.path.split(self._place)
         if not name.endswith(".shard"):
             raise InvalidArgument(f"{self.path}: a shard's file name must end in .shard")
         if os.path.lexists(self._place):
             raise _exists_error(self.path)
-        # Shortened: the name may be as long as the file system allows, and this one is longer.
+        # Shortened: the name may have the maximum length, and the temporary name adds to it.
         temporary = f".{name[:40]}.{secrets.token_hex(6)}.tmp"
         self._temporary = os.path.join(self._folder, temporary)
         self._file: IO[bytes] | None = create(self._temporary)
@@ -122,18 +123,18 @@ class ShardWriter(Publishing):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of samples so far, without indexes and padding of sections."""
+        """The number of payload and column bytes so far, without indexes and section padding."""
         return self._payload.n_bytes + self.n_samples * self._row_bytes
 
     def __repr__(self) -> str:
         return f"ShardWriter({self.path!r}: {self.n_samples} samples so far)"
 
     def append(self, sample: Mapping[str, Any]) -> None:
-        """Add one sample: a value for every field of the schema, and nothing else.
+        """Add a sample: a dict with a value for every field of the schema, and no other keys.
 
-        An optional field may be None or omitted. Fields of a nested record are passed in a dict of
-        their own, or by their dotted names. An image is the bytes of its file; a video or audio is
-        the bytes of a media file, or an EncodedStream.
+        An optional field may be None or omitted. Fields of a nested record are passed as a nested
+        dict or by their dotted names. An image is passed as the bytes of its file; a video or audio
+        as the bytes of a media file, or as an EncodedStream.
         """
         if self._file is None:
             raise ClosedError(f"{self.path}: the writer is closed")
@@ -159,15 +160,15 @@ class ShardWriter(Publishing):
             if self._n_spooled() >= self._next_look:
                 self._place_spools()
         except BaseException:
-            self.abort()  # a sample may be half written, and would shift all that follows
+            self.abort()  # a sample may be half written, and would misalign all that follow
             raise
         self.n_samples += 1
 
     def _encode(self, sample: Mapping[str, Any]) -> tuple[list[Content | None], list[Record]]:
-        """Return the rows of columns and the records of a sample, completely validated.
+        """Return a sample's column rows and records, completely validated.
 
         Raises:
-            SchemaError: the sample does not fit.
+            SchemaError: the sample does not match the schema.
         """
         if sample.keys() != self.schema.keys():
             self._check_names(sample)
@@ -189,9 +190,9 @@ class ShardWriter(Publishing):
         return [*columns, *self._payload.spools, *bits]
 
     def _place_payload(self, records: list[Record]) -> None:
-        """Stream the payload if the next records make it the largest section: none is buffered.
+        """Start to stream the payload if the next records make it the largest section.
 
-        `_place_spools` would choose the payload afterwards: the columns have grown already.
+        `_place_spools` runs after the records were added and would have to buffer them first.
         """
         n_more = self._payload.least_bytes(records) if self._dominant is None else 0
         self._flush_columns()
@@ -210,9 +211,9 @@ class ShardWriter(Publishing):
         return (self.n_samples + 1) * self._most_row_bytes + self._payload.n_spooled
 
     def _place_spools(self) -> None:
-        """Keep buffered bytes bounded, as a function of the samples alone: same bytes every time.
+        """Bound the buffered bytes, depending only on the samples, so that files are reproducible.
 
-        Nothing happens until as many bytes have been added as may be buffered.
+        Called again only after as many bytes were added as may be buffered.
         """
         self._flush_columns()
         waiting = sum(spool.waiting for spool in self._spools())
@@ -258,7 +259,7 @@ class ShardWriter(Publishing):
         return ShardSummary(name, self.n_samples, header.file_size, header.id.hex())
 
     def _finish(self, file: IO[bytes]) -> Header:
-        """Append all sections but the dominant one, the table and both header pages."""
+        """Append all sections but the streamed one, the section table and both header pages."""
         self._payload.finish()
         for column in self._columns.values():
             column.finish()
@@ -275,7 +276,7 @@ class ShardWriter(Publishing):
         return table.close(self.n_samples, int(required))
 
     def _add_data(self, table: SectionTable) -> None:
-        """Append columns and payload, the streamed one first: it is in its place already."""
+        """Append columns and payload; the streamed section is in place already, so it is first."""
         data = {
             column.data: (Kind.COLUMN, self.schema.field_id(name), self.schema.columns[name].stride)
             for name, column in self._columns.items()
@@ -292,7 +293,7 @@ class ShardWriter(Publishing):
                 table.add(kind, field, spool.chunks(), count, stride, hash_)
 
     def _add_indexes(self, table: SectionTable) -> None:
-        """Append all sections that locate and describe the data."""
+        """Append all sections that locate or describe the data."""
         ids, payload = self.schema.field_id, self._payload
         for name, column in self._columns.items():
             table.add_blocked(Kind.COLUMN_HASHES, ids(name), column.hashes.chunks(), DIMENSION.size)
@@ -313,7 +314,7 @@ class ShardWriter(Publishing):
             table.add(Kind.DICTIONARY, ids(name), [memoryview(content)], 1, 0, hash_)
 
     def _data_hash(self, kind: Kind, field: int) -> int:
-        """Return the hash of the unit hashes."""
+        """Return the hash of the section's unit hashes."""
         if kind == Kind.PAYLOAD:
             return self._payload.hash.intdigest()
         name = list(self.schema)[field]
@@ -327,13 +328,13 @@ class ShardWriter(Publishing):
         if self._file is None:
             return
         self._release()
-        # Suppressed: the caller handles the error that came before
+        # Suppressed, as the caller handles the original error.
         with contextlib.suppress(OSError):
             unlink(self._temporary)
 
     def _release(self) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk has been reported already
+            with contextlib.suppress(OSError):  # a full disk was reported before
                 self._file.close()
         self._file = None
         for spool in self._spools():
@@ -347,10 +348,10 @@ class ShardWriter(Publishing):
 
 
 def check_schema(schema: object) -> Schema:
-    """Check that a value is a Schema that every reader can read.
+    """Raise SchemaError unless a value is a Schema that every supported reader can read.
 
     Raises:
-        SchemaError: it is not, or a name has a character that this Python does not know.
+        SchemaError: not a Schema, or a name has a character that this Python does not know.
     """
     if not isinstance(schema, Schema):
         raise SchemaError(f"expected a shardio.Schema, found {type(schema).__name__}")

@@ -1,11 +1,11 @@
 """The content of a file, mapped (a memoryview) or read by offset (a PreadFile), and its columns.
 
-Slices of either are read-only memoryviews, and both have `nbytes`.
+Slices of both are read-only memoryviews, and both have `nbytes`.
 
-A PreadFile is read into buffers and never mapped. There, a truncated file is a short read and an
-exception; for a map it would be a signal. Datasets have more shards than a process may have open
-files, so descriptors are kept up to a share of that limit. A file that is reopened must still be
-the same shard.
+A PreadFile is read into buffers and never mapped. A truncated file is then a short read, which
+raises an exception; in a map it would be a fatal signal. Datasets may have more shards than a
+process may have open files, so only a share of that limit is used for open descriptors. When a file
+is reopened, it must still be the same shard.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from shardio.storage.mmap import map_with_state
 Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
-"""The fields of a shard's header: its size, the hash of its table, and the id of its content."""
+"""The size of a shard's header fields: file size, hash of the section table and content id among
+them."""
 
 _GAP_BYTES: Final = 8 << 10
-"""A system call costs as much as copying this; rows nearer to each other are read together."""
+"""Rows separated by smaller gaps are read together: a system call costs as much as copying this."""
 _SPAN_BYTES: Final = 256 << 10
-"""The most that is read together, so that the bytes in the gaps stay in the CPU cache."""
+"""The maximum size of a joint read, so that the bytes in the gaps stay in the CPU cache."""
 _SMALL_ROW_BYTES: Final = 2 << 10
 _MIN_ROWS_IN_SPAN: Final = 4
-"""Picking rows from a buffer costs as much as a few calls; fewer rows are read one by one."""
+"""Fewer rows are read one by one: picking rows from a buffer costs as much as a few calls."""
 _MAX_BUFFERS: Final = os.sysconf("SC_IOV_MAX")
 
 _MAX_OPEN: Final = 4096
@@ -44,7 +45,7 @@ _MIN_OPEN: Final = 4
 
 
 class _Descriptor:
-    """Owns an open file until nothing refers to it: a read may outlast its eviction."""
+    """An open file; closed when the last reference is gone, as a read may outlast its eviction."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -52,15 +53,15 @@ class _Descriptor:
 
 
 class PreadFile:
-    """Reads one file. Its descriptor is closed with the object, or evicted for another file.
+    """A file that is read by offset. It owns its descriptor, which may be evicted and reopened.
 
     Thread-safe.
 
     Raises:
         ShardNotFound: there is no such file.
         ShardIncomplete: the file is empty.
-        OSError: (also from every read) the system refuses.
-        ShardChanged: (from every read) the file got shorter, or is another shard.
+        OSError: (also from every read) the file cannot be opened or read.
+        ShardChanged: (from every read) the file was truncated or replaced by another shard.
     """
 
     def __init__(self, path: str) -> None:
@@ -92,12 +93,12 @@ class PreadFile:
         return memoryview(buffer).toreadonly()
 
     def read_rows(self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8]) -> None:
-        """Copy rows that lie `stride` bytes apart, the first at `offset`, into the lines of `out`.
+        """Copy rows that are `stride` bytes apart, the first at `offset`, into the lines of `out`.
 
         Args:
-            offset, stride: position of row 0 in the file, and distance between rows.
+            offset, stride: the file offset of row 0, and the distance between rows.
             rows: row numbers, in any order.
-            out: C-contiguous; its width is the number of bytes to read of each row.
+            out: a C-contiguous array; its width is the number of bytes to read per row.
         """
         if len(rows):
             lines = np.argsort(rows, kind="stable")
@@ -106,10 +107,10 @@ class PreadFile:
     def read_ascending(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Do the same as `read_rows` for one or more ascending rows, into the given lines.
+        """Like `read_rows`, for one or more rows in ascending order, into the given lines of `out`.
 
         Large rows are read directly into their lines, consecutive ones by one call; small rows that
-        lie close together are read together and copied.
+        are close together are read together and copied.
         """
         n_bytes = out.shape[1]
         try:
@@ -129,7 +130,7 @@ class PreadFile:
     def _read_small(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Read small rows together with the gaps between them, then pick the rows."""
+        """Read small rows together with the gaps between them, then copy the rows out."""
         span = int(rows[-1] - rows[0]) * stride
         if span <= _SPAN_BYTES and span <= _GAP_BYTES * len(rows):
             self._read_span(offset, stride, rows, out, lines)
@@ -178,7 +179,7 @@ class PreadFile:
                 self._read_all(some, len(some) * size, place + i * size)
 
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
-        """Fill buffers, `n_bytes` in total, from `offset` on."""
+        """Fill buffers of `n_bytes` in total, starting at `offset`."""
         descriptor = self._descriptor or self._open_again()
         try:
             n_read = os.preadv(descriptor.fd, views, offset)
@@ -194,7 +195,7 @@ class PreadFile:
             offset += view.nbytes
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill a buffer from `offset` on, with as many calls as needed."""
+        """Fill a buffer with the bytes at `offset`, in as many calls as needed."""
         done, n_failures = 0, 0
         while done < view.nbytes:
             descriptor = self._descriptor or self._open_again()
@@ -229,7 +230,7 @@ class PreadFile:
     def _open_again(self) -> _Descriptor:
         descriptor = _Descriptor(_open(self._place, self.path))
         now = FileState.of(os.fstat(descriptor.fd))
-        # By content: network file systems may give a file new numbers.
+        # Compared by content: network file systems may give a file new numbers.
         if now.n_bytes != self.nbytes and now[:2] == self.state[:2]:
             raise resized_error(self.path, self.nbytes, now.n_bytes)
         head = os.pread(descriptor.fd, _HEAD_BYTES, 0)
@@ -245,7 +246,7 @@ class PreadFile:
         return descriptor
 
     def _keep(self, descriptor: _Descriptor) -> None:
-        """Keep a descriptor for further reads; evict the oldest if there are too many."""
+        """Keep a descriptor for further reads; evict the oldest beyond the limit."""
         self._descriptor = descriptor
         _files_with_descriptor.append(weakref.ref(self))
         most = _max_open()
@@ -254,7 +255,7 @@ class PreadFile:
 
 
 _files_with_descriptor: Final[deque[weakref.ref[Any]]] = deque()
-"""The files that keep a descriptor, in the order in which they were opened."""
+"""The files that hold an open descriptor, in the order in which they were opened."""
 
 
 def _split_where(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
@@ -274,7 +275,7 @@ def _max_open() -> int:
 
 
 def _evict_descriptor() -> bool:
-    """Drop the oldest kept descriptor; returns False if there was none."""
+    """Drop the oldest open descriptor; return False if there is none."""
     try:
         file = _files_with_descriptor.popleft()()
     except IndexError:
@@ -307,10 +308,10 @@ def take_items(
     section: str,
     field: str | None,
 ) -> npt.NDArray[Any]:
-    """Copy items, by number, of an array of `count` items at `offset`.
+    """Copy the items with the given numbers from an array of `count` items at `offset`.
 
     Raises:
-        ShardChanged: naming section and field: the file, which is not mapped, got shorter.
+        ShardChanged: an unmapped file was truncated; the error names section and field.
     """
     if isinstance(content, memoryview):
         return np.frombuffer(content, dtype, count, offset)[numbers]
@@ -319,18 +320,18 @@ def take_items(
     try:
         content.read_rows(offset, size, numbers, out)
     except ShardChanged as error:
-        error.sample = None  # the number of an item, not of a sample
+        error.sample = None  # an item number, not a sample number
         error.at(section=section, field=field)
         raise
     return out.reshape(-1).view(dtype)
 
 
 def open_content(path: str, access: Access) -> tuple[Content, FileState]:
-    """Open a whole file: mapped or read by offset, as `access` says or the file system suggests.
+    """Open a whole file, mapped or read by offset according to `access` and the file system.
 
     Raises:
         InvalidArgument: `access` is not one of ACCESS.
-        ShardNotFound, ShardIncomplete, UnsupportedEnvironment, OSError: as `map_with_state`.
+        ShardNotFound, ShardIncomplete, UnsupportedEnvironment, OSError: as in `map_with_state`.
     """
     if choose_access(path, access) == "mmap":
         return map_with_state(path)
@@ -341,7 +342,7 @@ def open_content(path: str, access: Access) -> tuple[Content, FileState]:
 class StoredColumn(NamedTuple):
     """A column of one shard: `n_rows` rows of `shape` and `dtype`, `stride` bytes apart.
 
-    Its methods raise ShardChanged, with name and row, if the file is not mapped and got shorter.
+    If the file is not mapped and was truncated, methods raise ShardChanged with field and row.
     """
 
     name: str
@@ -361,7 +362,7 @@ class StoredColumn(NamedTuple):
         return np.ndarray((self.n_rows, *self.shape), self.dtype, self.content, offset, strides)
 
     def rows(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Copy some rows."""
+        """Return copies of some rows."""
         if isinstance(self.content, memoryview):
             found: npt.NDArray[Any] = self.whole()[numbers]
             return found

@@ -1,4 +1,4 @@
-"""Opening shard files: the access method that is safe for them, and detection of replaced files."""
+"""Open shard files, choose a safe access method for them, and detect replaced files."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class FileState(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def check(self, now: FileState, path: str) -> None:
-        """Compare with the state of the file now at the same path.
+        """Compare with the current state of the file at the same path.
 
-        The modification time is ignored: changed content is detected by hashes, which locate it.
+        The modification time is ignored: hashes detect changed content and locate it.
 
         Raises:
-            ShardChanged: it is another file, or has another size.
+            ShardChanged: the path is another file now, or the file has another size.
         """
         if self[:2] != now[:2]:
             raise ShardChanged(
@@ -59,9 +59,9 @@ def resized_error(path: str, expected: int, found: int) -> ShardChanged:
 
 
 def check_length(path: str, opened: FileState) -> None:
-    """Check that a mapped file is not shorter now: touching a missing page would kill us.
+    """Check that a mapped file was not truncated: touching a missing page would kill the process.
 
-    A file that was deleted or replaced is fine: the map keeps the one that was opened.
+    A deleted or replaced file is fine: the map keeps the file that was opened.
 
     Raises:
         ShardChanged: the file is shorter.
@@ -78,12 +78,12 @@ def open_shard(path: str, name: str = "") -> int:
     """Open a file for reading; the caller owns the descriptor. Messages call the file `name`.
 
     Raises:
-        ShardNotFound: it does not exist, or is not a file.
-        OSError: the system refuses for another reason.
+        ShardNotFound: the file does not exist, or is not a regular file.
+        OSError: the file cannot be opened for another reason.
     """
     name = name or path
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not wait for a pipe
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never wait for a pipe
     except FileNotFoundError as error:
         raise ShardNotFound(f"{name}: there is no such shard") from error
     except OSError as error:
@@ -124,22 +124,22 @@ UNSAFE_FILE_SYSTEMS: Final[dict[int, str]] = {
     0xBACBACBC: "VMware shared folders",
     0x7C7C6673: "Parallels shared folders",
 }
-"""Names of file systems, by `f_type` of statfs(2), on which mapping is unsafe. There a server, or
-another client, can truncate a file without this kernel knowing, and a lost connection turns access
-to a mapped page into a SIGBUS.
+"""Names of file systems on which mapping is unsafe, by `f_type` of statfs(2). On these, a server or
+another client can truncate a file without this kernel's knowledge, and after a lost connection,
+touching a mapped page raises SIGBUS.
 """
 
 _STATFS_BYTES: Final = 256  # more than any layout of struct statfs, which begins with f_type
 
 
 def file_system_type(path: str) -> int | None:
-    """Return the `f_type` of the file system of `path`; None if it is unknown."""
+    """Return the `f_type` of the file system of `path`; None if unknown."""
     statfs = getattr(_LIBC, "statfs", None)
     if os.uname().sysname != "Linux" or statfs is None:
         return None
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     if statfs(os.fsencode(path), found) != 0:
-        return None  # opening it reports that it is missing
+        return None  # opening the file reports that it is missing
     return ctypes.c_uint32.from_buffer(found).value
 
 

@@ -1,12 +1,12 @@
 """All changes to the file system: every write, fsync, rename and removal goes through `perform`.
 
-`perform` gets the name of each system call and the file that it changes. It adds to an OSError the
-name of the file, which the system omits for a write, and the limit if RLIMIT_FSIZE was hit. Tests
-and the tools that prove crash safety replace `perform` to count the calls, to make one of them
-fail, or to end the process there.
+`perform` receives the name of each system call and the path that it changes. It adds missing facts
+to an OSError: the path, which the system omits for a write, and the limit if RLIMIT_FSIZE was hit.
+Tests and the tools that prove crash safety replace `perform` to count the calls, make one of them
+fail, or kill the process there.
 
-Small JSON files, such as `dataset.json`, have a digest of themselves: they are written atomically
-and checked when read.
+Small JSON files, such as `dataset.json`, contain their own digest: they are written atomically and
+checked when read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 BUFFER_BYTES = 64 << 10
 _TRIES = 3
-"""Attempts to empty a folder into which another process is still writing."""
+"""Attempts to empty a folder while another process writes into it."""
 
 _RENAME: Final = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
@@ -47,7 +47,7 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
     """Make a system call that changes the file or folder at `path`.
 
     Raises:
-        OSError: the system refuses; it names `path` unless the system named another file.
+        OSError: the call failed; the error names `path` unless it names another file already.
     """
     try:
         return function(*given, **named)
@@ -59,17 +59,17 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
 
 
 def max_file_bytes() -> int | None:
-    """Return the largest size of a file of this process (RLIMIT_FSIZE); None if unlimited.
+    """Return the largest file size allowed for this process (RLIMIT_FSIZE); None if unlimited.
 
-    The limit also applies to files in memory. Python ignores SIGXFSZ, so a write beyond it fails
-    with EFBIG and does not kill the process.
+    The limit also applies to files in memory. Python ignores SIGXFSZ, so a write beyond the limit
+    fails with EFBIG and does not kill the process.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
-    """Add the limit, the size needed and the remedy to an EFBIG error; leave others unchanged.
+    """Add the limit, the needed size and a remedy to an EFBIG error; leave other errors unchanged.
 
     Args:
         error: raised by a system call.
@@ -112,8 +112,8 @@ def create(path: str | os.PathLike[str], *, replace: bool = False) -> IO[bytes]:
         replace: whether a file of this name is emptied.
 
     Raises:
-        FileExistsError: the name is taken.
-        OSError: the system refuses, now or at a write.
+        FileExistsError: the path exists.
+        OSError: creating it, or a later write, failed.
     """
     place, mode = os.fspath(path), "wb" if replace else "xb"
     return io.BufferedWriter(perform("create", place, _File, place, place, mode), BUFFER_BYTES)
@@ -149,7 +149,7 @@ def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None
 
 
 def create_unnamed(folder: str) -> IO[bytes]:
-    """Create a file in `folder` without a name; it is deleted with its last descriptor."""
+    """Create a file without a name in `folder`; it is deleted when its last descriptor closes."""
     with perform("create", folder, _open_unnamed, folder) as file:
         return io.BufferedRandom(_File(folder, os.dup(file.fileno()), "r+b"), BUFFER_BYTES)
 
@@ -174,17 +174,17 @@ def sync_path(path: str | os.PathLike[str]) -> None:
 
 
 def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Rename a file; an existing target is replaced."""
+    """Rename a file, replacing an existing target."""
     perform("rename", os.fspath(target), os.rename, source, target)
 
 
 def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Add a second name to a file; FileExistsError if that is taken."""
+    """Add a second name to a file; raise FileExistsError if `target` exists."""
     perform("link", os.fspath(target), os.link, source, target)
 
 
 def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
-    """Create a folder and its missing parents; it may exist."""
+    """Create a folder and its missing parents, unless it exists."""
     if not os.path.isdir(path):
         perform("mkdir", os.fspath(path), Path(path).mkdir, mode, parents=True, exist_ok=True)
 
@@ -204,13 +204,13 @@ def touch(path: str) -> None:
 
 
 def unlink(path: str | os.PathLike[str]) -> None:
-    """Remove a file; it may be missing."""
+    """Remove a file, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         perform("unlink", os.fspath(path), os.unlink, path)
 
 
 def remove_folder(path: str | os.PathLike[str]) -> None:
-    """Remove a folder if it is empty; it may be missing."""
+    """Remove a folder, if it exists and is empty."""
     try:
         perform("rmdir", os.fspath(path), os.rmdir, path)
     except OSError as error:
@@ -219,9 +219,10 @@ def remove_folder(path: str | os.PathLike[str]) -> None:
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
-    """Remove a folder with its content; it may be missing. Links are not followed.
+    """Remove a folder with its content, if it exists. Links are not followed.
 
-    Files that another process adds meanwhile are removed as well, for a limited number of attempts.
+    Files that another process adds in the meantime are removed too, in a limited number of
+    attempts.
     """
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -251,21 +252,21 @@ def sync_folder(folder: str) -> None:
 
 
 def rename_exclusive(source: str, target: str) -> None:
-    """Rename a file atomically without ever replacing another one.
+    """Rename a file atomically, never replacing another one.
 
     Raises:
-        FileExistsError: the name is taken; the source stays.
+        FileExistsError: `target` exists; the source is unchanged.
     """
     perform("rename", target, _rename_exclusive, source, target)
 
 
 def exchange(one: str, other: str) -> bool:
-    """Swap two names atomically: at no moment is either of them missing.
+    """Swap two names atomically: both exist at every moment.
 
-    Returns False if the kernel or the file system cannot; nothing has changed then.
+    Return False, with nothing changed, if the kernel or the file system does not support it.
 
     Raises:
-        OSError: the system refuses for another reason.
+        OSError: the call failed for another reason.
     """
     return perform("rename", other, _exchange, one, other)
 
@@ -296,12 +297,12 @@ def _rename_exclusive(source: str, target: str) -> None:
 
 
 def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
-    """Check that none of `paths`, files of the dataset in `root`, is a link that leads out of it.
+    """Check that none of `paths` is a link to a target outside of the dataset in `root`.
 
-    A dataset is one folder: copying, verifying or deleting the folder covers all that is read.
+    Copying, verifying or deleting the folder of a dataset must cover all files that are read.
 
     Raises:
-        DatasetCorrupt: naming the link and its target.
+        DatasetCorrupt: names the link and its target.
     """
     for path in paths:
         if not os.path.islink(path):
@@ -313,17 +314,17 @@ def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
 
 _NO_DIGEST: Final = "0" * 16
 _TOO_DEEP: Final = b"\n" + b" " * (MAX_JSON_DEPTH + 1)
-"""The start of a line whose value is nested too deep."""
+"""The start of a line that is nested too deep."""
 
 
 def _dumps(content: Mapping[str, Any]) -> bytes:
-    """Serialize in canonical form: sorted keys, an indent of one space."""
+    """Serialize in canonical form: sorted keys, indented by one space."""
     text = json.dumps(content, ensure_ascii=False, sort_keys=True, indent=1, allow_nan=False)
     return text.encode("utf-8") + b"\n"
 
 
 def _digest(text: bytes) -> str:
-    """Return the digest of a serialized file without its digest line."""
+    """Return the digest of a serialized file, computed without its digest line."""
     # Only keys of the outermost level follow a line break and a single space.
     before, start, rest = text.partition(b'\n "digest": ')
     if start:
@@ -335,11 +336,11 @@ def _digest(text: bytes) -> str:
 
 
 def read_checksummed_json(path: Path) -> dict[str, Any]:
-    """Read a file written by `to_checksummed_json` and return its content without the digest.
+    """Read a file written by `to_checksummed_json`; return its content without the digest.
 
     Raises:
-        DatasetCorrupt: the file is not of this form, or changed since it was written.
-        OSError: the system cannot read it.
+        DatasetCorrupt: the file has another form, or was changed after it was written.
+        OSError: the file cannot be read.
     """
     raw = read_file(path)
     try:
@@ -359,11 +360,11 @@ def read_checksummed_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a regular file; a pipe, socket or device is refused without waiting for it.
+    """Read a regular file; refuse a pipe, socket or device without waiting for it.
 
     Raises:
-        DatasetCorrupt: it is not a regular file.
-        OSError: the system cannot read it.
+        DatasetCorrupt: the path is not a regular file.
+        OSError: the file cannot be read.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -397,7 +398,7 @@ def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
 
 
 def write_atomic(path: Path, content: bytes, *, exclusive: bool) -> None:
-    """Write a file that appears whole or not at all; with `exclusive`, never replace one."""
+    """Write a file that appears completely or not at all; with `exclusive`, never replace one."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with create(temporary) as file:
@@ -409,7 +410,7 @@ def write_atomic(path: Path, content: bytes, *, exclusive: bool) -> None:
         else:
             rename(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # a hidden file that nobody reads
+        with contextlib.suppress(OSError):  # a leftover hidden file is harmless
             unlink(temporary)
         raise
     sync_folder(str(path.parent))

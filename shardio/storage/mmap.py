@@ -1,7 +1,7 @@
 """Memory maps of files, reserved address ranges, and read-ahead through the page cache.
 
-Python's `mmap` keeps a descriptor per map, and can neither reserve addresses nor map at a fixed
-one, so this calls mmap(2). The page cache is shared by all processes, whether they map or read.
+mmap(2) is called directly, because Python's `mmap` keeps a descriptor open for each map and can
+neither reserve addresses nor map at a fixed address. All processes share the page cache.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ def map_file(path: str) -> memoryview:
 def map_with_state(path: str) -> tuple[memoryview, FileState]:
     """Map a whole file for reading. The map lives until the last view of it is gone.
 
-    Python's `mmap` would keep a descriptor for every map; datasets have more shards than a process
-    may have open files.
+    No descriptor stays open: datasets may have more shards than a process may have open files.
 
     Raises:
         ShardNotFound: there is no such file.
         ShardIncomplete: the file is empty.
         UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
-        InsufficientMemory: the address space of this process is exhausted.
-        OSError: the system refuses for another reason.
+        InsufficientMemory: this process has no address range of that size left.
+        OSError: the file cannot be opened or mapped for another reason.
     """
     fd = open_shard(path)
     try:
@@ -66,7 +65,7 @@ def map_with_state(path: str) -> tuple[memoryview, FileState]:
 
 @functools.cache
 def max_maps() -> int:
-    """Return how many maps the kernel allows a process."""
+    """Return the maximum number of maps that the kernel allows a process."""
     try:
         with open("/proc/sys/vm/max_map_count", "rb") as figure:
             return int(figure.read())
@@ -79,7 +78,7 @@ def map_over(address: int, n_bytes: int, fd: int) -> None:
 
     Raises:
         InsufficientMemory: the kernel has no memory for the map.
-        OSError: the system refuses for another reason.
+        OSError: mapping failed for another reason.
     """
     flags = mmap.MAP_SHARED | _MAP_FIXED
     _mmap(address, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0, "")
@@ -98,16 +97,16 @@ def disable_readahead(view: memoryview) -> None:
 
 
 def reserve(n_bytes: int) -> int:
-    """Reserve `n_bytes` of address space without memory; returns the address.
+    """Reserve `n_bytes` of address space without memory; return the address.
 
     Raises:
-        InsufficientMemory: the address space of this process is exhausted.
+        InsufficientMemory: this process has no address range of that size left.
     """
     return _mmap(None, n_bytes, _PROT_NONE, _anonymous(), -1, 0, "")
 
 
 def clear_reserved(address: int, n_bytes: int) -> None:
-    """Unmap files from reserved addresses, which stay reserved."""
+    """Unmap files from reserved addresses; the addresses stay reserved."""
     _mmap(address, n_bytes, _PROT_NONE, _anonymous() | _MAP_FIXED, -1, 0, "")
 
 
@@ -116,7 +115,7 @@ def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> No
 
     Raises:
         UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
-        OSError: the system refuses for another reason.
+        OSError: mapping failed for another reason.
     """
     _mmap(address, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset, path)
 
@@ -133,7 +132,7 @@ def disable_readahead_at(address: int, n_bytes: int) -> None:
 
 
 def lazy_zeros(n_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return `n_bytes` of zeros; pages take memory once they are written to."""
+    """Return `n_bytes` of zeros; a page takes memory only once it is written to."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return np.frombuffer(mmap.mmap(-1, max(1, n_bytes), flags=flags), np.uint8)[:n_bytes]
 
@@ -164,7 +163,7 @@ _LIBC: Final = _libc()
 def _mmap(
     address: int | None, n_bytes: int, prot: int, flags: int, fd: int, offset: int, path: str
 ) -> int:
-    """Call mmap(2): Python's mmap can neither reserve nor map at a fixed address."""
+    """Call mmap(2); return the address, or raise the error for its errno."""
     found = _LIBC.mmap(address, n_bytes, prot, flags, fd, offset)
     if found != _FAILED and found is not None:
         return int(found)
@@ -197,18 +196,19 @@ def _mapped_bytes() -> int:
 PAGE_BYTES: Final = 4096
 
 END_BYTES: Final = 32 << 10
-"""The part of a shard's end to prefetch: its last sections are small and locate all others."""
+"""The size of the end of a shard that is prefetched: its last sections are small, and locate all
+others."""
 _N_PROBED: Final = 4
 
 ADVICE_BYTES: Final = 128 << 10
-"""The default read-ahead of Linux, and the most it reads for one advice."""
+"""The default read-ahead of Linux, and the maximum that it reads per posix_fadvise call."""
 
 
 def is_cached(fd: int, offset: int) -> bool | None:
-    """Return True if the page at an offset is in memory; None if the system cannot tell.
+    """Return True if the page at an offset is in the page cache; None if that cannot be determined.
 
-    Unlike mincore(2), this works for files of other users. Past the end of the file it is True:
-    there is nothing to wait for.
+    Unlike mincore(2), this works for files of other users. Past the end of the file the result is
+    True, as there is nothing to wait for.
     """
     try:
         os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
@@ -223,7 +223,7 @@ def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
     """Start reading a part of a file into the page cache, without waiting.
 
     Raises:
-        OSError: the system refuses.
+        OSError: the call failed.
     """
     if not hasattr(os, "posix_fadvise"):
         return
@@ -233,11 +233,11 @@ def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
 
 
 def prefetch_ends(paths: Sequence[str]) -> None:
-    """Start reading the beginnings and ends of shards, unless they are in memory.
+    """Start reading the beginnings and ends of shards, unless they are in the page cache.
 
-    Opening shards one by one would wait for each. Errors are ignored, as opening the file reports
-    them. Links are skipped: their targets are unchecked, and opening a device may have side
-    effects.
+    Without this, opening shards one by one would wait for each. Errors are ignored, because opening
+    the file reports them. Links are skipped: their targets are unchecked, and opening a device may
+    have side effects.
     """
     step = max(1, len(paths) // _N_PROBED)
     if not all(_ends_are_cached(path, is_asked=False) for path in paths[::step]):
@@ -246,7 +246,7 @@ def prefetch_ends(paths: Sequence[str]) -> None:
 
 
 def _ends_are_cached(path: str, *, is_asked: bool) -> bool:
-    """Return True if both ends of a file are in memory or unknown; or prefetch them."""
+    """Prefetch both ends of a file if `is_asked`; else return False if either is not cached."""
     with contextlib.suppress(OSError, ShardioError):
         if os.path.islink(path):
             return True

@@ -233,5 +233,5 @@ def describe_error(what: str, error: BaseException) -> tuple[str, str]:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
+    except Exception as failure:  # noqa: BLE001  # user classes may raise anything
         return f"(its __str__ raised {type(failure).__name__})"

@@ -1,11 +1,11 @@
-"""The pool of blocks: shared memory that batches are filled into, and the leases on it.
+"""The pool of blocks, the shared memory that batches are written to, and the leases on blocks.
 
-A block is an anonymous memory file: no name, nothing to leak, passed by descriptor. Main creates
-and owns all blocks. A batch that the caller holds is a *lease*: an array over the whole block that
-every other array and tensor of the batch keeps alive. (NumPy makes an array's `base` the last array
-in the chain of views: this one, since a map lies under it.) When the last view is gone, the
-finalizer appends the block's number to a deque and does nothing else: it may run in any thread, at
-any moment.
+A block is an anonymous memory file: it has no name, cannot leak, and is passed by descriptor. The
+main process creates and owns all blocks. A batch that the caller holds is a *lease*: an array over
+the whole block that every other array and tensor of the batch keeps alive. (NumPy sets an array's
+`base` to the last array in the chain of views, which is this one, as a map is under it.) When the
+last view is gone, a finalizer appends the block's number to a deque. It does nothing else, because
+it may run in any thread at any moment.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ from shardio.errors import InsufficientMemory
 from shardio.storage.fs import max_file_bytes
 
 _STAT_BLOCK: Final = 512
-"""The unit of `st_blocks` in bytes, whatever block size the file system has."""
+"""The unit of `st_blocks` in bytes, regardless of the file system's block size."""
 _BYTE: Final = np.dtype(np.uint8)
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class BlockMap:
-    """A mapping of one block's memory file, in main or in a worker; follows the file's growth.
+    """A mapping of a block's memory file, in the main process or a worker; follows its growth.
 
-    Borrows the descriptor. Views of an earlier, smaller mapping stay valid: the pages are the same.
-    It grows to `most` bytes, if that is given: what memory_bytes allows all blocks.
+    It borrows the descriptor. Views of an earlier, smaller mapping stay valid, as they share the
+    pages. If `most` is given, the block may not grow beyond this number of bytes: memory_bytes, the
+    limit of all blocks.
     """
 
     def __init__(self, fd: int, most: int | None = None) -> None:
@@ -63,20 +64,20 @@ class BlockMap:
         self.views: BlockViews | None = None
 
     def backed_bytes(self) -> int:
-        """Return the bytes from the file's start that have memory: all but a trimmed end."""
+        """Return how many bytes at the file's start have memory: all but a trimmed end."""
         status = os.fstat(self._fd)
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
     def note_growth(self, n_bytes: int | None = None) -> None:
         """Remap if the file has outgrown the mapping.
 
-        `n_bytes` is its known size; None reads the size with fstat.
+        `n_bytes` is the file's size; None reads it with fstat.
         """
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
 
     def grow(self, n_bytes: int, better: int = 0) -> None:
-        """Back at least n_bytes of the file with memory, and `better` bytes if allowed.
+        """Allocate memory for at least n_bytes of the file, and for `better` bytes if possible.
 
         Raises:
             InsufficientMemory: the memory is not available or not allowed.
@@ -102,7 +103,7 @@ class BlockMap:
 
 
 class Block(BlockMap):
-    """One block of main's pool; owns its descriptor until the pool closes it."""
+    """One block of the main process's pool; owns its descriptor until the pool closes it."""
 
     def __init__(self, number: int, n_bytes: int, most: int | None = None) -> None:
         self.number = number
@@ -114,14 +115,14 @@ class Block(BlockMap):
             raise
         self.use = 0
         self.n_counted = 0
-        """Bytes that it has among those of its pool."""
+        """The number of bytes that count for this block in the size of the pool."""
         self.known_to: set[int] = set()
-        """Workers that have been sent its descriptor."""
+        """The workers that have received its descriptor."""
 
     def trim(self, n_bytes: int) -> None:
-        """Return the memory after the first n_bytes to the system; `grow` backs it again.
+        """Free the memory after the first n_bytes; `grow` allocates it again.
 
-        The file keeps its length: all maps stay whole and read zeros there.
+        The file keeps its length, so that maps stay valid and read zeros there.
         """
         first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         n_behind = len(self.bytes) - first
@@ -133,39 +134,39 @@ class Block(BlockMap):
 class _Lease(weakref.ref[Any]):
     """A weak reference that records the end of a lease.
 
-    A third of the cost of `weakref.finalize`.
+    It costs a third of `weakref.finalize`.
     """
 
     __slots__ = ("memory", "number")
 
     number: int
-    """The block; below 0 for a copy."""
+    """The number of the block; negative for a copy."""
     memory: mmap.mmap
     """The memory of a copy, kept until the copy is returned."""
 
 
 class BlockPool:
-    """The blocks of one loader, which the pool owns.
+    """The blocks of one loader. It owns them.
 
     Args:
         block_bytes: the size of a new block.
-        budget: the bytes that all blocks together may have when they are made.
-        is_trimmed: True if a block returned beyond the budget keeps no memory; the next filler
-            must grow it.
+        budget: the total number of bytes up to which blocks are created.
+        is_trimmed: True to free the memory of blocks that are returned while the budget is
+            exceeded; `grow` must allocate it before the next use.
     """
 
     def __init__(self, block_bytes: int, budget: int, *, is_trimmed: bool = False) -> None:
         self.block_bytes = block_bytes
         self._budget, self._is_trimmed = budget, is_trimmed
         self.n_bytes = 0
-        """Bytes of memory of all blocks."""
+        """The number of bytes of memory of all blocks."""
         self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
-        # A block takes at most two descriptors, here and in every worker: its own and its map's.
+        # A block takes at most two descriptors per process: one for the block, one for its map.
         self._blocks: list[Block] = []
         self._idle: list[int] = []
         self._returned: deque[_Lease] = deque()
-        # Not a bound method: a lease must not keep the pool alive. Not a Python function: Ctrl-C
-        # could strike inside it.
+        # Not a bound method, as a lease must not keep the pool alive. Not a Python function, as
+        # Ctrl-C could interrupt it.
         self._end_lease = self._returned.append
         self.kept: dict[tuple[int, int], Any] = {}
         """Views cached by the code that wraps blocks; dropped with the pool."""
@@ -186,18 +187,18 @@ class BlockPool:
 
     @property
     def n_idle(self) -> int:
-        """Return the number of idle blocks."""
+        """The number of idle blocks."""
         return len(self._idle)
 
     def take_idle(self) -> int | None:
-        """Return an idle block, or None."""
+        """Take an idle block and return its number; None if there is none."""
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """Create a block and return its number; None if budget or memory are exhausted.
+        """Create a block and return its number; None if the budget or the memory is exhausted.
 
         Raises:
-            InsufficientMemory: there is no memory for even the first block.
+            InsufficientMemory: there is no memory even for the first block.
         """
         if not self._blocks:
             return self.make_extra()
@@ -242,12 +243,12 @@ class BlockPool:
 
     @property
     def has_room(self) -> bool:
-        """True if a block is idle or can be made within the budget."""
+        """True if a block is idle, or the budget allows another."""
         return bool(self._idle) or self._has_budget
 
     @property
     def _has_budget(self) -> bool:
-        # The number is compared first: with many workers it is below their demand, and the check is
+        # The number is compared first: with many workers it alone decides, and the check is
         # frequent.
         return len(self._blocks) < self._most and self.n_bytes + self.block_bytes <= self._budget
 
@@ -261,7 +262,7 @@ class BlockPool:
             self._idle.append(number)
 
     def lease(self, number: int) -> Bytes:
-        """Return memory over the whole block; it is given back when its last view is gone."""
+        """Return an array over the whole block; when its last view is gone, the lease ends."""
         block = self._blocks[number]
         leased: Bytes = np.ndarray(block.bytes.shape, _BYTE, block.map, block.start)
         lease = _Lease(leased, self._end_lease)
@@ -270,7 +271,7 @@ class BlockPool:
         return leased
 
     def copy(self, number: int, n_bytes: int) -> Bytes:
-        """Copy the first n_bytes of a block to memory of their own, leased like a block.
+        """Copy the first n_bytes of a block to separate memory, leased like a block.
 
         Raises:
             InsufficientMemory: the memory is not available.
@@ -287,7 +288,7 @@ class BlockPool:
 
     def take_back_returned(self, settle: Callable[[], None] | None) -> None:
         """Take back the blocks and copies whose leases have ended, after calling `settle`."""
-        # Only this thread takes from the deque, under the engine's lock; leases only append.
+        # Only this thread removes from the deque, under the engine's lock; leases only append.
         if n_returned := len(self._returned):
             if settle is not None:
                 settle()
@@ -295,7 +296,7 @@ class BlockPool:
                 self.give_back(self._returned.popleft().number)
 
     def close(self) -> None:
-        """Close every descriptor; leased memory lives on until its last view is gone."""
+        """Close all descriptors; leased memory stays valid until its last view is gone."""
         for block in self._blocks:
             os.close(block.fd)
         self._blocks = []

@@ -1,11 +1,11 @@
-"""The channel between main and one worker: whole messages, with file descriptors, both ways.
+"""The channel between the main process and one worker: messages with file descriptors, both ways.
 
-Underneath is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each side sees the
-other exit, and nothing has a name in the file system.
+It is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each side notices when the
+other exits, and nothing has a name in the file system.
 
-A message that may be longer than the socket takes is a descriptor of fixed length with a payload:
-`pack_message` puts a long payload into a memory file and sends the descriptor and one byte, which
-no plain message has.
+A message that may exceed the maximum consists of a descriptor of fixed length and a payload:
+`pack_message` moves a long payload to a memory file and sends the descriptor and one extra byte,
+which no short message has.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ __all__ = [
 ]
 
 
-# Fits the smallest default socket buffer with room to spare; more travels in a memory file.
+# Fits into the smallest default socket buffer; longer payloads are sent in a memory file.
 MAX_MESSAGE_BYTES = 65536
-# The kernel's limit (SCM_MAX_FD) for one message.
+# The kernel's limit (SCM_MAX_FD) per message.
 MAX_FDS = 253
 
-# A plain number: operators of enum members are slow.
+# A plain int, because operators of enum members are slow.
 LOST_FDS = int(socket.MSG_CTRUNC)
 
 Ancillary = list[tuple[int, int, bytes]]
 Received = tuple[bytes, Ancillary, int, object]
 
-# Arguments of `recvmsg`: room for the largest message, for all its descriptors, closed on exec.
+# Arguments of `recvmsg`: room for the longest message and all its descriptors; close on exec.
 RECEIVE = (MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC)
 
 
 class Channel:
-    """A worker's end of its channel; owned by the worker, closed when its process ends.
+    """A worker's end of its channel; owned by the worker, closed when its process exits.
 
     `index` is the worker's number in its pool, `fds` are the descriptors given to the pool.
     """
@@ -64,13 +64,13 @@ class Channel:
         self._recvmsg = end.recvmsg
 
     def fileno(self) -> int:
-        """Return the descriptor to poll: readable when a message or the end has arrived."""
+        """Return the descriptor to poll; it is readable if a message or the end has arrived."""
         return self._socket.fileno()
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
-        """Send one message of 1 to MAX_MESSAGE_BYTES bytes to main, waiting while main is behind.
+        """Send a message of 1 to MAX_MESSAGE_BYTES bytes; block while the main process lags behind.
 
-        `fds` stay the caller's. Raises BrokenPipeError when main has closed the pool.
+        The caller keeps `fds`. Raises BrokenPipeError if the main process has closed the pool.
         """
         if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
             check_message(message, fds)
@@ -79,9 +79,9 @@ class Channel:
             self._send(message)
 
     def recv(self) -> bytes | None:
-        """Wait for main's next message; None when main has closed the pool.
+        """Wait for a message from the main process; return None if it has closed the pool.
 
-        Raises InvalidArgument when descriptors came with it: receive those with `recv_fds`.
+        Raises InvalidArgument if the message carries descriptors: receive those with `recv_fds`.
         """
         data, ancillary, flags, _ = self._receive()
         if ancillary or flags & LOST_FDS:
@@ -93,14 +93,14 @@ class Channel:
         return data or None
 
     def recv_fds(self) -> tuple[bytes, tuple[int, ...]] | None:
-        """Wait for main's next message and its descriptors, which the caller then owns."""
+        """Wait for a message and its descriptors; the caller then owns the descriptors."""
         data, ancillary, flags, _ = self._receive()
         if ancillary or flags & LOST_FDS:
             return (data, unpack_fds(ancillary, flags)) if data else None
         return (data, ()) if data else None
 
     def report_failure(self, text: str) -> None:
-        """Send the text of an exception: an empty message that carries it in a memory file."""
+        """Send the text of an exception, as an empty message with a memory file."""
         fd = memory_file(text.encode("utf-8", "backslashreplace"))
         socket.send_fds(self._socket, [b""], [fd])
 
@@ -108,16 +108,16 @@ class Channel:
         try:
             return self._recvmsg(*RECEIVE)
         except ConnectionResetError:
-            # Reported once if the other side closes with messages of ours unread; what it had sent
-            # before is still in the queue behind this error.
+            # Raised once if the other side has closed with our messages unread; what it sent before
+            # is still queued.
             return self._recvmsg(*RECEIVE)
 
 
 def check_message(message: bytes, fds: Sequence[int]) -> None:
-    """Raise InvalidArgument unless the message can travel through a channel."""
+    """Raise InvalidArgument unless a channel can transport the message."""
     if not 0 < len(message) <= MAX_MESSAGE_BYTES:
         raise InvalidArgument(
-            f"a message between main and a worker has 1 to {MAX_MESSAGE_BYTES} bytes, this one "
+            f"a message to or from a worker has 1 to {MAX_MESSAGE_BYTES} bytes, this one "
             f"has {len(message)}; send more in a memory file, by its descriptor"
         )
     if len(fds) > MAX_FDS:
@@ -125,10 +125,10 @@ def check_message(message: bytes, fds: Sequence[int]) -> None:
 
 
 def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
-    """Return the descriptors in the ancillary data that `recvmsg` returned."""
+    """Return the descriptors in the ancillary data from `recvmsg`."""
     if flags & LOST_FDS:
         raise UnsupportedEnvironment(
-            "file descriptors were lost on their way between main and a worker: this process has "
+            "file descriptors were lost on their way to or from a worker: this process has "
             "reached its limit of open files; raise it with `ulimit -n`"
         )
     fds = array.array("i")
@@ -139,12 +139,12 @@ def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
 
 
 DESCRIPTOR_BYTES: Final = 32
-"""The length of every descriptor: a task's, and an answer's."""
+"""The length of the descriptor at the start of a message: of a task's, and of an answer's."""
 
 
 @contextlib.contextmanager
 def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """Yield the message and its descriptors, which stay open until the `with` ends."""
+    """Yield the message and its file descriptors, which are closed at the end of the `with`."""
     if len(parcel) <= MAX_MESSAGE_BYTES:
         yield parcel, ()
         return
@@ -156,7 +156,7 @@ def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
 
 
 def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
-    """Return descriptor and payload of a received message; closes its file descriptors."""
+    """Return the descriptor and payload of a received message, and close its file descriptors."""
     if not fds:
         return message
     (fd,) = fds

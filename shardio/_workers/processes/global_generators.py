@@ -1,8 +1,8 @@
 """Seed, save and restore the global random generators of Python, NumPy and torch.
 
-torch's is its CPU generator, and is seeded only if user code has imported torch: shardio does not.
-If user code imports torch later, the generator is seeded at the end of that import, so that the
-first draws do not depend on which process has imported torch already. Seeding takes 1 µs;
+Of torch, this is the CPU generator, which is seeded only if user code has imported torch: shardio
+does not. If user code imports torch later, the generator is seeded at the end of that import, so
+that the first draws do not depend on which process has imported torch already. Seeding takes 1 µs;
 `torch.manual_seed`, which also queues seeds for uninitialized devices, takes 110.
 """
 
@@ -20,24 +20,24 @@ from typing import Any, Final
 import numpy as np
 
 States = tuple[Any, Any, Any]
-"""States of Python's, NumPy's and torch's generators.
+"""The states of Python's, NumPy's and torch's generators.
 
-If torch is not imported, the third is the seed set for its import, or None.
+If torch is not imported, the third is the seed to set when it is, or None.
 """
 
 
 def seed_generators(key: int) -> None:
-    """Seed the three generators with 64 bits."""
+    """Seed the three generators with a key of 64 bits."""
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     _seed_torch(key)
 
 
 def seed_generators_of_worker() -> None:
-    """Seed the generators of a new worker process from the system.
+    """Seed the generators of a new worker process from the system's entropy.
 
-    A fork has inherited NumPy's state, and torch begins every process with the same one; Python
-    reseeds its own after a fork.
+    A fork inherits NumPy's state, and torch starts with the same state in every process; Python
+    reseeds its own generator after a fork.
     """
     np.random.seed()
     _seed_torch(int.from_bytes(os.urandom(8), "little"))
@@ -51,9 +51,9 @@ def generator_states() -> States:
 
 
 def restore_generators(states: States) -> None:
-    """Put the three generators into states that `generator_states` has returned.
+    """Restore states that `generator_states` has returned.
 
-    If torch was imported since then, its generator gets the seed set at that time, or a fresh one.
+    If torch was imported since, its generator gets the seed pending at that time, or a new state.
     """
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -67,7 +67,7 @@ def restore_generators(states: States) -> None:
 
 
 def _torch_generator() -> Any:
-    """Return torch's CPU generator, or None where torch is not, or not entirely, imported."""
+    """Return torch's CPU generator; None if torch is not, or not completely, imported."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 
@@ -95,7 +95,7 @@ class _TorchImport:
             sys.meta_path.insert(0, self)
 
     def cancel(self) -> None:
-        """Leave torch's generator alone when torch is imported."""
+        """Do not seed torch's generator when torch is imported."""
         self.seed = None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -116,7 +116,7 @@ class _TorchImport:
         return None
 
     def finish(self) -> None:
-        """Seed torch's generator, which was just imported."""
+        """Seed the generator of torch, which has just been imported."""
         torch, seed = _torch_generator(), self.seed
         self.cancel()
         if torch is not None and seed is not None:
@@ -124,7 +124,7 @@ class _TorchImport:
 
 
 class _SeedingLoader(Loader):
-    """A wrapper around torch's loader that seeds the generator afterwards and leaves no trace."""
+    """A wrapper of torch's loader that seeds the generator after the import and removes itself."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

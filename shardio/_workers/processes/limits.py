@@ -1,11 +1,10 @@
-"""Limits on the CPUs and the memory of this process.
+"""The limits on CPUs and memory of this process.
 
-Every level of the control groups, in either version of the interface, can set a limit, so all of
-them are read. Functions take the root of the file system, so that tests can present another
-machine.
+Every level of the control groups, in either version of the interface, can set a limit, so all are
+read. Functions take the root of the file system, so that tests can present another machine.
 
-Inside a control group, reserving too much memory raises nothing: the kernel's out-of-memory killer
-ends the process on the spot. So `require` asks first and raises an error with figures.
+Inside a control group, reserving too much memory raises no error: the kernel's out-of-memory killer
+kills the process. `require` therefore checks first, and raises an error with figures.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 class CgroupLevel(NamedTuple):
-    """One control group: `version` (1 or 2) of its interface, and its folder."""
+    """One control group: the version (1 or 2) of its interface, and its folder."""
 
     version: int
     folder: str
 
 
 def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
-    """List the groups that may limit this process through `controller`, its own group first.
+    """Return the groups that may limit this process through `controller`, its own group first.
 
-    A version 2 group is listed whether or not the controller is switched on in it: its files are
-    then missing. Empty where there are no control groups.
+    A version 2 group is included even if the controller is not enabled in it: its files are then
+    missing. The list is empty on systems without control groups.
     """
     places = _group_paths(read_text(os.path.join(root, "proc/self/cgroup")), controller)
     found = []
@@ -68,7 +67,7 @@ def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
 
 
 def read_text(path: str) -> str:
-    """Read a small file of the kernel; "" if it is missing or unreadable."""
+    """Read a small kernel file; return "" if it is missing or unreadable."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
@@ -77,13 +76,13 @@ def read_text(path: str) -> str:
 
 
 def read_number(path: str) -> int | None:
-    """Read a file that holds one integer; None where it is missing or says "max"."""
+    """Read a file that contains one integer; None if it is missing or contains "max"."""
     text = read_text(path).strip()
     return int(text) if text.lstrip("-").isdigit() else None
 
 
 def _group_paths(text: str, controller: str) -> dict[int, str]:
-    """Find this process's group in each version's tree, from lines `id:controllers:group`."""
+    """Return this process's group in each version's tree, from lines `id:controllers:group`."""
     places = {}
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -104,8 +103,8 @@ def _version(kind: str, options: list[str], controller: str) -> int:
 def _relative_group(group: str, mounted_group: str) -> str:
     """Return the path of `group` below the mounted group; "" for the mounted group itself.
 
-    In a container the mounted group is often the process's own, and a group outside the container's
-    view is given as `/../…`: then only the mounted group can be read.
+    In a container, the mounted group is often the process's own, and a group outside the
+    container's view is shown as `/../…`; only the mounted group can be read then.
     """
     below = os.path.relpath(group, mounted_group)
     return "" if below == "." or below.startswith("..") or "/.." in group else below
@@ -117,12 +116,12 @@ def _ancestor_folders(top: str, below: str) -> list[str]:
 
 
 def _unescape(text: str) -> str:
-    """Undo the octal escapes of spaces and the like in mountinfo."""
+    """Undo the octal escapes of spaces and other characters in mountinfo."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def usable_cpus() -> int:
-    """Count the CPUs this process may use, at least 1: its affinity, capped by its group's quota.
+    """Return the number of CPUs this process may use: its affinity, capped by its group's quota.
 
     A quota is rounded up to a whole number: with 1.5 CPUs, two busy processes use the whole quota.
     """
@@ -132,14 +131,14 @@ def usable_cpus() -> int:
 
 
 def quota_cpus(root: str = "/") -> int | None:
-    """Read how many CPUs' worth of time the control groups grant; None without a quota."""
+    """Return the number of CPUs that the control groups' quotas allow; None without a quota."""
     quotas = (_quota_us(level) for level in levels("cpu", root))
     counts = [max(1, -(-quota // period)) for quota, period in quotas if quota > 0 and period > 0]
     return min(counts, default=None)
 
 
 def _quota_us(level: CgroupLevel) -> tuple[int, int]:
-    """Read a group's quota and the period that it is for, in microseconds; 0 for none."""
+    """Return a group's quota and its period in microseconds; zeros if there is none."""
     if level.version == 2:
         quota, _, period = read_text(f"{level.folder}/cpu.max").partition(" ")
         period = period.strip()
@@ -159,31 +158,31 @@ _STRICT = 2  # vm.overcommit_memory: the kernel grants no more memory than it ha
 
 
 class MemoryLimit(NamedTuple):
-    """The bytes still available under one limit; `name` names the limit in messages."""
+    """The number of bytes still available under one limit; `name` names the limit in messages."""
 
     n_bytes: int
     name: str
 
 
 def available_bytes() -> int:
-    """Return how many bytes this process can still safely allocate, as of now.
+    """Return the number of bytes that this process can safely allocate now.
 
-    The minimum of the memory available on the machine, the memory that every control group above
-    this process leaves (page cache counts as free: it gives way), and the room that RLIMIT_AS
-    leaves.
+    The minimum of the memory available on the machine, the memory that is left in each control
+    group above this process (page cache counts as free, because it can be reclaimed), and the room
+    under RLIMIT_AS.
     """
     return _tightest().n_bytes
 
 
 def default_budget() -> int:
-    """Return half of the available bytes: the rest is for the program that uses the batches."""
+    """Return half of the available bytes; the rest is for the program that uses the batches."""
     return available_bytes() // 2
 
 
 def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
     """Raise InsufficientMemory unless n_bytes are free for `what` (a plural: "12 blocks of 1 MiB").
 
-    `hint` says in the message what the user can do.
+    `hint` tells the user what to do; it ends the message.
     """
     _require_within(_tightest(), n_bytes, what, hint)
 
@@ -191,7 +190,7 @@ def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
 def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
     """Raise InsufficientMemory unless n_bytes are free for pages of files.
 
-    Page cache does not count against address space and no commit limit.
+    Page cache does not count against the address space or a commit limit.
     """
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
@@ -205,15 +204,15 @@ def _require_within(tightest: MemoryLimit, n_bytes: int, what: str, hint: str) -
 
 
 def limits(root: str = "/") -> list[MemoryLimit]:
-    """List every limit that applies below `root`, except RLIMIT_AS, which is not in a file.
+    """Return all limits that apply below `root`, except RLIMIT_AS, which is not in a file.
 
-    Empty where the kernel does not report, as on systems without /proc.
+    The list is empty if the kernel reports none, as on systems without /proc.
     """
     return [*page_cache_limits(root), *_commit_limits(root)]
 
 
 def page_cache_limits(root: str = "/") -> list[MemoryLimit]:
-    """Return the limits that apply to pages of files as well."""
+    """Return the limits that also apply to pages of files."""
     found = []
     figures = _meminfo(root)
     if "MemAvailable" in figures:
@@ -233,7 +232,7 @@ def _tightest() -> MemoryLimit:
 
 
 def _least(found: list[MemoryLimit]) -> MemoryLimit:
-    if not found:  # macOS: no figure is better than the size of the machine
+    if not found:  # on macOS, where the size of the machine is the best available figure
         return MemoryLimit(os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES, "memory of this machine")
     return min(found)
 
@@ -253,10 +252,10 @@ def _commit_limits(root: str) -> list[MemoryLimit]:
 
 
 def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
-    """Return what one control group leaves: limit - usage + page cache; None without a limit."""
+    """Return the room in one control group: limit - usage + page cache; None without a limit."""
     folder = level.folder
     if level.version == 2:
-        # Above "high" the kernel throttles instead of killing, which is as bad for a loader.
+        # Above "high" the kernel throttles instead of killing, which is no better for a loader.
         caps = [read_number(f"{folder}/memory.{name}") for name in ("max", "high")]
         usage = "memory.current"
         cache: tuple[str, ...] = ("active_file", "inactive_file", "slab_reclaimable")
@@ -268,8 +267,8 @@ def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
     used_bytes = read_number(f"{folder}/{usage}")
     if limit_bytes is None or used_bytes is None:
         return None
-    # Only file pages can be reclaimed: the group's "cache" also counts shared memory, which blocks
-    # are made of.
+    # Only file pages can be reclaimed; the group's "cache" figure also includes shared memory, such
+    # as blocks.
     figures = _parse_key_values(read_text(f"{folder}/memory.stat"), unit_bytes=1)
     cache_bytes = min(used_bytes, sum(figures.get(name, 0) for name in cache))
     left_bytes = max(0, limit_bytes - used_bytes + cache_bytes)
@@ -277,7 +276,7 @@ def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
 
 
 def _parse_key_values(text: str, *, unit_bytes: int) -> dict[str, int]:
-    """Read lines of a name and a number, as in `MemFree:  12 kB` and `shmem 4096`."""
+    """Parse lines of a name and a number, as in `MemFree:  12 kB` and `shmem 4096`."""
     rows = (line.split() for line in text.splitlines())
     return {
         row[0].rstrip(":"): int(row[1]) * unit_bytes

@@ -1,6 +1,6 @@
-"""The calls that only Linux has: process file descriptors, memory files, prctl, mallopt.
+"""Calls that exist only on Linux: process file descriptors, memory files, prctl, mallopt.
 
-A kernel or sandbox without one of them is reported as UnsupportedEnvironment, with the call's name.
+If the kernel or a sandbox lacks one, UnsupportedEnvironment names the call.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _OF_MALLOC = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHO
 Given = tuple[int, FrameType | None]
 Handler = Callable[[int, FrameType | None], object]
 
-# Loaded at import: a forked worker calls prctl before anything else.
+# Loaded at import, as a forked worker calls prctl before anything else.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _ThisProcess:
-    """`pid` is this process's id, also after a fork: with every batch, the kernel is too slow."""
+    """`pid` is the id of this process, even after a fork; os.getpid() is slow per batch."""
 
     def __init__(self) -> None:
         self.note_pid()
@@ -76,13 +76,13 @@ this_process = _ThisProcess()
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back during a short step that must not be left half done.
+    """Defer Ctrl-C during a short step that must not be interrupted.
 
-    Other threads never receive a KeyboardInterrupt anyway.
+    Other threads never receive a KeyboardInterrupt.
     """
     with _handler_held(lambda handler, given: handler(*given)):
-        # Inside the try: a late interrupt that another thread received must not leave the mask
-        # changed.
+        # Inside the try, so that a late interrupt that another thread received cannot leave the
+        # mask changed.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
@@ -90,11 +90,11 @@ def interrupts_held() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # it takes none when it runs
+class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptable at run time
     """A `weakref.finalize` that does not swallow Ctrl-C.
 
-    Python discards exceptions raised while an owner is collected; an interrupt is sent again right
-    afterwards. Explicit calls behave normally.
+    Python discards exceptions raised while an object is collected; an interrupt is therefore sent
+    again afterwards. Explicit calls behave normally.
     """
 
     __slots__ = ()
@@ -108,7 +108,7 @@ class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # it takes none wh
 
 
 def _send_again(handler: Handler, given: Given) -> None:
-    if isinstance(handler, _HeldInterrupts):  # the outer one raises it
+    if isinstance(handler, _HeldInterrupts):  # the outer context manager raises it
         handler(*given)
         return
     with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
@@ -116,7 +116,7 @@ def _send_again(handler: Handler, given: Given) -> None:
 
 
 def _interrupt_once_out(thread: int) -> None:
-    """Send Ctrl-C to a thread once it has left the finalizer, whatever it waits for by then."""
+    """Send Ctrl-C to a thread as soon as it has left the finalizer."""
     while _is_in_finalizer(sys._current_frames().get(thread)):
         time.sleep(0.001)
     signal.pthread_kill(thread, signal.SIGINT)
@@ -129,7 +129,7 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
 
 
 class _HeldInterrupts:
-    """A temporary handler of SIGINT that records the signals."""
+    """A temporary SIGINT handler that records the signals."""
 
     def __init__(self) -> None:
         self.came: list[Given] = []
@@ -140,10 +140,10 @@ class _HeldInterrupts:
 
 @contextlib.contextmanager
 def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
-    """Record interrupts, and call `then` with Python's handler for each one afterwards.
+    """Record interrupts, and afterwards call `then` with Python's handler for each.
 
-    The mask is this thread's: a signal to the process goes to another thread, such as one of
-    NumPy's, and Python still calls the handler in the main thread.
+    Blocking the signal in this thread is not enough: a signal to the process then goes to another
+    thread, such as one of NumPy's, and Python still calls the handler in the main thread.
     """
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -162,7 +162,7 @@ def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def files_explained() -> Iterator[None]:
-    """Raise UnsupportedEnvironment, with the way out, where no more files may be open."""
+    """Raise UnsupportedEnvironment, with a remedy, if the limit on open files is reached."""
     try:
         yield
     except OSError as error:
@@ -171,7 +171,7 @@ def files_explained() -> Iterator[None]:
 
 
 def explain_files(error: OSError) -> None:
-    """Raise UnsupportedEnvironment, with the way out, if this is that no more files may be open."""
+    """Raise UnsupportedEnvironment, with a remedy, if an error means too many open files."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise UnsupportedEnvironment(
@@ -184,7 +184,7 @@ def explain_files(error: OSError) -> None:
 def check_files(n_files: int) -> None:
     """Raise UnsupportedEnvironment unless n_files more files can be opened.
 
-    Called before ZeroMQ opens its own files: it aborts the program if it cannot.
+    Called before ZeroMQ opens its own files, because ZeroMQ aborts the program if it cannot.
     """
     with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
@@ -192,10 +192,10 @@ def check_files(n_files: int) -> None:
 
 
 def open_pidfd(pid: int) -> int:
-    """Open a file descriptor on a process; it is readable once the process has ended.
+    """Open a file descriptor for a process; it is readable once the process has exited.
 
-    The caller owns the descriptor, which is closed on exec. Raises ProcessLookupError when there is
-    no such process, UnsupportedEnvironment where the kernel has no pidfds.
+    The caller owns the descriptor, which is closed on exec. Raises ProcessLookupError if there is
+    no such process, UnsupportedEnvironment if the kernel has no pidfds.
     """
     if not hasattr(os, "pidfd_open"):
         raise _missing_call("pidfd_open", f"this is {sys.platform}")
@@ -209,14 +209,14 @@ def open_pidfd(pid: int) -> int:
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Return True if the process of `pidfd` has exited, waiting up to `timeout_s` for it."""
+    """Return True if the process of `pidfd` has exited; wait for that up to `timeout_s`."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
 
 def end_process(pidfd: int) -> None:
-    """Send SIGKILL to the process of `pidfd`; one that has ended already is left alone."""
+    """Send SIGKILL to the process of `pidfd`, unless it has exited."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
@@ -224,10 +224,10 @@ def end_process(pidfd: int) -> None:
 
 
 def memory_file(*parts: bytes) -> int:
-    """Make an anonymous file in memory that holds `parts` one after the other.
+    """Create an anonymous file in memory that contains `parts`, concatenated.
 
-    The caller owns the descriptor, which is closed on exec. Its offset is at the end: read with
-    `os.pread`, because every process that receives the descriptor shares the offset.
+    The caller owns the descriptor, which is closed on exec. Read with `os.pread`: the offset is at
+    the end, and all processes that receive the descriptor share it.
     """
     if not hasattr(os, "memfd_create"):
         raise _missing_call("memfd_create", f"this is {sys.platform}")
@@ -249,7 +249,7 @@ def memory_file(*parts: bytes) -> int:
 
 
 def resize_memory_file(fd: int, n_bytes: int, what: str) -> None:
-    """Set the length of a memory file for `what`; pages take memory when they are touched.
+    """Set the length of a memory file for `what`; a page takes memory when it is touched.
 
     Raises:
         InsufficientMemory: RLIMIT_FSIZE does not allow a file of n_bytes.
@@ -274,13 +274,12 @@ def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent exits; exit now if the parent has exited.
+    """Ask the kernel to kill this process when its parent exits; exit if the parent has exited.
 
-    The signal is tied to the parent's *thread* that forked, so this is for children of a process
-    with a single thread.
+    The signal is tied to the *thread* that forked, so the parent must have a single thread.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:  # the parent ended between fork and prctl: no signal will come
+    if os.getppid() != parent_pid:  # the parent exited between fork and prctl: no signal follows
         os._exit(1)
 
 
@@ -290,24 +289,24 @@ def name_process(name: str) -> None:
 
 
 def yield_to_main() -> None:
-    """Let no wake-up of this process interrupt another one on its CPU.
+    """Prevent wake-ups of this process from preempting others on its CPU.
 
-    A task that main sends must not stop main in the middle of a step, where there are as many
-    workers as CPUs. How much that gains differs much from run to run.
+    If there are as many workers as CPUs, a task sent by the main process must not preempt the main
+    process in the middle of a step. The gain varies a lot between runs.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # a sandbox or main's own policy may refuse it; it is optional
+    except OSError:  # optional; refused by some sandboxes and by the inherited policy
         return
 
 
 def keep_freed_memory() -> None:
-    """Keep up to 128 MiB of freed memory in this process, for the arrays to come.
+    """Keep up to 128 MiB of freed memory in this process for reuse.
 
-    By default glibc returns arrays from 128 KiB up to the kernel as soon as they are freed, and the
-    kernel zeroes every page for the next ones: nine tenths of the time where each sample takes two
-    arrays of 600 KB. Arrays above 32 MiB are still returned. Settings of malloc in the environment
-    take precedence; with another libc nothing is changed.
+    By default, glibc returns arrays of 128 KiB and more to the kernel as soon as they are freed,
+    and the kernel zeroes every page of the next ones. This takes nine tenths of the time if each
+    sample allocates two arrays of 600 KB. Arrays above 32 MiB are still returned. Malloc settings
+    in the environment take precedence; with another libc nothing is changed.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc." in tunables or not _OF_MALLOC.isdisjoint(os.environ):
@@ -318,7 +317,7 @@ def keep_freed_memory() -> None:
 
 
 def read_umask() -> int:
-    """Read this process's umask without setting it, which would race with other threads."""
+    """Return this process's umask without setting it, which would race with other threads."""
     with open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"Umask:"):
@@ -334,15 +333,15 @@ def _missing_call(call: str, found: str) -> UnsupportedEnvironment:
 
 
 class WakeupEvent(Closing):
-    """An event of the kernel, which can be polled by its descriptor; owned until `close`.
+    """A kernel event that can be polled by its descriptor. It owns the descriptor until `close`.
 
-    `ring` and `close` are for any thread.
+    `ring` and `close` may be called in any thread.
     """
 
     def __init__(self) -> None:
         with files_explained():
             self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Without it, `ring` could write to a descriptor that was reused after close
+        # Without a lock, `ring` could write to a descriptor number that was reused after `close`.
         self._lock = threading.Lock()
         self._is_closed = False
 

@@ -1,7 +1,8 @@
-"""The event loop of a worker pool, over its channels, its session with the zygote, and the zygote.
+"""The event loop of a worker pool, over its channels, its zygote, and its session with the zygote.
 
 Received events stay in the pool's state until `WorkerPool.wait` returns them, and every step can be
-repeated on that state: a KeyboardInterrupt at any moment loses nothing and duplicates nothing.
+repeated on that state. A KeyboardInterrupt at any moment thus neither loses nor duplicates an
+event.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shardio._workers.processes.zygote import EXITED, REPLY, STARTED, release
 
 _ONE_RECEIVE = tuple((argument,) for argument in RECEIVE_NOW)
 
-# Plain numbers: operators of enum members are slow.
+# Plain ints, because operators of enum members are slow.
 _READABLE, _WRITABLE = int(select.EPOLLIN), int(select.EPOLLOUT)
 
 
@@ -36,7 +37,7 @@ class Message(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The pool's function raised in a worker, or could not be unpickled; its WorkerExit follows."""
+    """The pool's function raised in a worker, or could not be unpickled; a WorkerExit follows."""
 
     worker: int
     text: str
@@ -53,7 +54,7 @@ class PoolEventLoop:
         self._by_fd: dict[int, WorkerHandle] = {}
 
     def add_zygote(self) -> None:
-        """Watch the holdings' zygote and session."""
+        """Watch the zygote and the session of the pool."""
         held = self._held
         if held.zygote is not None and held.session is not None:
             held.epoll.register(held.session, _READABLE)
@@ -65,15 +66,15 @@ class PoolEventLoop:
         self._held.epoll.register(worker.end, _READABLE)
 
     def add_bell(self) -> None:
-        """Watch the holdings' bell."""
+        """Watch the wakeup event of the pool, if it has one."""
         if self._held.bell is not None:
             self._held.epoll.register(self._held.bell, _READABLE)
 
     def gather(self, timeout_s: float | None) -> list[Event]:
-        """Wait until there is an event and return all events.
+        """Wait until there is an event, and return all events.
 
-        The list is empty when the time is up or the wakeup event was set. The events stay in
-        `intake` and `gone` of the pool's state: the caller empties both.
+        The list is empty after a timeout or a wakeup. The events stay in `intake` and `gone` of the
+        pool's state, which the caller must clear.
         """
         held = self._held
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -87,7 +88,7 @@ class PoolEventLoop:
             try:
                 ready = held.epoll.poll(timeout_s, 64)
             except (OSError, ValueError):
-                if held.is_closing:  # closed by a signal handler while this thread was in the call
+                if held.is_closing:  # closed by a signal handler during the call
                     return []
                 raise
             if not ready or held.is_closing:
@@ -104,11 +105,11 @@ class PoolEventLoop:
                     self._receive(worker)
             if end_s is not None:
                 timeout_s = max(0.0, end_s - time.monotonic())
-            if has_rung:  # events that arrived with it are still to be received
+            if has_rung:  # receive the events that arrived at the same time, then return
                 end_s = timeout_s = 0.0
 
     def _handle_other(self, fd: int) -> bool:
-        """Handle a ready descriptor that is no worker's; return True if it was the wakeup event."""
+        """Handle a ready descriptor of no worker; return True if it was the wakeup event."""
         held = self._held
         if held.bell is not None and fd == held.bell.fileno():
             held.bell.clear()
@@ -120,7 +121,7 @@ class PoolEventLoop:
         return False
 
     def queue(self, worker: WorkerHandle, message: bytes, fds: Sequence[int]) -> None:
-        """Keep a message that the socket did not take, with copies of its fds, to send it later."""
+        """Queue a message that the socket did not take, with duplicates of its fds."""
         if not worker.outgoing:
             self._held.epoll.modify(worker.end, _READABLE | _WRITABLE)
         copies = array.array("i", map(os.dup, fds))
@@ -131,13 +132,13 @@ class PoolEventLoop:
     def _flush(self, worker: WorkerHandle) -> None:
         """Send queued messages as far as the socket takes them."""
         try:
-            # Each result is in the list before the next send: Ctrl-C cannot send anything twice.
+            # Each result is stored before the next send, so Ctrl-C cannot cause a second send.
             unsent = worker.outgoing[len(worker.sent) :]
             worker.sent.extend(starmap(worker.end.sendmsg, unsent))
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):
-            pass  # its exit is reported soon
+            pass  # its exit will be reported
         self._held.epoll.modify(worker.end, _READABLE)
         done_fds = worker.outgoing_fds
         worker.outgoing, worker.outgoing_fds, worker.sent = [], [], []
@@ -145,11 +146,11 @@ class PoolEventLoop:
             os.close(fd)
 
     def _receive(self, worker: WorkerHandle) -> None:
-        # From the kernel into the list within one call: no signal handler can run in between.
+        # One call moves data from the kernel to the list, so no signal handler can run in between.
         try:
             self._held.intake.extend(islice(worker.arrivals, 1))
         except (BlockingIOError, ConnectionResetError):
-            return  # a reset is reported once, before what is still in the queue
+            return  # a reset is reported once, before the data still queued
 
     def _receive_letter(self, session: socket.socket) -> None:
         try:
@@ -158,7 +159,7 @@ class PoolEventLoop:
             return
 
     def _events(self) -> list[Event]:
-        """Make events of all that has arrived; after Ctrl-C a second time of the same."""
+        """Return events of all that has arrived; after Ctrl-C, called again on the same state."""
         events: list[Event] = []
         workers = self._held.workers
         for index, (data, ancillary, flags, _) in self._held.intake:
@@ -177,11 +178,11 @@ class PoolEventLoop:
         return events
 
     def _read_letters(self) -> None:
-        """Handle the zygote's replies; a reply is dropped once it is fully handled."""
+        """Handle the zygote's replies; each is removed once it is completely handled."""
         held = self._held
         while held.letters:
             data, ancillary, flags, _ = held.letters[0]
-            if not data:  # the zygote has ended, which its pidfd reports too
+            if not data:  # the zygote has exited, which its pidfd reports too
                 self._ignore(held.session)
             else:
                 kind, place, pid, how, status = REPLY.unpack(data)
@@ -200,7 +201,7 @@ class PoolEventLoop:
             held.letters.popleft()
 
     def _lose_zygote(self) -> None:
-        """Count every worker as dead: the kernel kills them when the zygote ends."""
+        """Record the exit of every worker: the kernel kills them when the zygote exits."""
         held = self._held
         zygote = held.zygote
         if zygote is None or held.session is None:
@@ -227,7 +228,7 @@ class PoolEventLoop:
         release(zygote)
 
     def _on_worker_exit(self, worker: WorkerHandle, died: WorkerExit) -> None:
-        """Receive everything an exited worker has sent, then record its exit."""
+        """Receive everything that an exited worker has sent, then record its exit."""
         if worker.ended is not None:
             return
         intake = self._held.intake
@@ -236,7 +237,7 @@ class PoolEventLoop:
                 intake.extend(islice(worker.arrivals, 1))
             except ConnectionResetError:
                 continue
-            # Empty, although a process started by the worker still holds its end
+            # No data, but a process that the worker started still holds its end open.
             except BlockingIOError:
                 break
             _, (data, ancillary, _, _) = intake[-1]
@@ -252,7 +253,7 @@ class PoolEventLoop:
         self._by_fd.pop(worker.end.fileno(), None)
 
     def _ignore(self, source: socket.socket | int | None) -> None:
-        """Remove a descriptor from the epoll; closing it does not, if a fork holds a copy."""
+        """Remove a descriptor from the epoll; closing is not enough if a fork holds a copy."""
         if source is None:
             return
         try:
@@ -262,18 +263,18 @@ class PoolEventLoop:
 
 
 def _await_end(worker: WorkerHandle) -> None:
-    """Wait until a worker that the kernel is killing has ended."""
+    """Wait until a worker that the kernel is killing has exited."""
     if worker.pidfd is not None:
         has_ended(worker.pidfd, 1.0)
         return
-    # The zygote ended while starting this worker: only the end of the channel reveals it.
+    # The zygote exited while starting this worker: only the end of the channel shows the exit.
     poll = select.poll()
     poll.register(worker.end, 0)
     poll.poll(1000)
 
 
 def _failure(worker: WorkerHandle, ancillary: Ancillary, flags: int) -> str:
-    """Read the text that a failed worker sent in a memory file."""
+    """Return the text that a failed worker sent in a memory file."""
     if worker.failure is None:
         (fd,) = unpack_fds(ancillary, flags)
         n_bytes = os.fstat(fd).st_size

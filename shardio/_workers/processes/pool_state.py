@@ -1,6 +1,6 @@
 """The kernel objects of a worker pool, and their release.
 
-Apart from the pool itself, because a finalizer ends them when the pool is already gone.
+They are separate from the pool, because a finalizer releases them after the pool is gone.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from shardio._workers.processes.linux import WakeupEvent, end_process, has_ended
 from shardio._workers.processes.zygote import GRACE_S, REPLY, STARTED, Zygote, release
 from shardio.errors import UnsupportedEnvironment
 
-# How long closing waits, after SIGKILL, for the kernel to tear the processes down.
+# The time to wait after SIGKILL until the kernel has ended the processes.
 _PATIENCE_S = 0.8
 
-Arrival = tuple[int, Received]  # from the worker of this number
+Arrival = tuple[int, Received]  # the worker's number, and the result of `recvmsg`
 Rights = list[tuple[int, int, "array.array[int]"]]
 
 RECEIVE_NOW = (RECEIVE[0], RECEIVE[1], RECEIVE[2] | socket.MSG_DONTWAIT)
 
 
 class WorkerExit(NamedTuple):
-    """The exit of a worker's process: the last event of that process.
+    """The exit of a worker's process: its last event.
 
-    It was killed by `signal`, or exited with `exit_code`: 0 when the function returned, 1 when it
-    raised (a Failed came before). Both are None when it could not be started. `pid` is None if it
-    is unknown: the process could not be started, or the zygote exited in the middle of it.
+    The process was killed by `signal`, or exited with `exit_code`: 0 if the function returned, 1 if
+    it raised (a Failed event came before). Both are None if it could not be started. `pid` is None
+    if it is unknown, because the process could not be started or the zygote exited meanwhile.
     """
 
     worker: int
@@ -47,7 +47,7 @@ class WorkerExit(NamedTuple):
 
     @property
     def end(self) -> str:
-        """Describe how it exited, without naming the worker."""
+        """A description of the exit, without the worker's name."""
         if self.signal is not None:
             known = self.signal in set(signal.Signals)  # not a real-time signal
             name = f" ({signal.Signals(self.signal).name})" if known else ""
@@ -58,13 +58,13 @@ class WorkerExit(NamedTuple):
 
     @property
     def manner(self) -> str:
-        """Describe which worker exited, and how."""
+        """A description of the exit, with the worker's number."""
         process = "" if self.pid is None else f" (process {self.pid})"
         return f"worker {self.worker}{process} {self.end}"
 
 
 class WorkerHandle:
-    """Main's side of one place in the pool; a restart puts a new one there."""
+    """The main process's side of one worker; a restart replaces it."""
 
     __slots__ = (
         "arrivals",
@@ -82,14 +82,13 @@ class WorkerHandle:
     def __init__(self, index: int, end: socket.socket) -> None:
         self.index = index
         self.end = end
-        # An endless iterator of (index, result of `recvmsg`): each item taken is one call of
-        # `recvmsg`.
+        # An infinite iterator of (index, result of `recvmsg`): taking an item calls `recvmsg` once.
         received = map(end.recvmsg, *map(repeat, RECEIVE_NOW))
         self.arrivals: Iterator[Arrival] = zip(repeat(index), received, strict=False)
         self.pid: int | None = None
         self.pidfd: int | None = None
-        # The messages that the full socket did not take, as arguments of `sendmsg`, and the results
-        # so far.
+        # Messages that the full socket did not take, as arguments of `sendmsg`, and the results of
+        # those sent so far.
         self.outgoing: list[tuple[list[bytes], Rights]] = []
         self.outgoing_fds: list[int] = []
         self.sent: list[int] = []
@@ -97,7 +96,7 @@ class WorkerHandle:
         self.ended: WorkerExit | None = None
 
     def close(self) -> None:
-        """Close main's descriptors of this worker; the process is not touched."""
+        """Close the main process's descriptors of this worker; the process is not affected."""
         self.end.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
@@ -108,11 +107,11 @@ class WorkerHandle:
 
 
 class PoolState:
-    """Sockets, descriptors, processes and undelivered events of one pool."""
+    """The sockets, descriptors, processes and undelivered events of one pool."""
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
-        self.lock = threading.RLock()  # held while `wait` uses the descriptors that closing closes
+        self.lock = threading.RLock()  # held while `wait` uses descriptors, so that none is closed
         self.epoll = select.epoll()
         self.workers: list[WorkerHandle] = []
         self.zygote: Zygote | None = None
@@ -127,10 +126,10 @@ class PoolState:
 
 
 def end_all(held: PoolState) -> None:
-    """End the workers, wait until they are gone, and close everything.
+    """End the workers, wait until they have exited, and close everything.
 
-    Idle workers leave when they see the end of their channel; others are killed after GRACE_S. In a
-    fork of the owner this does nothing: a fork that ends must not take its parent's workers along.
+    Idle workers exit when their channel ends; others are killed after GRACE_S. In a fork of the
+    owner this does nothing: a fork that exits must not end its parent's workers.
     """
     if os.getpid() != held.owner_pid:
         return
@@ -141,7 +140,7 @@ def end_all(held: PoolState) -> None:
             return
         held.is_closed = True
         try:
-            # No descriptor is available: the workers are killed below
+            # If no descriptor is available, the workers are killed below.
             with contextlib.suppress(OSError):
                 _release_zygote(held)
         finally:  # even if a second Ctrl-C interrupts the wait
@@ -149,17 +148,17 @@ def end_all(held: PoolState) -> None:
 
 
 def _shut_sockets(held: PoolState) -> None:
-    """End main's half of every socket: also a `wait` in another thread wakes from that.
+    """Shut down the main process's half of every socket, which also wakes a `wait` in a thread.
 
-    By shutdown, since a close is not seen by the other side while a fork of main holds a copy.
+    Closing would not suffice: the other side does not notice it while a fork holds a copy.
     """
     ends = [(worker.end, socket.SHUT_RDWR) for worker in held.workers]
     if held.session is not None:
-        ends.append((held.session, socket.SHUT_WR))  # the zygote still has to report the exits
+        ends.append((held.session, socket.SHUT_WR))  # the zygote must still report the exits
     for end, how in ends:
         try:
             end.shutdown(how)
-        except OSError:  # closed already, here or on the other side
+        except OSError:  # already closed, here or on the other side
             continue
 
 
@@ -183,7 +182,7 @@ def _release_zygote(held: PoolState) -> None:
 
 
 def _is_over(held: PoolState, zygote_pidfd: int, timeout_s: float) -> bool:
-    """Read the zygote's last letters until it has no more to say, or the time is up."""
+    """Read the zygote's last replies; return True at their end, False after the timeout."""
     if held.session is None:
         return True
     poll = select.poll()
@@ -198,7 +197,7 @@ def _is_over(held: PoolState, zygote_pidfd: int, timeout_s: float) -> bool:
             if is_zygote_gone:
                 return True
             continue
-        except ConnectionResetError:  # what it wrote before comes with the next calls
+        except ConnectionResetError:  # what it wrote before is returned by the next calls
             continue
         if not letter[0]:
             return True
@@ -208,7 +207,7 @@ def _is_over(held: PoolState, zygote_pidfd: int, timeout_s: float) -> bool:
 
 
 def _note_starts(held: PoolState) -> None:
-    """Learn the pidfds of workers that were started since the last `wait`."""
+    """Record the pidfds of workers that were started since the last `wait`."""
     while held.letters:
         data, ancillary, flags, _ = held.letters[0]
         kind, place, pid, _, _ = REPLY.unpack(data) if data else (0, 0, 0, 0, 0)
@@ -225,7 +224,7 @@ def _kill(held: PoolState) -> None:
 
 
 def _let_go(held: PoolState) -> None:
-    # Descriptors ran out, which was reported before
+    # Suppressed if descriptors ran out, which was reported before.
     with contextlib.suppress(UnsupportedEnvironment):
         _note_starts(held)
     _kill(held)
@@ -234,7 +233,7 @@ def _let_go(held: PoolState) -> None:
         held.zygote = None
     for worker in held.workers:
         worker.close()
-    # Descriptors that arrived with events nobody waited for
+    # Close descriptors that arrived with events that were never returned.
     for _, (_, ancillary, flags, _) in held.intake:
         for fd in unpack_fds(ancillary, flags):
             os.close(fd)

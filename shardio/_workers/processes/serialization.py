@@ -1,8 +1,9 @@
-"""Serialization between main and its workers: functions, values, and exceptions of user code.
+"""Serialization between the main process and its workers: functions, values and exceptions.
 
-An exception keeps its class if it can be unpickled; else a TransformError carries its text. A
-function travels with main's surroundings in one memory file. Pickle passes only between a program
-and its own workers. Arrays are pickled apart, so that their memory is copied once.
+An exception keeps its class if it can be unpickled; otherwise a TransformError contains its text. A
+function is sent with the main process's environment in one memory file. Pickle is only used between
+a program and its own workers. Large arrays are pickled out of band, so that their memory is copied
+only once.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ __all__ = ["pack", "pickled", "unpack"]
 
 
 MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - 32
-"""The longest packed error: it travels in one message, after a descriptor."""
+"""The maximum length of a packed error: it is sent in one message, after a descriptor."""
 
 
 def pack_error(error: BaseException) -> bytes:
     """Pickle an exception and its cause, in at most MAX_ERROR_BYTES.
 
-    An exception that cannot be pickled, or is too large, becomes a TransformError with its text.
+    An exception that is too large or cannot be pickled becomes a TransformError with its text.
     """
     limit = MAX_ERROR_BYTES
     for cause in (error.__cause__, None):
@@ -58,7 +59,7 @@ def _pickle_error(error: BaseException, cause: BaseException | None) -> bytes | 
     try:
         packed: bytes = cloudpickle.dumps((error, cause))
         found, found_cause = pickle.loads(packed)
-    except BaseException:  # noqa: BLE001  # user classes fail in any way they like, or exit
+    except BaseException:  # noqa: BLE001  # user classes may raise anything, or exit
         return None
     are_errors = isinstance(found, BaseException) and isinstance(found_cause, BaseException | None)
     return packed if are_errors else None
@@ -76,7 +77,7 @@ def unpack_error(packed: bytes) -> BaseException:
     try:
         found: BaseException
         found, found.__cause__ = pickle.loads(packed)  # from our own worker, never from data
-    except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
+    except Exception as failure:  # noqa: BLE001  # user classes may raise anything
         return TransformError(f"a worker failed, and its exception cannot be unpickled: {failure}")
     return found
 
@@ -89,7 +90,7 @@ def pack_failure(error: BaseException, is_called: str) -> bytes:
 
 
 def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
-    """Return the exception that the function raised, with a note that says where."""
+    """Return the exception that a function raised, with a note that says where."""
     # From our own worker, never from data.
     packed_error, text = pickle.loads(failure)
     error = unpack_error(packed_error)
@@ -98,7 +99,7 @@ def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
 
 
 def as_failure(error: BaseException, is_called: str) -> Exception:
-    """Return the exception, or a TransformError of one that would end the worker or iteration."""
+    """Return the exception, or a TransformError if it would end the worker or an iteration."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     text = text_of(error)
@@ -109,7 +110,7 @@ def as_failure(error: BaseException, is_called: str) -> Exception:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an exception, even to one that refuses, as a frozen dataclass does."""
+    """Add a note to an exception, even if it refuses attributes, as a frozen dataclass does."""
     vars(error).setdefault("__notes__", []).append(note)
 
 
@@ -117,7 +118,7 @@ def text_of(error: BaseException) -> str:
     """Return an exception's message, even if its `__str__` fails."""
     try:
         return str(error)
-    except Exception as failure:  # noqa: BLE001  # user classes fail in any way they like
+    except Exception as failure:  # noqa: BLE001  # user classes may raise anything
         return f"<its text is not available: {type(failure).__name__}>"
 
 
@@ -126,7 +127,7 @@ _repr.maxstring = _repr.maxother = 120
 
 
 def shortened(value: Any) -> str:
-    """Return the repr of a value for a message, cut in the middle if it is long."""
+    """Return the repr of a value for a message, shortened in the middle if it is long."""
     return _repr.repr(value)
 
 
@@ -136,25 +137,25 @@ _PROTOCOL: Final = 5
 def pickle_out_of_band(
     value: Any, file: io.BytesIO, apart: list[pickle.PickleBuffer], least_bytes: int
 ) -> None:
-    """Append a value's pickle to a file, and to `apart` the memory of its larger arrays, in place.
+    """Append a value's pickle to a file, and its large arrays' memory, uncopied, to `apart`.
 
     Args:
-        value: anything; what pickle does not know, cloudpickle may.
-        file: is left at its end.
-        apart: what `pickle.loads` wants as `buffers`, each contiguous.
-        least_bytes: of an array whose memory is not copied into the pickle.
+        value: the value; cloudpickle is used if pickle does not support it.
+        file: the file; its position is at the end afterwards.
+        apart: the list of `buffers` for `pickle.loads`; each is contiguous.
+        least_bytes: the minimum size of an array whose memory is not copied into the pickle.
 
-    Raises whatever the value's own parts raise when they are pickled.
+    Raises any exception that parts of the value raise when they are pickled.
     """
     start, n_apart = file.tell(), len(apart)
     reduce = functools.partial(_reduce_array, least_bytes)
     arrays = {np.ndarray: reduce, np.memmap: reduce}
     try:
         pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=apart.append)
-        # Takes half the time of a `reducer_override` method, which is called for everything.
+        # Takes half the time of a `reducer_override` method, which is called for every object.
         pickler.dispatch_table = {**copyreg.dispatch_table, **arrays}
         pickler.dump(value)
-    except Exception:  # noqa: BLE001  # what pickle does not know, cloudpickle may: its error is the one raised
+    except Exception:  # noqa: BLE001  # cloudpickle may support it, else raises the better error
         file.seek(start)
         file.truncate()
         del apart[n_apart:]
@@ -162,9 +163,9 @@ def pickle_out_of_band(
 
 
 def _reduce_code(code: CodeType) -> Any:
-    """Reduce a function's code with the name of its file, which tracebacks show.
+    """Reduce a function's code, keeping its file name, which tracebacks show.
 
-    cloudpickle from 3.1.3 on puts another name in its place.
+    cloudpickle replaces the name since 3.1.3.
     """
     make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return make, tuple(code.co_filename if part == _DYNAMIC_CODE else part for part in parts)
@@ -175,12 +176,12 @@ _DISPATCH_TABLE: Final = {**cloudpickle.Pickler.dispatch_table, CodeType: _reduc
 
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A cloudpickle pickler that pickles arrays apart."""
+    """A cloudpickle pickler that pickles large arrays out of band."""
 
     def __init__(
         self, file: io.BytesIO, arrays: dict[Any, Any], apart: list[pickle.PickleBuffer]
     ) -> None:
-        # Set first: the __init__ of pickle.Pickler looks it up, once.
+        # Set first, because the __init__ of pickle.Pickler reads it once.
         self.dispatch_table = {**_DISPATCH_TABLE, **arrays}
         super().__init__(file, _PROTOCOL, apart.append)
 
@@ -188,9 +189,9 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 def _reduce_array(least_bytes: int, array: Any) -> Any:
     """Reduce an array to its shape, dtype and memory, if it has nothing else.
 
-    NumPy's own way pickles all parts of a dtype with every array, which takes twice the time.
+    NumPy itself pickles all parts of a dtype with every array, which takes twice the time.
     """
-    if type(array) is np.memmap:  # a memory map travels as its values only
+    if type(array) is np.memmap:  # a memory map is sent as its values
         array = array.view(np.ndarray)
     dtype, flags = array.dtype, array.flags
     if dtype.hasobject or not dtype.itemsize:
@@ -209,7 +210,7 @@ def _reduce_array(least_bytes: int, array: Any) -> Any:
     return np.ndarray, args if is_c else (*args, 0, None, "F")
 
 
-# Size of the pickled environment; the pickled function follows it.
+# The size of the pickled environment; the pickled function follows it.
 _HEADER = struct.Struct("<Q")
 
 # cloudpickle's list of modules to pickle by value is global to the process.
@@ -217,13 +218,13 @@ _registry_lock = threading.Lock()
 
 
 def pack(target: Callable[..., object]) -> int:
-    """Put `target` and this process's surroundings into a memory file; the caller owns it.
+    """Write `target` and this process's environment to a memory file; the caller owns it.
 
-    Functions and classes of `__main__`, and of modules that a search of `sys.path` does not find,
-    travel by value; those of other modules by name. Values they refer to are copied as they are
-    now. Raises InvalidArgument when something cannot be pickled.
+    Functions and classes of `__main__`, and of modules that are not found through `sys.path`, are
+    pickled by value, others by name. Values that they refer to are copied in their present state.
+    Raises InvalidArgument if something cannot be pickled.
     """
-    # For an engine's function, the user knows the function that it calls.
+    # For a function of the engine, the user knows the function that it calls.
     known = target.args[0] if isinstance(target, partial) and target.args else target
     packed = pickled(target, "make those inside the function", known)
     surroundings = pickle.dumps(
@@ -241,9 +242,8 @@ def pack(target: Callable[..., object]) -> int:
 def pickled(value: object, hint: str, known: object = None) -> bytes:
     """Pickle a value for this process's own workers, by the rules of `pack`.
 
-    Raises InvalidArgument when something cannot be pickled: `hint` says what to do about locks,
-    open files, generators or the like; `known` is the user's view of the value, if it is not
-    `value`.
+    Raises InvalidArgument if something cannot be pickled. `hint` tells the user what to do about
+    locks, open files, generators and the like; `known` is shown in place of `value`, if given.
     """
     buffer = io.BytesIO()
     with _registry_lock:
@@ -262,9 +262,9 @@ def pickled(value: object, hint: str, known: object = None) -> bytes:
 
 
 def unpack(fd: int) -> Callable[..., Any]:
-    """Recreate the surroundings that `pack` recorded in this process, and return the function.
+    """Apply the environment that `pack` recorded to this process, and return the function.
 
-    Reads by offset and leaves `fd` open: other workers read the same file.
+    Reads by offset and leaves `fd` open, as other workers read the same file.
     """
     stored = _read_all(fd)
     (n_bytes,) = _HEADER.unpack_from(stored)
@@ -277,7 +277,7 @@ def unpack(fd: int) -> Callable[..., Any]:
 def _apply_environment(
     sys_path: list[str], cwd: str | None, environ: dict[str, str], argv: list[str], umask: int
 ) -> None:
-    """Apply main's environment; of the environment variables only the differences."""
+    """Apply the main process's environment; only variables that differ are set."""
     sys.path[:] = sys_path
     sys.argv[:] = argv
     os.umask(umask)
@@ -293,7 +293,7 @@ def _apply_environment(
 def _cwd() -> str | None:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # main's folder was deleted; the worker stays where it is
+    except FileNotFoundError:  # the folder was deleted; the worker stays where it is
         return None
 
 
@@ -308,7 +308,7 @@ def _read_all(fd: int) -> memoryview:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickles by value what belongs to modules that a worker could not import."""
+    """Pickles functions and classes by value if a worker could not import their modules."""
 
     dispatch_table = _DISPATCH_TABLE
 
@@ -318,7 +318,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._registered: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
-        """Register the object's module before cloudpickle decides between name and value."""
+        """Register an object's module before cloudpickle decides between name and value."""
         if isinstance(obj, FunctionType | type):
             name = getattr(obj, "__module__", None)
             if isinstance(name, str) and name not in self._importable:
@@ -341,12 +341,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 def _is_importable(name: str) -> bool:
-    """Return True if a fresh process with this `sys.path` would find the module `name`.
+    """Return True if a new process with this `sys.path` would find the module `name`.
 
-    `importlib.util.find_spec` cannot answer that: it trusts `sys.modules`.
+    `importlib.util.find_spec` cannot tell, because it trusts `sys.modules`.
     """
     if name == "__main__" or name not in sys.modules:
-        return True  # cloudpickle's own rules cover both
+        return True  # cloudpickle has its own rules for both
     parent, _, _ = name.rpartition(".")
     path = None
     if parent:

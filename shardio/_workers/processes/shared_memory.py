@@ -1,9 +1,9 @@
-"""Memory files, in large pages where the kernel has them, and arrays that all workers map.
+"""Memory files, in large pages if the kernel supports them, and arrays that all workers map.
 
-A block in pages of 2 MiB is ready in a seventh of the time that its 4 KiB pages take, and the
-processor, which tracks few pages, copies to and from it faster. Linux collapses pages on request
-(`MADV_COLLAPSE`, 6.1 and later) even if shared memory is not to have large ones by default. If it
-cannot, the memory has ordinary pages.
+Preparing a block in pages of 2 MiB takes a seventh of the time of 4 KiB pages, and the CPU, which
+tracks only few pages, copies to and from it faster. Linux collapses pages on request
+(`MADV_COLLAPSE`, 6.1 and later) even if shared memory has no large pages by default. If it cannot,
+the memory has ordinary pages.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from shardio.errors import InsufficientMemory
 from shardio.storage.mmap import map_over
 
 LARGE_BYTES: Final = 2 << 20
-"""A large page, of processors whose small ones have 4 KiB; others refuse."""
+"""The size of a large page on CPUs with small pages of 4 KiB; other CPUs refuse it."""
 
 _STEP_BYTES: Final = 16 * LARGE_BYTES
-"""The bytes of one request: each makes all processors hand in pages they have set aside."""
+"""The bytes per request; each request makes all CPUs return pages they have set aside."""
 _MAX_NS: Final = 10_000_000
-"""A large page takes 0.2 ms if one is free; its small pages together take 2 ms.
-
-But where memory is in pieces, the kernel moves others out of the way first.
+"""The maximum time per large page. It takes 0.2 ms if one is free; small pages take 2 ms for the
+same memory. But if memory is fragmented, the kernel first moves other pages.
 """
 
 _MAP_NORESERVE: Final = 0x4000
@@ -51,21 +50,21 @@ _MFD_NOEXEC_SEAL: Final = 8
 
 
 class _KernelSupport:
-    """Observed support of the kernel: if it refuses or takes long, it is not asked again."""
+    """The kernel's support: if it refuses once or takes too long, it is not asked again."""
 
     is_asked = True
 
 
 def take_large_pages(fd: int, n_bytes: int) -> None:
-    """Put the first n_bytes of an empty memory file into large pages, but for a rest at the end.
+    """Try to use large pages for the first n_bytes of an empty memory file, except a remainder.
 
-    It promises no memory: parts that did not get any are as empty as before.
+    No memory is guaranteed: parts that got no large pages are still empty.
     """
     n_large = n_bytes // LARGE_BYTES * LARGE_BYTES
     if not (n_large and _KernelSupport.is_asked):
         return
     try:
-        # Pages are collapsed around an existing page; without any, nothing is collapsed.
+        # Pages are collapsed around an existing page; without one, nothing is collapsed.
         for start in range(0, n_large, LARGE_BYTES):
             os.pwrite(fd, b"\0", start)
         memory, first = _map_aligned(fd, n_large)
@@ -81,19 +80,18 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
 
 
 def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
-    """Map a memory file with all pages it has; return the map and the file's offset in it.
+    """Map a memory file with all its pages; return the map and the file's offset in it.
 
-    The map is aligned to large pages if there are addresses for one more, else as the kernel places
-    it.
+    The map is aligned to large pages if the address space has room for it.
 
     Raises:
-        OSError: there are no addresses, or no memory for the kernel's own tables.
+        OSError: there are no addresses, or no memory for the kernel's page tables.
     """
     try:
         memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
     except (OSError, InsufficientMemory):
         memory, first = _map_plain(fd)
-    with contextlib.suppress(OSError):  # before Linux 5.14; pages are then made one by one
+    with contextlib.suppress(OSError):  # before Linux 5.14; pages are then mapped one by one
         if n_backed:
             memory.madvise(_MADV_POPULATE_WRITE, first, n_backed)
     return memory, first
@@ -104,10 +102,10 @@ def _map_plain(fd: int) -> tuple[mmap.mmap, int]:
 
 
 def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
-    """Map a file so that its large pages can be mapped as such.
+    """Map a file aligned to large pages; return the map and the file's offset in it.
 
-    Over a part of an anonymous map, which unmaps it when it goes: a map of Python's own lies where
-    the kernel puts it.
+    The file is mapped over a part of an anonymous map, which unmaps it at the end: Python's mmap
+    cannot choose the address.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, n_bytes + LARGE_BYTES, flags)
@@ -118,14 +116,14 @@ def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
 
 
 def reserve_memory_file(n_bytes: int, what: str) -> int:
-    """Create an anonymous memory file of n_bytes, reserved; the caller owns the descriptor.
+    """Create an anonymous memory file of n_bytes, allocated; the caller owns the descriptor.
 
-    It is sealed against shrinking: no process can take mapped pages away.
+    The file is sealed against shrinking, so that no process can remove mapped pages.
 
     Raises:
-        InsufficientMemory: the memory is not available; nothing was reserved.
+        InsufficientMemory: the memory is not available; nothing was allocated.
     """
-    # Checked before reserving: beyond a cgroup's limit the kernel kills instead of failing
+    # Checked before allocating: beyond a cgroup's limit the kernel kills instead of failing.
     require(n_bytes, what)
     with _new_memory_file(n_bytes, what) as fd:
         take_large_pages(fd, n_bytes)
@@ -137,7 +135,7 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
 def sparse_memory_file(n_bytes: int, what: str) -> int:
     """Create a memory file whose pages take memory only when they are touched.
 
-    If there is no memory by then, the kernel kills the process. The caller owns the descriptor.
+    If no memory is left at that time, the kernel kills the process. The caller owns the descriptor.
     """
     with _new_memory_file(n_bytes, what) as fd:
         return fd
@@ -162,7 +160,7 @@ def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
-    """Raise InsufficientMemory where the kernel refuses memory that it reported as free."""
+    """Raise InsufficientMemory if the kernel refuses memory that it reported as free."""
     try:
         yield
     except OSError as error:
@@ -175,7 +173,7 @@ def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
 
 
 _MAX_RESERVED: Final = 64 << 20
-"""Bytes of marks: of more, pages take memory only once something in them has been checked."""
+"""The number of marks up to which memory is allocated at once; above, when pages are touched."""
 
 
 def create_bitmap_file(n_marks: int) -> int:
@@ -191,7 +189,7 @@ def create_bitmap_file(n_marks: int) -> int:
 
 
 class SharedArray:
-    """An array in one memory file: written by main, mapped by every worker, copied by none."""
+    """An array in a memory file, written by the main process and mapped by every worker."""
 
     def __init__(self, fd: int, array: npt.NDArray[Any]) -> None:
         self.fd, self.array = fd, array
@@ -215,7 +213,7 @@ class SharedArray:
 
     @classmethod
     def received(cls, fd: int, dtype: str, n: int) -> Self:
-        """Map an array of another process by its descriptor, which this object then owns."""
+        """Map an array of another process by its descriptor, which the new object owns."""
         return cls(fd, _mapped(fd, np.dtype(dtype), n, mmap.ACCESS_READ))
 
 

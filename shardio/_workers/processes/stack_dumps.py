@@ -1,7 +1,7 @@
 """Reports of workers: the step and place each is at, and Python stacks when a batch times out.
 
-A worker answers a signal from C code, whatever its Python code hangs in, by writing the stacks of
-its threads into a file that it shares with main alone.
+On a signal, a worker writes the stacks of its threads to a file that it shares with the main
+process. C code does this, so it works wherever the worker's Python code hangs.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ Steps = npt.NDArray[np.uint64]
 
 
 class StepFiles(Closing):
-    """The step and stack files of all workers, owned from `open` on."""
+    """The step and stack files of all workers, owned from `open` until `close`."""
 
     def __init__(self) -> None:
         self.stacks: list[int] = []
-        """The file of each worker for its stacks."""
+        """The file for the stacks of each worker."""
         self._fds = list[int]()
         self._steps: Steps = np.zeros((0, 2), np.uint64)
 
     def open(self, n_workers: int) -> int:
-        """Make the files; gives the one of all steps, for `map_steps`, which stays this one's."""
+        """Create the files; return the file of all steps, for `map_steps`. This object owns it."""
         self.stacks.extend(stack_files(n_workers))
         self._fds.append(memory_file(bytes(16 * n_workers)))
         self._steps = map_steps(self._fds[0])
         return self._fds[0]
 
     def of(self, worker: int) -> int | None:
-        """Return the step that a worker is at, or exited at; None if it is at none."""
+        """Return the step that a worker is at, or was at when it exited; None if none."""
         step = int(self._steps[worker, 0]) - 1
         return None if step < 0 else step
 
     def take(self, worker: int) -> tuple[int | None, int | None]:
-        """Return and clear the step that a worker exited at, and the place in it; None for none."""
+        """Return and clear the step that a worker exited at, and the place in it; None if none."""
         step, place = self.of(worker), int(self._steps[worker, 1]) - 1
         self._steps[worker] = 0
         return step, None if place < 0 else place
 
     def close(self) -> None:
         """Close the files. Idempotent."""
-        self._steps = self._steps.copy()  # a map keeps a file open, too
+        self._steps = self._steps.copy()  # a map would keep the file open
         for fds in (self.stacks, self._fds):
             while fds:
                 os.close(fds.pop())
 
 
 def map_steps(fd: int) -> Steps:
-    """Map two words for each worker: the step that it is at plus 1, or 0; its place alike."""
+    """Map two words per worker: the step that it is at plus 1, or 0; the place likewise."""
     return np.frombuffer(mmap.mmap(fd, 0), np.uint64).reshape(-1, 2)
 
 
@@ -69,16 +69,16 @@ _PATIENCE_S: Final = 1.0
 _QUIET_S: Final = 0.02
 """A stack is complete if it has not grown for this long."""
 _OURS: Final = f"{os.sep}_engine{os.sep}"
-"""Part of the name of every file that is between a process's start and the user's code."""
+"""A part of the path of every file between the start of a process and the user's code."""
 
 
 def stack_files(n_workers: int) -> Iterator[int]:
-    """Make the file of each worker, one by one; the caller owns the descriptors."""
+    """Create the file of each worker, one by one; the caller owns the descriptors."""
     return (memory_file() for _ in range(n_workers))
 
 
 def answer_with_stacks(fd: int) -> None:
-    """Make this process write its stacks into `fd` when main asks for them."""
+    """Make this process write its stacks to `fd` when it receives ASK_FOR_STACKS."""
     faulthandler.register(ASK_FOR_STACKS, fd, all_threads=True, chain=False)
 
 
@@ -92,10 +92,10 @@ def timeout_error(
     """Return the error for a timeout, with the activity of every worker.
 
     Args:
-        what: the thing that did not come.
-        path: the dataset's.
-        timeout_s: how long the loop waited.
-        workers: the name and stacks of each worker.
+        what: the name of what did not arrive.
+        path: the path of the dataset.
+        timeout_s: the time that the loop waited.
+        workers: the name and the stacks of each worker.
         tasks_of: describes the unanswered tasks of a worker, given its number.
     """
     first = f"{what} of {path} did not come within {timeout_s:g} s"
@@ -105,7 +105,7 @@ def timeout_error(
 def describe_workers(
     workers: Sequence[tuple[str, str]], tasks_of: Callable[[int], list[str]]
 ) -> list[str]:
-    """Return lines on the activity of every worker; arguments as for `timeout_error`."""
+    """Return lines that describe the activity of every worker; arguments as in `timeout_error`."""
     lines = []
     for worker, (who, stacks) in enumerate(workers):
         tasks = "; ".join(tasks_of(worker)) or "without a task"
@@ -114,15 +114,15 @@ def describe_workers(
 
 
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
-    """Return the stacks of all workers, innermost frame first, down to the first of shardio.
+    """Return the stacks of all workers, innermost frame first, down to the first frame of shardio.
 
-    All workers are asked at once and have `_PATIENCE_S` together.
+    All workers are asked at the same time, and must answer within `_PATIENCE_S`.
 
     Args:
         fds: the file that each worker writes to.
-        send: sends a signal to a worker by number; False if there is no process to receive it.
+        send: sends a signal to a worker by number; returns False if there is no process.
     """
-    for fd in fds:  # shared with the worker, including the position where it writes
+    for fd in fds:  # the offset at which the worker writes is shared, too
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
     before = _sizes(fds)
@@ -155,11 +155,11 @@ def _said(fd: int, start: int, stop: int) -> str:
 
 
 def shortened(text: str) -> str:
-    """Stacks without the frames that lie under the user's code, thread by thread."""
+    """Return stacks without the frames of shardio below the user's code, for each thread."""
     kept: list[str] = []
     is_ours = False
     for line in text.splitlines():
-        if not line.startswith(" "):  # the next thread begins here
+        if not line.startswith(" "):  # the next thread begins
             is_ours = False
         is_ours = is_ours or (_OURS in line and bool(kept) and kept[-1].startswith(" "))
         if line.strip() and not is_ours:

@@ -1,6 +1,6 @@
-"""The first steps of a new worker: in memory that the zygote has forked, or a fresh interpreter.
+"""The first steps of a new worker, either a fork of the zygote or a new interpreter.
 
-Imports nothing slow: main reads the constants.
+This module imports nothing slow, because the main process reads its constants.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from shardio._workers.processes.linux import name_process
 __all__ = ["EXECUTE", "FORK", "Start", "Target", "execute", "preload", "run"]
 
 Start = Literal["zygote", "spawn"]
-"""The start method of worker processes: forked by the zygote, or executing an interpreter too."""
+"""The start method of workers: a fork of the zygote, or one that executes an interpreter."""
 
 FORK, EXECUTE = range(2)
-"""The zygote's action for a worker: fork; fork and execute an interpreter."""
+"""The zygote's action for a worker: fork, or fork and execute an interpreter."""
 
 Target = Callable[[Channel], object]
 
 _Fds = tuple[int, ...]
 
 GIVEN_AT: Final = 2
-"""The index of the pool's first descriptor in a request, after channel and bootstrap payload."""
+"""The index of the pool's first descriptor in a request; channel and payload come first."""
 
 
 def preload(names: tuple[str, ...]) -> None:
-    """Import what workers will need, for all forks of this process.
+    """Import modules that workers will need, for all forks of this process.
 
-    A module that is missing is reported by the worker that needs it.
+    A missing module is reported by the worker that needs it.
     """
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # A collection in a worker would write to, and so copy, every page of these objects. None is run
-    # before: of 36,000 objects 500 are garbage, and finding them takes 12 ms.
+    # A collection in a worker would write to, and so copy, every page of these objects. It is not
+    # run before: of 36,000 objects 500 are garbage, and finding them takes 12 ms.
     gc.freeze()
 
 
 def execute(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
-    """Replace this process, a fork of the zygote, by a fresh interpreter.
+    """Replace this process, a fork of the zygote, by a new interpreter.
 
-    Kernel settings of the process stay, such as the signal at the zygote's exit.
+    The kernel's settings of the process stay, such as the signal when the zygote exits.
     """
     for fd in fds:
         os.set_inheritable(fd, True)
@@ -59,7 +59,7 @@ def execute(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
         "from shardio._workers.processes.worker_main import begin; "
         f"begin({place}, {fds!r}, {modules!r})"
     )
-    # The zygote's own command line: the same interpreter and flags; the code comes last.
+    # The zygote's own command line, with the same interpreter and flags; the code comes last.
     os.execv(sys.executable, [*sys.orig_argv[:-1], code])
 
 
@@ -67,21 +67,21 @@ def begin(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
     """Run as a worker in a new interpreter."""
     for fd in fds:
         os.set_inheritable(fd, False)
-    # Before main's environment is applied: it includes one thread per library, as set here.
+    # Done before the main process's environment is applied, so that libraries use one thread.
     preload(modules)
     run(place, fds)
 
 
 def run(place: int, fds: _Fds) -> NoReturn:
-    """Run the pool's function in this new worker, report its failure to main, and exit.
+    """Run the pool's function in this new worker, report a failure to the main process, and exit.
 
     Args:
-        place: the worker's index in its pool.
-        fds: its channel, the bootstrap payload, and the pool's descriptors.
+        place: the index of the worker in its pool.
+        fds: the descriptors: its channel, the payload, and those given to the pool.
     """
     name_process("shardio-worker")
     gc.enable()
-    # Imported late, for main: it reads this module's constants before it needs NumPy.
+    # Imported late: the main process reads this module's constants before it needs NumPy.
     from shardio._workers.processes.global_generators import seed_generators_of_worker
 
     seed_generators_of_worker()
@@ -89,13 +89,13 @@ def run(place: int, fds: _Fds) -> NoReturn:
     channel = Channel(place, socket.socket(fileno=channel_fd), fds[GIVEN_AT:])
     code = 0
     try:
-        # Imported late, for main: it reads this module's constants before it needs cloudpickle.
+        # Imported late, as above: the main process does not need cloudpickle yet.
         from shardio._workers.processes.serialization import unpack
 
         target: Target = unpack(cargo_fd)
         os.close(cargo_fd)
         target(channel)
-    except BaseException as error:  # noqa: BLE001  # sys.exit and all: main gets it as text
+    except BaseException as error:  # noqa: BLE001  # even sys.exit is reported as text
         code = 1
         _report(channel, error)
     sys.stdout.flush()
@@ -104,10 +104,10 @@ def run(place: int, fds: _Fds) -> NoReturn:
 
 
 def _report(channel: Channel, error: BaseException) -> None:
-    # Without the frame of `run` itself
+    # Without the frame of `run` itself.
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames))
     try:
         channel.report_failure(text)
     except (BrokenPipeError, ConnectionResetError):
-        return  # main has closed the pool, the most frequent reason for `error`
+        return  # the main process has closed the pool, which most often causes `error`

@@ -31,15 +31,15 @@ __all__ = ["Channel", "WorkerPool", "WorkerExit", "Event", "Failed", "Message"]
 
 
 class WorkerPool(Closing):
-    """A pool of `n_workers` processes that each run `target(channel)`; it ends them on `close`.
+    """A pool of `n_workers` processes that each run `target(channel)`; `close` ends them.
 
-    `target` is pickled by cloudpickle. `fds` are duplicated and arrive as
-    `channel.fds` in every worker; `preload` names modules that the zygote imports before it forks.
-    Messages may be sent at once: they wait in the socket until the worker runs. `send`, `wait`
-    and `restart` are for one thread at a time, `close` is for any. A pool that is collected without
-    `close`, or is open when the interpreter exits, is closed then.
+    `target` is pickled by cloudpickle. `fds` are duplicated and available as `channel.fds` in every
+    worker; `preload` names modules that the zygote imports before it forks. Messages may be sent
+    immediately: they wait in the socket until the worker runs. `send`, `wait` and `restart` must
+    not run in two threads at once; `close` may be called in any. A pool that is collected without
+    `close`, or still open when the interpreter exits, is closed then.
 
-    Raises InvalidArgument when `target` cannot be pickled and UnsupportedEnvironment when processes
+    Raises InvalidArgument if `target` cannot be pickled, and UnsupportedEnvironment if processes
     cannot be started here.
     """
 
@@ -74,23 +74,23 @@ class WorkerPool(Closing):
             raise
 
     def __len__(self) -> int:
-        """Return the number of places, with or without a live worker."""
+        """Return the number of workers, running or not."""
         return len(self._held.workers)
 
     def fileno(self) -> int:
-        """Return a descriptor to poll: readable when `wait` may have an event."""
+        """Return a descriptor to poll; it is readable if `wait` may have an event."""
         return self._held.epoll.fileno()
 
     def pids(self) -> list[int | None]:
-        """Return the process id of each place; None until `wait` has seen the process start."""
+        """Return the process id of each worker; None until `wait` has seen the process start."""
         return [worker.pid for worker in self._held.workers]
 
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without ever waiting.
+        """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without blocking.
 
-        Data that the socket does not take is queued and sent by later calls of `wait`. `fds` stay
-        the caller's. A message to a worker whose WorkerExit `wait` has not returned yet is dropped;
-        after that, WorkerDied is raised.
+        Data that the socket does not take is queued and sent by later calls of `wait`. The caller
+        keeps `fds`. A message to a worker that has exited is dropped until `wait` has returned its
+        WorkerExit; after that, WorkerDied is raised.
         """
         held = self._held
         if held.is_closing or this_process.pid != held.owner_pid:
@@ -118,7 +118,7 @@ class WorkerPool(Closing):
     def set_cleanup_folder(self, folder: str) -> None:
         """Register a folder to be removed if this process is killed; "" for none.
 
-        Only one folder is registered: the caller removes the one registered before.
+        It replaces the folder registered before, which the caller must remove.
         """
         with self._held.lock:
             if self._held.session is not None and not self._held.is_closing:
@@ -126,8 +126,8 @@ class WorkerPool(Closing):
                     self._held.session.send(CLEANUP + os.fsencode(folder))
 
     def signal(self, index: int, number: int) -> bool:
-        """Send a signal to worker `index`; False if there is no process yet, or no more."""
-        with self._held.lock:  # another thread may close the pool, and with it the pidfd
+        """Send a signal to worker `index`; return False if its process is not running."""
+        with self._held.lock:  # another thread may close the pool, and the pidfd with it
             worker = self._held.workers[index]
             if worker.pidfd is None or worker.ended is not None:
                 return False
@@ -143,24 +143,24 @@ class WorkerPool(Closing):
         return [f"worker {i}{process}" for i, process in enumerate(known)]
 
     def stacks(self, fds: Sequence[int]) -> list[str]:
-        """Return the Python stacks of all workers, each of which was given one of the files."""
+        """Return the Python stacks of all workers; `fds` are their stack files, in order."""
         return ask_for_stacks(fds, self.signal)
 
     def enable_nudge(self) -> None:
-        """From now on `nudge` ends a wait; for the thread that waits, before another nudges."""
+        """Let `nudge` end a wait. Call this in the thread that waits, before another one nudges."""
         self._held.bell = WakeupEvent()
         self._watch.add_bell()
 
     def nudge(self) -> None:
-        """Make `wait` return, this time or the next, with the events so far; for any thread."""
+        """Make `wait` return, now or the next time, with the events so far; for any thread."""
         if self._held.bell is not None:
             self._held.bell.ring()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """Wait for events and return at least one, or none when `timeout_s` has passed.
+        """Wait for events and return at least one, or none after `timeout_s`.
 
-        All messages of a worker come before its WorkerExit. Raises ClosedError when the pool is
-        closed, also during the wait, and UnsupportedEnvironment when no worker can be started here.
+        All messages of a worker come before its WorkerExit. Raises ClosedError if the pool is
+        closed, also during the wait, and UnsupportedEnvironment if no worker can be started here.
         """
         held = self._held
         if held.is_closing or this_process.pid != held.owner_pid:
@@ -169,7 +169,7 @@ class WorkerPool(Closing):
             events = [] if held.is_closing else self._watch.gather(timeout_s)
         if not events:
             self._check_usable()  # closed by another thread, or by a signal handler in this one
-        # No call between here and the caller: no KeyboardInterrupt can occur.
+        # No call between here and the caller, so no KeyboardInterrupt can occur.
         held.intake, held.gone = [], []
         return events
 
@@ -189,7 +189,7 @@ class WorkerPool(Closing):
     def close(self) -> None:
         """End all workers, whatever they are doing; they have exited when this returns.
 
-        May be called again, and from any thread. Workers get GRACE_S to leave by themselves.
+        Idempotent, and safe in any thread. Workers have GRACE_S to exit by themselves.
         """
         with interrupts_held():
             end_all(self._held)  # waits for another thread that may be closing
@@ -226,7 +226,7 @@ class WorkerPool(Closing):
                     asked = REQUEST.pack(index, self._action)
                     socket.send_fds(held.session, [asked], request)
                 except (BrokenPipeError, ConnectionResetError):
-                    pass  # the zygote has ended; `wait` learns that from its pidfd
+                    pass  # the zygote has exited, which `wait` notices by its pidfd
         worker = WorkerHandle(index, ours)
         self._watch.add(worker)
         return worker

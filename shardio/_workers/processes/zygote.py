@@ -1,25 +1,26 @@
-"""The zygote: a small process with one thread that forks workers for main.
+"""The zygote: a small single-threaded process that forks workers for the main process.
 
-It is exec'd, so it has none of main's threads, locks or memory, and it has NumPy and the codecs
-imported, so that forking a worker takes a few milliseconds. It never imports the user's
-`__main__` and never tinygrad. `Zygote` is main's side, `worker_main` the worker's.
+It is started by exec, so it has none of the main process's threads, locks or memory. It has
+imported NumPy and the codecs, so that forking a worker takes a few milliseconds. It never imports
+the user's `__main__` or tinygrad. `Zygote` is the main process's side, `worker_main` the worker's.
 
-Every pool has a *session*: a socket on which main requests workers and receives their exits.
+Every pool has a *session*: a socket on which the main process requests workers and receives their
+exits.
 
     main -> zygote   control   names of modules to import         + the zygote's end of a session
     main -> zygote   session   REQUEST (place, way)               + channel, payload, the pool's fds
-    main -> zygote   session   CLEANUP, path of a folder to remove if main exits; none: no more
+    main -> zygote   session   CLEANUP, path of a folder to remove if it exits; empty for none
     zygote -> main   session   REPLY STARTED (place, pid)         + pidfd of the worker
     zygote -> main   session   REPLY EXITED (place, pid, how, status)
     zygote -> main   session   REPLY NOT_STARTED (place, errno)
 
-The end of main's half of a session means that the pool is closed: its workers have GRACE_S to exit
-by themselves, then they are killed; after the last exit the zygote ends its half too. When main
-exits, in any way, the zygote exits, and the kernel kills the workers with it.
+`place` is a worker's number in its pool. If the main process ends its half of a session, the pool
+is closed: its workers have GRACE_S to exit by themselves, then they are killed; after the last exit
+the zygote ends its half too. When the main process exits, in any way, the zygote exits, and the
+kernel kills the workers.
 
-Main has one zygote for all its pools, started and ended by use: `acquire` and `release` count the
-users. Both may be called from any thread, `release` also from a finalizer that runs in the middle
-of either of them.
+The main process has one zygote for all its pools. `acquire` and `release` count its users, start it
+and end it. Both may be called in any thread; a finalizer that interrupts either may call `release`.
 """
 
 from __future__ import annotations
@@ -69,9 +70,7 @@ __all__ = [
 ]
 
 
-REQUEST = struct.Struct(
-    "<IB"
-)  # number of the worker in its pool, what to do (see `worker_main.py`)
+REQUEST = struct.Struct("<IB")  # number of the worker in its pool, action (see `worker_main`)
 REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
 CLEANUP = b"folder "
@@ -79,12 +78,12 @@ CLEANUP = b"folder "
 GRACE_S = 0.1
 
 ASK_FOR_STACKS = signal.SIGRTMIN + 7
-"""The signal that a loader's workers answer with their stacks; see `stack_dumps`."""
+"""The signal on which a loader's workers write their stacks; see `stack_dumps`."""
 
 
 def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoReturn:
-    """Run the zygote until main exits or ends its half of the control socket."""
-    # Nothing of main's but these descriptors: a pipe kept open here would never report its end.
+    """Run the zygote until the main process exits or ends its half of the control socket."""
+    # Keep only these descriptors of the main process: a pipe kept open here would hide its end.
     os.closerange(max(control_fd, main_pidfd) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     os.set_inheritable(control_fd, False)
     os.set_inheritable(main_pidfd, False)
@@ -94,31 +93,31 @@ def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoRetur
 
 
 def _set_up() -> None:
-    # Ctrl-C reaches the whole group; main decides what it means. An inherited SIG_IGN for SIGCHLD
-    # would discard exit statuses.
+    # Ctrl-C reaches the whole group; the main process handles it. With an inherited SIG_IGN for
+    # SIGCHLD, the kernel would discard exit statuses.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(ASK_FOR_STACKS, signal.SIG_IGN)  # until a worker can answer
+    signal.signal(ASK_FOR_STACKS, signal.SIG_IGN)  # until a worker installs a handler
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     name_process("shardio-zygote")
     gc.disable()
 
 
 class _Session:
-    """The zygote's state of one pool."""
+    """The zygote's state for one pool."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
         self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (number in the pool, pid)
-        self.replies: deque[tuple[bytes, list[int]]] = deque()  # replies that main has not read yet
-        self.is_ending = False  # main has ended its half
-        self.kill_at_s: float | None = None  # monotonic; while ending, until it is done
-        self.cleanup_folder = b""  # the folder to remove if main ends
+        self.replies: deque[tuple[bytes, list[int]]] = deque()  # not read by the main process yet
+        self.is_ending = False  # True once the main process has ended its half
+        self.kill_at_s: float | None = None  # monotonic; set while ending, until workers are killed
+        self.cleanup_folder = b""  # the folder to remove if the main process exits
 
 
 class _Zygote:
-    """One epoll over main's pidfd, the control socket, the sessions and the workers' pidfds."""
+    """The zygote's event loop: one epoll over all its sockets and pidfds."""
 
     def __init__(self, control: socket.socket, main_pidfd: int, modules: tuple[str, ...]) -> None:
         self.pid = os.getpid()
@@ -133,7 +132,7 @@ class _Zygote:
 
     def run(self) -> NoReturn:
         while True:
-            # One event at a time: a second one could concern a descriptor that the first has
+            # One event at a time: the next one could concern a descriptor that the first has
             # closed.
             for fd, mask in self.epoll.poll(self._pause_s(), 1):
                 if fd == self.main_pidfd:
@@ -155,7 +154,7 @@ class _Zygote:
             data, ancillary, flags, _ = self.control.recvmsg(*RECEIVE)
         except ConnectionResetError:
             self._leave()
-        if not data:  # main has released the zygote
+        if not data:  # the main process has released the zygote
             self._leave()
         (fd,) = unpack_fds(ancillary, flags)
         self.sessions[fd] = _Session(socket.socket(fileno=fd))
@@ -167,7 +166,7 @@ class _Zygote:
 
     def _serve_session(self, session: _Session, mask: int) -> None:
         if session.is_ending:
-            if mask & (select.EPOLLHUP | select.EPOLLERR):  # main waits for nothing more
+            if mask & (select.EPOLLHUP | select.EPOLLERR):  # the main process has closed its end
                 session.replies.clear()
             self._flush(session)
             self._close_if_over(session)
@@ -177,7 +176,7 @@ class _Zygote:
         if mask & ~select.EPOLLOUT:
             try:
                 data, ancillary, flags, _ = session.socket.recvmsg(*RECEIVE)
-            # Main exited with replies unread; the end of its socket comes next
+            # The main process exited with replies unread; the end of its socket comes next.
             except ConnectionResetError:
                 return
             if data.startswith(CLEANUP):
@@ -191,7 +190,7 @@ class _Zygote:
                 self._close_if_over(session)
 
     def _leave(self) -> NoReturn:
-        """End, and the workers with it; remove what main has left behind."""
+        """Remove the registered folders and exit; the kernel then kills the workers."""
         for session in self.sessions.values():
             with contextlib.suppress(OSError):
                 if session.cleanup_folder:
@@ -220,7 +219,7 @@ class _Zygote:
     def _become_worker(self, place: int, way: int, fds: tuple[int, ...]) -> NoReturn:
         try:
             die_with_parent(self.pid)
-            # A worker that held the zygote's sockets would hide that they were closed.
+            # A worker that held the zygote's sockets open would hide that they were closed.
             self.epoll.close()
             self.control.close()
             for session in self.sessions.values():
@@ -231,7 +230,7 @@ class _Zygote:
                 execute(place, fds, self.modules)
             run(place, fds)
         finally:
-            os._exit(1)  # whatever happens, a worker never continues as a second zygote
+            os._exit(1)  # a worker must never continue as a second zygote
 
     def _report_exit(self, pidfd: int) -> None:
         ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
@@ -244,12 +243,12 @@ class _Zygote:
         self._close_if_over(session)
 
     def _reply(self, session: _Session, data: bytes, pidfd: int | None = None) -> None:
-        # Duplicated: the worker may have ended, and its pidfd be closed, before main reads.
+        # Duplicated: the worker may exit, and its pidfd be closed, before the main process reads.
         session.replies.append((data, [] if pidfd is None else [os.dup(pidfd)]))
         self._flush(session)
 
     def _flush(self, session: _Session) -> None:
-        """Send what main can take now; the rest when it has read some."""
+        """Send as many replies as the socket takes; the rest later."""
         while session.replies:
             data, fds = session.replies[0]
             try:
@@ -257,24 +256,24 @@ class _Zygote:
             except BlockingIOError:
                 break
             except (BrokenPipeError, ConnectionResetError):
-                pass  # main has closed its end: there is nobody to report to
+                pass  # the main process has closed its end: there is nobody to report to
             session.replies.popleft()
             for fd in fds:
                 os.close(fd)
         self._watch(session)
 
     def _watch(self, session: _Session) -> None:
-        # Edge-triggered for a session that is ending: level-triggered, its end would wake us for
-        # ever.
+        # Edge-triggered for a session that is ending: level-triggered, its end would wake the
+        # zygote all the time.
         mask = select.EPOLLET if session.is_ending else select.EPOLLIN
         self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
 
     def _close_if_over(self, session: _Session) -> None:
-        """Report to main that the last worker of a closed pool has exited."""
+        """Close the session of a closed pool, once its last worker has exited."""
         if session.is_ending and not session.workers and not session.replies:
             self.epoll.unregister(session.socket)
             del self.sessions[session.socket.fileno()]
-            # Closing is not enough: a fork of main may hold a copy of this end.
+            # Closing is not enough, as a fork of the main process may hold a copy of this end.
             session.socket.shutdown(socket.SHUT_RDWR)
             session.socket.close()
 
@@ -287,7 +286,7 @@ class _Zygote:
                     end_process(pidfd)
 
 
-# Slow imports that the workers of every pool use; each pool adds its own.
+# Slow imports that the workers of every pool need; each pool adds its own.
 PRELOAD = (
     "numpy",
     "xxhash",
@@ -296,18 +295,18 @@ PRELOAD = (
     "shardio._workers.processes.global_generators",
 )
 
-# One thread per library and process: that is the point of worker processes, and a zygote must be
-# single-threaded to fork.
+# One thread per library and process: parallelism comes from the worker processes, and a zygote must
+# be single-threaded to fork.
 _SINGLE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 _CONTROL_FD, _MAIN_PIDFD = 3, 4
 
 
 class Zygote:
-    """Main's handle on a zygote process: owned by `acquire` and `release`, ended by the last user.
+    """The main process's handle for a zygote; owned by `acquire` and `release`.
 
-    `pidfd` is readable once the process has ended. Creation does not wait for the imports of the
-    process (0.6 ms).
+    `pidfd` is readable once the process has exited. The constructor does not wait for the imports
+    of the process (0.6 ms).
 
     Raises:
         UnsupportedEnvironment: the interpreter cannot be executed.
@@ -334,16 +333,16 @@ class Zygote:
         except ProcessLookupError as error:
             ours.close()
             raise self.unsuitable("at once") from error
-        except BaseException:  # the zygote ends when its socket closes
+        except BaseException:  # the zygote exits when its socket closes
             ours.close()
             raise
         self._control = ours
 
     def open_session(self, preload: tuple[str, ...]) -> socket.socket:
-        """Make a session for one pool; the caller owns main's end.
+        """Open a session for one pool; the caller owns the returned end.
 
-        `preload` names modules to import before workers are forked. A zygote that has ended leaves
-        a session whose other end is closed.
+        `preload` names modules to import before workers are forked. If the zygote has exited, the
+        session's other end is closed.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -351,11 +350,11 @@ class Zygote:
             try:
                 socket.send_fds(self._control, [names or b" "], [theirs.fileno()])
             except (BrokenPipeError, ConnectionResetError):
-                pass  # its pidfd reports the same, and waiting callers watch that
+                pass  # its pidfd reports the exit, and callers watch that
         return ours
 
     def is_running(self) -> bool:
-        """Return True if the process runs."""
+        """Return True if the process is running."""
         return not has_ended(self.pidfd)
 
     def exit_code(self) -> int | None:
@@ -367,14 +366,14 @@ class Zygote:
         return ended.si_status if ended and ended.si_code == os.CLD_EXITED else None
 
     def unsuitable(self, when: str) -> UnsupportedEnvironment:
-        """Make the error for a zygote that could not do its work."""
+        """Return the error for a zygote that could not start workers."""
         return UnsupportedEnvironment(
             f"the process that starts workers ended {when}; what it wrote to standard error says "
             "why; num_workers=0 works without"
         )
 
     def end(self) -> None:
-        """Kill the process, with it any workers left, and reap it."""
+        """Kill the process, and with it any workers, and reap it."""
         end_process(self.pidfd)
         has_ended(self.pidfd, 1.0)
         try:
@@ -386,7 +385,7 @@ class Zygote:
 
 
 def acquire() -> Zygote:
-    """Return the zygote of this process, started if there is none; `release` it after use."""
+    """Return the zygote of this process, started if needed; call `release` after use."""
     global _current
     with _lock:
         if _current is None or not _current.is_running():
@@ -398,19 +397,19 @@ def acquire() -> Zygote:
 
 
 def release(zygote: Zygote) -> None:
-    """Drop one use of `zygote`; without users it is gone when this returns.
+    """Drop one use of `zygote`; the last one ends the process before this returns.
 
-    If another thread, or this thread further up the stack, is inside `acquire` or `release`, that
-    call does it before it returns.
+    If `acquire` or `release` is running in another thread, or in an interrupted frame of this
+    thread, that call does the work before it returns.
     """
     _released.append(zygote)
     _settle()
 
 
 def _settle() -> None:
-    """Handle queued releases, unless another call is about to.
+    """Handle queued releases, unless another call is about to do so.
 
-    Never waits for the lock: a finalizer may have interrupted the very code that holds it. The
+    Never waits for the lock, because a finalizer may have interrupted the code that holds it. The
     holder of the lock calls this afterwards.
     """
     global _current
@@ -440,7 +439,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
     environ = dict(os.environ)
     for name in _SINGLE_THREAD:
         environ.setdefault(name, "1")
-    # Above the target numbers, so that one does not overwrite another.
+    # Above the target numbers, so that no source is overwritten.
     sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (control_fd, main_pidfd)]
     try:
         return os.posix_spawn(
@@ -452,7 +451,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
                 (os.POSIX_SPAWN_DUP2, sources[0], _CONTROL_FD),
                 (os.POSIX_SPAWN_DUP2, sources[1], _MAIN_PIDFD),
             ],
-            # Blocked until the zygote ignores it: Ctrl-C during its imports would end it.
+            # Blocked until the zygote ignores it: Ctrl-C during its imports would kill it.
             setsigmask=[signal.SIGINT],
         )
     finally:
@@ -461,7 +460,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
 
 
 def _forget() -> None:
-    """Reset in a fork of main, to which the zygote of main does not belong."""
+    """Reset in a fork of the main process, which must not use its parent's zygote."""
     global _lock, _current
     _lock, _current = threading.Lock(), None
     _released.clear()

@@ -25,7 +25,7 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
     """Load pyzmq; `user` is named in the error if it is missing.
 
     Raises:
-        UnsupportedEnvironment: it is not installed.
+        UnsupportedEnvironment: Ray is not installed.
     """
     try:
         import zmq

@@ -57,7 +57,7 @@ class PackedValue(NamedTuple):
 def pack_value(value: Any, least_bytes: int = 0) -> PackedValue:
     """Pickle a value, all but the memory of its arrays of `least_bytes` or more.
 
-    Raises whatever the value's own parts raise when they are pickled.
+    Raises any exception that parts of the value raise when they are pickled.
     """
     file, apart = io.BytesIO(), list[pickle.PickleBuffer]()
     pickle_out_of_band(value, file, apart, least_bytes)

@@ -419,7 +419,7 @@ class List(Field):
         unpack_list(self.element, record)
         if self.element.dtype != "bool":
             return
-        # The bytes themselves: NumPy would read a bool of 2, which is invalid, as 1.
+        # Checked as bytes: NumPy would read 2, an invalid bool, as 1.
         place, _ = _head(self.element, record)
         if (np.frombuffer(record[place:], np.uint8) > 1).any():
             raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")

@@ -3,8 +3,8 @@
 Operations that rewrite shards verify them first: new hashes over damaged data would hide the
 damage.
 
-`survey_shard` reads the metadata alone. Opening refuses a shard that breaks any rule; a survey
-reads just such a file. A damaged first page is replaced by the last one.
+`survey_shard` reads only the metadata. Opening refuses a shard that breaks any rule; a survey reads
+such a shard as far as possible. If the first page is damaged, the last page replaces it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _Sections = dict[tuple[int, int, int], Section]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The readable metadata of one shard; `findings` say what is wrong, and where.
+    """The readable metadata of one shard; `findings` describe what is wrong, and where.
 
-    Without findings the shard opens. Unreadable parts are None or empty.
+    A shard without findings can be opened. Unreadable parts are None or empty.
     """
 
     path: str
@@ -75,9 +75,9 @@ def survey_shard(path: str | os.PathLike[str], *, access: Access = "auto") -> Su
         access: as in `verify_shard`.
 
     Raises:
-        InvalidArgument: `access` is none of the three.
+        InvalidArgument: `access` is not "auto", "mmap" or "pread".
         ShardNotFound: there is no such file.
-        OSError: the system refuses to open it.
+        OSError: the file cannot be opened.
     """
     findings = Findings(path)
     name = findings.path
@@ -93,7 +93,7 @@ def survey_shard(path: str | os.PathLike[str], *, access: Access = "auto") -> Su
 
 
 def _salvage(content: Content, path: str, refusal: tuple[Finding, ...]) -> Survey:
-    """Go on, piece by piece, where opening refused."""
+    """Read the remaining metadata of a shard that could not be opened, part by part."""
     header = _any_header(content, path)
     further = Findings(path)
     sections = _sections(content, header, further) if header else {}
@@ -103,7 +103,7 @@ def _salvage(content: Content, path: str, refusal: tuple[Finding, ...]) -> Surve
 
 
 def _any_header(content: Content, path: str) -> Header | None:
-    """Return the header of the first page, else that of the last."""
+    """Return the header of the first page, else of the last page; None if both are damaged."""
     if content.nbytes < PAGE:
         return None
     for offset in (0, content.nbytes - PAGE):
@@ -143,7 +143,7 @@ class VerificationReport:
     """The outcome of verifying a dataset.
 
     `unknown` lists files and folders that the dataset does not name, relative to its folder. They
-    are not errors, except shards that no generation names, which are findings too. If
+    are not errors, except that a shard that no generation names is also a finding. If
     `dataset.json` or its generation cannot be read, `generation` and `lineage` are None and all
     shards in the folder are verified. `n_shards` includes the shards of column groups.
     """
@@ -158,26 +158,26 @@ class VerificationReport:
     unknown: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Itself as JSON can say it."""
+        """Return a JSON-serializable dict."""
         return {**asdict(self), "findings": [finding.as_json() for finding in self.findings]}
 
 
 def verify_shard(
     path: str | os.PathLike[str], *, workers: int = 0, access: Access = "auto"
 ) -> list[Finding]:
-    """Verify every byte of one shard; return the findings, none if it is sound.
+    """Verify every byte of one shard; return the findings, an empty list for a sound shard.
 
     Args:
         path: the file.
-        workers: from 1 up, verification runs in a separate process.
-        access: "mmap" maps the file; a page that the disk cannot read kills the process that
-            touches it, which is a finding if verification runs in a separate process. "pread"
-            reads by offset; so does "auto", as data that is read once is not faster mapped.
+        workers: with 1 or more, verification runs in a separate process.
+        access: "mmap" maps the file. Touching a page that the disk cannot read then kills the
+            process; in a separate process this is reported as a finding. "pread" reads by offset;
+            "auto" does the same, as mapping is not faster for data that is read once.
 
     Raises:
-        InvalidArgument: workers is negative, or `access` is not one of the three.
+        InvalidArgument: workers is negative, or `access` is not "auto", "mmap" or "pread".
         ShardNotFound: there is no such file.
-        OSError: the system refuses to open it.
+        OSError: the file cannot be opened.
     """
     _check_workers(workers)
     access = access_once(access)
@@ -185,7 +185,7 @@ def verify_shard(
         return list(verify_file(path, access).findings)
     place = Path(path)
     with contextlib.suppress(ShardIncomplete):  # recorded as a finding
-        open_content(os.fspath(place), "pread")  # a missing file is not reported here
+        open_content(os.fspath(place), "pread")  # raise ShardNotFound here, not as a finding
     found = verify_all(place.parent, [place.name], 1, None, access)
     return list(found[place.name].findings)
 
@@ -204,26 +204,26 @@ def verify_dataset(
     engine: EngineName = "local",
     address: str | None = None,
 ) -> VerificationReport:
-    """Verify every byte of every shard of a dataset, its generations, and their agreement.
+    """Verify every byte of every shard of a dataset, its generations, and their consistency.
 
     Args:
         folder: the dataset.
         workers: the number of processes, at most one per shard. By default one per usable CPU,
-            including this one unless shards are mapped; less than half a GiB is verified in this
-            process alone. With 0 all work is done in this process.
+            including this process unless shards are mapped; less than half a GiB is verified in
+            this process alone. With 0 all work is done in this process.
         progress: called in this process, at the start and after every shard.
-        access: the way shards are read, as in `verify_shard`.
+        access: how shards are read, as in `verify_shard`.
         engine: "local", or "ray" to use the machines of a Ray cluster, all of which must see the
             dataset under this path; `workers` is then their total number of processes.
         address: the address of the Ray cluster, as for `shardio.convert`.
 
     Raises:
         DatasetNotFound: there is no dataset in `folder`.
-        InvalidArgument: workers is negative, `access` is not one of the three, or it is "mmap" on
-            a cluster, where an unreadable page could not be recognized.
-        DatasetConflict: another writer has removed shards of the generation meanwhile, which is
-            not damage: verify the generation that is published now.
-        WorkerDied: a worker was killed, for another reason than unreadable bytes.
+        InvalidArgument: workers is negative, `access` is invalid, or it is "mmap" on a cluster,
+            where an unreadable page could not be recognized.
+        DatasetConflict: another writer has removed shards of the generation in the meantime. This
+            is not damage: verify the generation that is published now.
+        WorkerDied: a worker was killed for another reason than unreadable bytes.
     """
     _check_workers(workers)
     where = Engine(engine, address)
@@ -242,7 +242,7 @@ def verify_dataset(
     else:
         names = [name for name in unknown if name.endswith(".shard")]
         unknown = []
-    # Otherwise all shards lie side by side
+    # Without column groups, there is one file per shard.
     n_whole = len(published.shards) if published else len(names)
     examined = verify_all(root, names, workers, progress, access, where)
     if published is not None:
@@ -265,7 +265,7 @@ def verify_dataset(
 def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
     """Check `dataset.json` and all generations up to the published one.
 
-    Returns them, the published one last; none at all if that one cannot be read.
+    Return the readable generations, the published one last; none if that cannot be read.
     """
     try:
         published = load(root)
@@ -288,7 +288,7 @@ def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
 
 
 def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
-    """Read the external lists of inputs, each once: opening a dataset does not."""
+    """Read each external list of inputs once; opening a dataset does not read them."""
     findings = []
     lists = (generation.inputs for generation in generations)
     for inputs in {each.part: each for each in lists if isinstance(each, InputList)}.values():
@@ -300,11 +300,11 @@ def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
 
 
 def _departure(root: Path) -> list[Finding]:
-    """Check that the dataset still exists that existed when verification began."""
+    """Report a finding if the dataset has been removed or damaged during verification."""
     try:
         load(root)
     except DatasetNotFound:
-        message = "the file was removed while the dataset was verified: no one can open it now"
+        message = "the file was removed while the dataset was verified: it cannot be opened now"
         return [Finding(str(root / POINTER), "changed", message)]
     except (DatasetCorrupt, ShardUnsupported) as error:
         return [_manifest_finding(root / POINTER, error)]
@@ -317,14 +317,14 @@ def _manifest_finding(path: Path, error: Exception) -> Finding:
 
 
 def _check_lineage(root: Path, generation: Generation, published: Generation) -> list[Finding]:
-    """Compare a generation's lineage with that of the first generation."""
+    """Compare a generation's lineage with the lineage of the first generation."""
     expected = published.lineage
     if generation.number == 1:
         expected = lineage_of(generation.schema, generation.shards)
     if generation.lineage == expected:
         return []
     path = root / GENERATIONS / f"{generation.number:06d}.json"
-    message = "the lineage is not that of the first generation"
+    message = "the lineage differs from the first generation's"
     return [Finding(str(path), "lineage", message, expected=expected, found=generation.lineage)]
 
 
@@ -342,9 +342,9 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
 
 
 def _names_of_next(root: Path, published: Generation) -> set[str]:
-    """Return the shards of a generation whose writer was killed before publishing it.
+    """Return the shards of a complete generation whose writer was killed before publishing it.
 
-    It is complete, and the next writer publishes it: they are no strays.
+    The next writer publishes it, so its shards are not unknown.
     """
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
         following = load_generation(root, published.number + 1)
@@ -359,7 +359,7 @@ def _stray(path: Path) -> Finding:
 def _disagreements(
     root: Path, published: Generation, examined: dict[str, VerifiedShard]
 ) -> list[Finding]:
-    """Compare the shards with the description in their generation."""
+    """Compare the shards with their entries in the generation."""
     found: list[Finding] = []
     for shard, schema in published.files:
         actual, findings = examined[shard.name], Findings(root / shard.name)
@@ -382,7 +382,7 @@ def _disagreements(
 
 
 _NO_DAMAGE = {"unknown_shard"}
-"""Findings about a folder that say nothing about the dataset's own samples."""
+"""Codes of findings about the folder that do not concern the dataset's own samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,12 +400,12 @@ Progress = Callable[[MaintenanceProgress], None]
 
 
 def ends_of(sizes: Iterable[int]) -> list[int]:
-    """Return the number of bytes before each shard and after the last, for progress reports."""
+    """Return the cumulative sizes, starting with 0, for progress reports."""
     return list(accumulate(sizes, initial=0))
 
 
 def report_step(progress: Progress | None, step: str, n_done: int, ends: Sequence[int]) -> None:
-    """Report that n_done of the shards are done, whose `ends` come from `ends_of`."""
+    """Report that n_done shards are done; `ends` are the cumulative sizes from `ends_of`."""
     if progress is not None:
         progress(MaintenanceProgress(step, n_done, len(ends) - 1, ends[n_done], ends[-1]))
 
@@ -416,8 +416,8 @@ def require_sound(
     """Verify every byte of a dataset.
 
     Raises:
-        DatasetNotFound: there is none.
-        DatasetCorrupt: it has a finding; the first is named.
+        DatasetNotFound: there is no dataset in `folder`.
+        DatasetCorrupt: verification has findings; the message quotes the first.
     """
     report = verify_dataset(folder, workers=workers, progress=_verification_progress(progress))
     _refuse(folder, [f for f in report.findings if f.code not in _NO_DAMAGE])
@@ -429,10 +429,10 @@ def require_sound_shards(
     workers: int | None,
     progress: Progress | None,
 ) -> None:
-    """Check every byte of some shards of a dataset.
+    """Verify every byte of some shards of a dataset.
 
     Raises:
-        DatasetCorrupt: something is wrong with one; the first finding is named.
+        DatasetCorrupt: verification has findings; the message quotes the first.
     """
     examined = verify_all(Path(folder), names, workers, _verification_progress(progress))
     _refuse(folder, [f for found in examined.values() for f in found.findings])
@@ -450,5 +450,5 @@ def _refuse(folder: str | os.PathLike[str], findings: Sequence[Finding]) -> None
     if findings:
         raise DatasetCorrupt(
             f"{os.fspath(folder)}: is damaged, and was not touched: {findings[0]} (findings: "
-            f"{len(findings)}; shardio verify lists them, shardio repair saves what is sound)"
+            f"{len(findings)}; shardio verify lists them, shardio repair saves sound samples)"
         )

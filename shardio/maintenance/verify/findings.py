@@ -11,16 +11,16 @@ from typing import Any, Final
 from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
 
 MAX_FINDINGS: Final = 100
-"""Findings of one file that are listed; further ones are only counted."""
+"""The maximum number of findings listed per file; further ones are only counted."""
 _MAX_TEXT: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with a file; what does not apply is None.
+    """One thing that is wrong with a file; attributes that do not apply are None.
 
-    `code` is the stable name of the rule that is broken, `sample` a row of the shard, `offset` a
-    byte of the file.
+    `code` is the stable name of the broken rule, `sample` the row in the shard, `offset` the byte
+    offset in the file.
     """
 
     path: str
@@ -49,12 +49,12 @@ class Finding:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Itself as JSON can say it."""
+        """Return a JSON-serializable dict."""
         return asdict(self)
 
 
 class Findings:
-    """The findings of one file, of which `MAX_FINDINGS` are kept and all are counted."""
+    """The findings of one file: all are counted, the first `MAX_FINDINGS` are kept."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -91,7 +91,7 @@ class Findings:
             self._kept.append(finding)
 
     def add_hash(self, section: str, offset: int, expected: int, found: int, **where: Any) -> None:
-        """Add a finding of bytes that do not match their hash."""
+        """Add a finding for bytes that do not match their hash."""
         self.add(
             "checksum",
             "bytes do not match their hash",
@@ -104,7 +104,7 @@ class Findings:
 
     @contextmanager
     def catching(self, **where: Any) -> Iterator[None]:
-        """Turn an error about the shard that ends the block into a finding.
+        """Catch a shard error raised in the block, and add it as a finding.
 
         `where` supplies the details that the error itself lacks.
         """
@@ -124,7 +124,7 @@ class Findings:
         return str(error).removeprefix(f"{self.path}: ")
 
     def close(self) -> tuple[Finding, ...]:
-        """All that are kept; where there were more, the last one tells how many."""
+        """Return the kept findings; if some were not kept, add a last one with their number."""
         more = self.n_found - len(self._kept)
         if not more:
             return tuple(self._kept)
@@ -133,7 +133,7 @@ class Findings:
 
 
 def _plain(value: object) -> int | str | None:
-    """Return a number or short text for JSON."""
+    """Return a number or short text that JSON can represent."""
     if value is None or isinstance(value, int):
         return value if value is None else int(value)
     return _short(value.hex() if isinstance(value, bytes) else str(value))

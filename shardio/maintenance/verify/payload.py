@@ -1,4 +1,4 @@
-"""Check every byte of the payload: index entries, that records tile it, their hashes and values."""
+"""Check every byte of the payload: index entries, the layout, hashes and values of records."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class _Payload:
 
 @dataclass(slots=True)
 class _Walk:
-    """The position of a walk over the payload."""
+    """The state of a pass over the records in file order."""
 
     end: int = 0
-    """The end of the last record; -1 if unknown."""
+    """The end of the last record, relative to the payload; -1 if unknown."""
     uses_zstd: bool = False
 
 
@@ -67,7 +67,7 @@ def verify_payload(
     present: Present,
     findings: Findings,
 ) -> None:
-    """Check a payload whose sections have the places and sizes they must have."""
+    """Check a payload whose sections have valid offsets and sizes."""
     shapes = {}
     for name, field in schema.records.items():
         shapes[name] = np.empty((header.n_samples, 0), np.uint64)
@@ -92,7 +92,7 @@ def verify_payload(
         _check_tiling(payload, walk, first_row, entries, bad)
         for k, verifier in streams.items():
             verifier.check(first_row, entries[k :: len(fields)], bad[k :: len(fields)])
-            bad[k :: len(fields)] = True  # these fields are done
+            bad[k :: len(fields)] = True  # streams are fully checked above
         _check_records(payload, walk, first_row, entries, bad)
     for verifier in streams.values():
         verifier.close()
@@ -123,7 +123,7 @@ def _check_whole(
     if walk.uses_zstd != bool(header.required & Required.ZSTD):
         findings.add(
             "feature",
-            "the zstd feature bit must be set if, and only if, a record is stored so",
+            "the zstd feature bit must be set if, and only if, a record is compressed with zstd",
             section="header",
             expected=int(walk.uses_zstd),
             found=int(bool(header.required & Required.ZSTD)),
@@ -133,7 +133,7 @@ def _check_whole(
 def _dictionaries(
     content: Content, schema: Schema, sections: Sections, findings: Findings
 ) -> dict[str, Dictionary | None]:
-    """Return the compression dictionaries; an unusable one is a finding."""
+    """Return the compression dictionaries; an unusable one is None and adds a finding."""
     found: dict[str, Dictionary | None] = {}
     for name, field in schema.records.items():
         if SPECS[field.codec].has_dictionary:
@@ -146,7 +146,7 @@ def _dictionaries(
 
 
 def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[int, Entries]]:
-    """Yield copies of whole rows of the index, each with its first row's number."""
+    """Yield copies of the index in chunks of whole rows, each with the number of its first row."""
     n_rows = max(1, CHUNK_ENTRIES // n_fields)
     for first in range(0, index.count, n_rows * n_fields):
         n_entries = min(n_rows * n_fields, index.count - first)
@@ -156,7 +156,7 @@ def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[i
 
 
 def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[np.bool_]:
-    """Return True for each invalid entry, and add a finding for it."""
+    """Return a mask of the invalid entries, and add a finding for each."""
     fields = payload.fields
     bad = np.zeros(len(entries), np.bool_)
     for k, (_, field) in enumerate(fields):
@@ -184,7 +184,7 @@ def _check_tiling(
     entries: Entries,
     bad: npt.NDArray[np.bool_],
 ) -> None:
-    """Check that each record begins where the one before ends, but for alignment by zeros."""
+    """Check that each record begins where the previous one ends, after zeros for alignment."""
     fields = payload.fields
     offsets = entries["offset"].astype(np.int64)
     ends = offsets + stored_bytes(entries).astype(np.int64)
@@ -200,7 +200,7 @@ def _check_tiling(
     for i in np.flatnonzero(known & (offsets != starts)).tolist():
         payload.findings.add(
             "tiling",
-            "a record does not begin where the one before it ends",
+            "a record does not begin where the previous one ends",
             section=payload.section.name,
             field=fields[i % len(fields)][0],
             sample=first_row + i // len(fields),
@@ -228,7 +228,7 @@ def _check_records(
     entries: Entries,
     bad: npt.NDArray[np.bool_],
 ) -> None:
-    """Check each record's hash, and that it decodes to a value of its field."""
+    """Check each record's hash, and that the record decodes to a value of its field."""
     fields, content = payload.fields, payload.content
     numbers = np.flatnonzero(~bad)
     if not len(numbers):
@@ -292,7 +292,7 @@ def _are_texts(payload: _Payload, numbers: npt.NDArray[np.int64]) -> npt.NDArray
 
 
 class _Part(NamedTuple):
-    """A run of adjacent records: the first, the one after the last, and their place in the file."""
+    """A run of adjacent records: the first, the one after the last, and its range in the file."""
 
     first: int
     last: int
@@ -303,7 +303,7 @@ class _Part(NamedTuple):
 def _parts(
     starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_bytes: int
 ) -> tuple[list[_Part], npt.NDArray[np.int64]]:
-    """Cut records into parts of about n_bytes; returns also where each record's part starts."""
+    """Split records into parts of about n_bytes; return also, per record, the start of its part."""
     gaps = starts[1:] - ends[:-1]
     is_cut = np.diff(np.cumsum(ends - starts) // n_bytes) > 0
     is_cut |= (gaps < 0) | (gaps >= RECORD_ALIGNMENT)
@@ -322,13 +322,13 @@ def _check_content(
     codec: int,
     n_bytes: int,
 ) -> None:
-    """Check that a record whose hash is right decodes to a value of its field."""
+    """Check that a record whose hash is correct decodes to a value of its field."""
     name, field = payload.fields[number]
     dims = payload.shapes[name][row]
     dictionary = payload.dictionaries.get(name)
     try:
         if dictionary is not None and codec == Codec.ZSTD:
-            raise ShardCorrupt("a record leaves out its field's dictionary", code="codec")
+            raise ShardCorrupt("a record does not use its field's dictionary", code="codec")
         if name in payload.present and not payload.present[name][row]:
             check_absent(dims, n_bytes)
         else:

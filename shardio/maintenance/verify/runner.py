@@ -1,8 +1,8 @@
 """Run verification over many shards, in this process and in workers, one shard at a time each.
 
-Processes rather than threads: hashing small rows holds the interpreter's lock. And if shards are
-mapped, a page that the disk cannot read kills the process that touches it, which then is a finding
-and not the end; so this process maps none unless it is to do all by itself.
+Processes are used rather than threads because hashing small rows holds the interpreter lock. Also,
+touching a mapped page that the disk cannot read kills the process. In a worker this is reported as
+a finding, so this process maps shards only if it has no workers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardio.storage.file_access import Access
 
 
 def verify_or_report(path: Path, access: Access) -> VerifiedShard:
-    """Verify a shard; that it is missing or cannot be opened is a finding."""
+    """Verify a shard; report a missing or unreadable file as a finding."""
     findings = Findings(path)
     try:
         return verify_file(path, access)
@@ -42,11 +42,11 @@ def verify_or_report(path: Path, access: Access) -> VerifiedShard:
 
 
 LITTLE_BYTES: Final = 512 << 20
-"""Less than this is checked before there is a worker."""
+"""Below this total size, shards are verified without workers."""
 
 MAX_AHEAD: Final = 3
-"""Shards that a worker has been told of before it needs them: with one, behind a dataset's small
-ones it waited until main was through with a large one."""
+"""Shards queued for a worker in advance. With one, a worker that had small shards waited until the
+main process had finished a large one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ def verify_all(
     Args:
         root: the folder.
         names: file names of the shards.
-        workers: processes, see `verify_dataset`.
+        workers: the number of processes, as in `verify_dataset`.
         progress: called at the start and after every shard.
-        access: see `verify_dataset`.
-        engine: see `verify_dataset`.
+        access: how shards are read, as in `verify_dataset`.
+        engine: the engine that runs the processes.
 
     Raises:
-        WorkerDied: two workers crashed over a shard, other than by bytes that cannot be read.
+        WorkerDied: two workers crashed on the same shard, and not because of unreadable bytes.
     """
     tally = _Tally(root, names, progress)
     if engine.is_ray:
@@ -101,7 +101,7 @@ def _verify_on_nodes(
     tally: _Tally, root: Path, workers: int | None, access: Access, engine: Engine
 ) -> None:
     """Verify shards on the machines of a cluster, each shard as a whole."""
-    # Imported late: verification in this process needs nothing that reads datasets.
+    # Imported late: verification in this process needs no code that reads datasets.
     from shardio.dataset.manifest import POINTER
 
     there, pointer = Path(os.path.abspath(root)), root / POINTER
@@ -165,10 +165,10 @@ def _verify_in_workers(
     *,
     takes_part: bool = False,
 ) -> None:
-    """Verify shards in worker processes, and some of them here meanwhile if this takes part.
+    """Verify shards in worker processes; with `takes_part`, also some of them in this process.
 
-    No worker waits for main, which may be in the middle of a shard of its own; but the last shards
-    each go to the first idle worker.
+    Shards are queued in advance because this process may be busy with a shard of its own; towards
+    the end fewer are, so that the last shards each go to the first idle worker.
     """
     waiting, under_way = deque(tally.names), dict[int, str]()
     with TaskPool(
@@ -198,15 +198,15 @@ def _verify_in_workers(
 
 
 def _n_ahead(n_waiting: int, n_workers: int) -> int:
-    """Return how many shards a worker may have queued: fewer towards the end."""
+    """Return the number of shards queued in advance per worker; it falls towards the end."""
     return min(MAX_AHEAD, (n_waiting - 1) // (2 * n_workers))
 
 
 def _unreadable(root: Path, name: str, _: int | None, died: WorkerExit) -> VerifiedShard | None:
-    """Return the finding that a worker died of: a mapped page that the disk cannot read."""
+    """Return the finding for a worker killed by SIGBUS: it touched a page that cannot be read."""
     if died.signal != signal.SIGBUS:
         return None
     findings = Findings(root / name)
-    message = "the disk cannot read some of its bytes, or the file was cut short meanwhile"
+    message = "the disk cannot read some of its bytes, or the file was truncated in the meantime"
     findings.add("unreadable", message)
     return VerifiedShard(findings.close(), 0)

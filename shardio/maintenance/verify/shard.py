@@ -1,10 +1,9 @@
 """Verify every byte of one shard: header pages, hashes, padding, columns, records, values.
 
-Opening a shard proves what does not depend on the number of samples, and reading checks the data it
-reads. Verification checks all the rest too: both header pages, every hash whether or not a reader
-needs it, every byte of padding, that the records tile the payload and nothing hides between them,
-and that each value is valid for its field. It goes on after a finding wherever the data behind it
-can still be located.
+Opening a shard checks everything whose cost does not depend on the number of samples, and reading
+checks the data it reads. Verification checks the rest too: both header pages, all hashes, all
+padding, that the records fill the payload without gaps or overlaps, and that each value is valid
+for its field. After a finding it continues wherever the following data can still be located.
 """
 
 from __future__ import annotations
@@ -56,9 +55,10 @@ def verify_column(
     present: npt.NDArray[np.bool_] | None,
     findings: Findings,
 ) -> None:
-    """Check a column whose sections have the places and sizes they must have.
+    """Check a column whose sections have valid offsets and sizes.
 
-    `present` says of an optional field which samples have it; the rows of the others are zero.
+    `present` is, for an optional field, a mask of the samples that have it; other rows must be
+    zero.
     """
     number, field = schema.field_id(name), schema.columns[name]
     column = sections[Kind.COLUMN, number, 0]
@@ -68,7 +68,7 @@ def verify_column(
     if found != column.hash:
         findings.add(
             "section_hash",
-            "a section's hash is not that of its unit hashes",
+            "a section's hash does not match its unit hashes",
             section=column.name,
             field=name,
             expected=f"{column.hash:016x}",
@@ -88,10 +88,10 @@ def verify_column(
 
 
 def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
-    """First row and number of rows of windows: whole units, and whole pages where that can be."""
+    """Yield first row and number of rows of windows: whole units and, if possible, whole pages."""
     unit = stride * per_unit
     n_bytes = math.lcm(unit, PAGE)
-    # Rounded to the nearest: two rows of 600 KB make one piece
+    # Rounded to the nearest: two rows of 600 KB make one window.
     n_whole = (WINDOW_BYTES + n_bytes // 2) // n_bytes
     step = (n_whole * n_bytes // unit or WINDOW_BYTES // unit or 1) * per_unit
     for first in range(0, n_samples, step):
@@ -107,10 +107,10 @@ class _ColumnVerifier:
         self._per_unit = rows_per_unit(self._row_bytes, self._stride)
         self._window = memoryview(b"")
         self._units: list[memoryview] = []
-        """The units of the window. Making them takes as long as hashing them, if they are 3 KB."""
+        """The window, split into units. For units of 3 KB, splitting takes as long as hashing."""
 
     def check_units(self, window: memoryview, first: int, expected: bytes) -> None:
-        """Check the hashes of a window of whole rows, the first of which is `first`."""
+        """Check the hashes of a window of whole rows that starts at row `first`."""
         if window is not self._window:
             self._window, self._units = window, self._split_into_units(window)
         for i, wanted, found in differing(self._units, expected):
@@ -132,7 +132,7 @@ class _ColumnVerifier:
         n_rows: int,
         present: npt.NDArray[np.bool_] | None,
     ) -> None:
-        """Check that padding of rows and rows of no value are zero, and that a bool is 0 or 1."""
+        """Check that padding and the rows of missing values are zero, and that bools are 0 or 1."""
         row_bytes = self._row_bytes
         if present is None and row_bytes == self._stride and self._field.dtype != "bool":
             return
@@ -162,7 +162,7 @@ class _ColumnVerifier:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedShard:
-    """The findings of one shard, and its readable metadata."""
+    """The findings of one shard, and the metadata that could be read."""
 
     findings: tuple[Finding, ...]
     n_bytes: int
@@ -176,12 +176,12 @@ def verify_file(path: str | os.PathLike[str], access: Access = "pread") -> Verif
 
     Args:
         path: the file.
-        access: "pread" reads it: what cannot be read is a finding. "mmap" maps it: what cannot be
-            read raises SIGBUS.
+        access: with "pread", an unreadable part of the file is a finding; with "mmap", it raises
+            SIGBUS.
 
     Raises:
         ShardNotFound: there is no such file.
-        OSError: the system refuses to open it.
+        OSError: the file cannot be opened.
     """
     name = os.fspath(path)
     try:
@@ -196,7 +196,7 @@ def verify_file(path: str | os.PathLike[str], access: Access = "pread") -> Verif
 
 
 def _check_unchanged(path: str, opened: FileState) -> Finding | None:
-    """Return how a file changed while it was verified; None if it is still the opened one."""
+    """Return a finding if a file changed while it was verified, else None."""
     try:
         now = FileState.of(os.stat(path))
     except OSError as error:
@@ -209,7 +209,7 @@ def _check_unchanged(path: str, opened: FileState) -> Finding | None:
 
 
 def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
-    """Check every byte of a shard that is in memory or in a file; `path` is for the findings."""
+    """Check every byte of a shard in memory or in a file; `path` names it in the findings."""
     content, findings = Content(whole), Findings(path)
     known = VerifiedShard((), content.n_bytes)
     try:
@@ -234,7 +234,7 @@ def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
 
 
 def _audit_headers(content: Content, findings: Findings) -> Header | None:
-    """Check the first and the last page; returns a header that can be relied upon, if any."""
+    """Check the first and the last page; return a header that is valid and in place, if any."""
     size, path = content.n_bytes, findings.path
     if size < 2 * PAGE:
         if not any(content.bytes[: min(size, PAGE)]):
@@ -282,7 +282,7 @@ def _header_at(content: Content, offset: int, name: str, findings: Findings) -> 
 
 
 def _audit_sections(content: Content, header: Header, findings: Findings) -> Schema | None:
-    """Check the table and all sections; returns the schema, if it can be read."""
+    """Check the section table and all sections; return the schema if it can be read."""
     path, end = findings.path, header.table_offset + header.table_size
     content.check_zeros(end, header.file_size - PAGE, findings, "section table")
     sections: Sections = {}
@@ -304,7 +304,7 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
         return schema
     names = list(schema)
     for section in sections.values():
-        # Of a kind that only later versions know, the number may mean anything.
+        # For kinds that only later versions know, the field number may have another meaning.
         field = names[section.field] if section.field < len(names) else None
         _verify_section_hashes(content, section, sections, field, findings)
     n_samples = header.n_samples
@@ -319,7 +319,7 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
 def _verify_section_hashes(
     content: Content, section: Section, sections: Sections, field: str | None, findings: Findings
 ) -> None:
-    """Check a section that has its own hash; for block hashes, also the data they cover."""
+    """Check a section with a hash of its own; for block hashes, also the data that they cover."""
     if section.kind >= FIRST_OPTIONAL_KIND or section.kind == Kind.DICTIONARY:
         content.check_hash(
             section.offset, section.size, section.hash, findings, section.name, field=field
@@ -334,7 +334,7 @@ def _verify_section_hashes(
     if target.hash != section.hash:
         findings.add(
             "section_hash",
-            "a section's hash is not that of its block hashes",
+            "a section's hash does not match its block hashes",
             section=target.name,
             field=field,
             expected=f"{section.hash:016x}",

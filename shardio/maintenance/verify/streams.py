@@ -1,4 +1,4 @@
-"""Verify that a record whose hash is right is a valid value of its field, streams included."""
+"""Verify that a record whose hash is correct is a valid value of its field, streams included."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from shardio.shard.opening import Sections
 def are_texts(parts: Iterable[Any]) -> bool:
     """Return True if all of these buffers are UTF-8.
 
-    It runs without a bytecode per buffer; the caller locates the first one that is not.
+    The loop runs in C, without a bytecode per buffer; the caller locates the first invalid buffer.
     """
     try:
         deque(map(str, parts, repeat("utf-8")), maxlen=0)
@@ -46,13 +46,13 @@ def are_texts(parts: Iterable[Any]) -> bool:
 
 
 def check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
-    """Check that a sample that lacks a field has no data for it.
+    """Check that a sample without a value for a field has no data for it.
 
     Raises:
-        ShardCorrupt: it has. The caller adds the place.
+        ShardCorrupt: the sample has data. The caller adds field, sample and offset.
     """
     if n_bytes or (dims is not None and dims.any()):
-        what = "a sample lacks the field, and has a record or a shape of it"
+        what = "the sample lacks a value for the field, but has a record or a shape"
         raise ShardCorrupt(what, code="validity", expected=0, found=n_bytes)
 
 
@@ -60,13 +60,13 @@ _UNKNOWN: Final = -1
 
 
 class StreamAudit:
-    """A check of the streams of one field, in order of rows. Borrows its arguments.
+    """A check of the streams of one field, in order of rows. It borrows its arguments.
 
     Args:
-        content: of the shard, whose sections have valid places and sizes.
-        schema, sections: of the shard.
+        content: the shard; its sections have valid offsets and sizes.
+        schema, sections: the schema and section table of the shard.
         name: the field, of type Video or Audio.
-        present: the samples that have it; None if all must.
+        present: a mask of the samples that have a value; None if the field is mandatory.
         findings: collects the findings.
     """
 
@@ -89,10 +89,10 @@ class StreamAudit:
         self._packets = sections[Kind.PACKETS, number, 0]
         self._hashes = sections[Kind.CHUNK_HASHES, number, 0]
         self._next = {"first_packet": 0, "first_chunk": 0}
-        """The values that the next line must have; _UNKNOWN after an invalid one."""
+        """The values that the next line must have; _UNKNOWN after an invalid line."""
 
     def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
-        """Check the streams of rows from `first_row` on, but for those whose entries are bad."""
+        """Check the streams of rows from `first_row` on, except those with invalid entries."""
         lines = self._lines(first_row, len(entries))
         sizes = entries["n_bytes"]
         wrong = invalid_streams(lines, sizes, self._packets.count, self._hashes.count)
@@ -114,7 +114,7 @@ class StreamAudit:
                 self._check_stream(row, line, offset, n_bytes, int(entries["hash"][i]))
 
     def close(self) -> None:
-        """Check that no packet and no chunk is of no stream."""
+        """Check that every packet and every chunk belongs to a stream."""
         for key, section in (("first_packet", self._packets), ("first_chunk", self._hashes)):
             if self._next[key] not in (_UNKNOWN, section.count):
                 self._findings.add(
@@ -139,7 +139,7 @@ class StreamAudit:
             raise ShardCorrupt("a stream that is present has no bytes", code="validity", found=0)
 
     def _check_counting(self, row: int, line: np.void, n_bytes: int) -> None:
-        """Check that packets and chunks are numbered on from those of the row before."""
+        """Check that the row's packets and chunks follow those of the previous row."""
         counts = {"first_packet": int(line["n_packets"]), "first_chunk": n_chunks(n_bytes)}
         for key, count in counts.items():
             expected, found = self._next[key], int(line[key])
@@ -162,14 +162,14 @@ class StreamAudit:
     def _check_stream(
         self, row: int, line: np.void, offset: int, n_bytes: int, expected: int
     ) -> None:
-        """Check hashes, packets and parameters of a stream whose numbers are right."""
+        """Check hashes, packets and parameters of a stream whose table row is valid."""
         n_before = self._findings.n_found
         self._check_hashes(row, int(line["first_chunk"]), offset, n_bytes, expected)
         n_parameters = int(line["parameter_bytes"])
         n_data = n_bytes - n_parameters - int(line["extradata_bytes"])
         self._check_packets(row, line, n_data)
         if self._findings.n_found != n_before:
-            return  # the meaning of bytes that were changed does not matter
+            return  # damaged bytes are not interpreted
         parameters = bytes(self._content.bytes[offset : offset + n_parameters])
         if (wrong := _why_parameters_are_wrong(parameters)) is not None:
             self._findings.add(
@@ -189,7 +189,7 @@ class StreamAudit:
             number = row * self._n_fields + self._k
             self._findings.add(
                 "chunks",
-                "the hash of a stream is not that of its chunks' hashes",
+                "the hash of a stream does not match its chunk hashes",
                 section=self._index.name,
                 field=self._name,
                 sample=row,
@@ -246,5 +246,5 @@ def _why_parameters_are_wrong(content: bytes) -> str | None:
     except ShardCorrupt as error:
         return error.what
     except (ValueError, RecursionError, SchemaError) as error:
-        return f"the parameters of a stream are no JSON: {error}"
+        return f"the parameters of a stream are not valid JSON: {error}"
     return None if is_canonical else "the parameters of a stream are not in canonical form"

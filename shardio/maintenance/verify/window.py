@@ -1,4 +1,4 @@
-"""The bytes of a shard under verification, read once from front to back in a sliding window."""
+"""The bytes of a shard under verification, read once, front to back, in a sliding window."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from shardio.storage.file_access import Access, choose_access
 from shardio.storage.mmap import drop_pages
 
 CHUNK_BYTES: Final = 16 << 20
-"""Bytes of a map processed between two calls of `forget`, except for longer records."""
+"""The number of mapped bytes processed between calls of `forget`, except for longer records."""
 
 DIGEST_BYTES: Final = 8
 """The number of bytes that `differing` compares at a time."""
 
 WINDOW_BYTES: Final = 512 << 10
-"""Bytes processed together, except for longer rows and records: they stay in the cache."""
+"""The number of bytes processed together, except for longer rows and records: they stay in the
+CPU cache."""
 
 _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 
 
 def access_once(access: Access) -> Access:
-    """Return the access mode for bytes that are read once: "auto" is "pread".
+    """Return the access mode for bytes that are read once: "pread" for "auto".
 
-    It is as fast as mapping then, and unreadable bytes kill no process.
+    For such bytes pread is as fast as mapping, and an unreadable page does not kill the process.
 
     Raises:
-        InvalidArgument: it is not one of ACCESS.
+        InvalidArgument: `access` is not one of ACCESS.
     """
     chosen = choose_access(os.curdir, access)
     return "pread" if access == "auto" else chosen
 
 
 class Content:
-    """Borrows a shard's bytes: its map, or a file to read; no view of them outlives it."""
+    """A shard's bytes, mapped or read from a file. It borrows them; no view may outlive it."""
 
     def __init__(self, whole: Bytes) -> None:
         self.bytes = whole
@@ -70,8 +71,8 @@ class Content:
             if self._unforgotten > CHUNK_BYTES:
                 self.forget()
             return self.bytes[start:end]
-        # From the start of a page to the start of a buffer: otherwise some processors copy at a
-        # quarter of the speed.
+        # The file offset and the buffer both start at a page boundary: otherwise some processors
+        # copy at a quarter of the speed.
         skipped = start % PAGE
         n_bytes = skipped + end - start
         if self._buffer.nbytes < n_bytes:
@@ -89,14 +90,14 @@ class Content:
             drop_pages(self.bytes)
 
     def numbers(self, section: Section) -> npt.NDArray[np.uint64]:
-        """Return a section of unsigned 64-bit integers, a view of the map or read into memory."""
+        """Return a section as unsigned 64-bit integers: a view of the map, or a copy."""
         stored = self.bytes[section.offset : section.offset + section.size]
         return np.frombuffer(stored, "<u8", section.size // 8)
 
     def check_hash(
         self, offset: int, n_bytes: int, expected: int, findings: Findings, section: str, **w: Any
     ) -> bool:
-        """Compare bytes with their hash; returns whether they match."""
+        """Compare bytes with their hash; return True if they match."""
         found = hash_bytes(self.bytes[offset : offset + n_bytes])
         if found != expected:
             findings.add_hash(section, offset, expected, found, **w)
@@ -105,7 +106,7 @@ class Content:
     def check_zeros(
         self, start: int, end: int, findings: Findings, section: str, **where: Any
     ) -> None:
-        """Check that bytes which mean nothing are zero."""
+        """Check that padding bytes are zero."""
         padding = bytes(self.bytes[start:end])
         if padding.count(0) != len(padding):
             at = len(padding) - len(padding.lstrip(b"\0"))
@@ -122,7 +123,7 @@ class Content:
     def check_blocks(
         self, target: Section, hashes: Section, findings: Findings, field: str | None
     ) -> None:
-        """Compare every block of an index section with its hash."""
+        """Compare each block of an index section with its hash."""
         expected, end = self.numbers(hashes), target.offset + target.size
         step = WINDOW_BYTES // BLOCK_BYTES
         for first in range(0, len(expected), step):
@@ -135,7 +136,7 @@ class Content:
 
 
 def _new_buffer(n_bytes: int) -> memoryview:
-    """Memory that begins on a page: a large one where there are any, 1 ms less to be given."""
+    """Return page-aligned memory, in huge pages where available: they save 1 ms of page faults."""
     buffer = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):  # not available on this system or kernel
         buffer.madvise(mmap.MADV_HUGEPAGE)
@@ -143,15 +144,15 @@ def _new_buffer(n_bytes: int) -> memoryview:
 
 
 def digests_of(hashes: npt.NDArray[np.uint64]) -> bytes:
-    """Hashes in the form in which `differing` compares them, DIGEST_BYTES each."""
+    """Return hashes in the form that `differing` compares, DIGEST_BYTES each."""
     return hashes.astype(">u8").tobytes()
 
 
 def parts_of(window: memoryview, places: npt.NDArray[np.uint64]) -> Iterable[Any]:
-    """Return the parts of a window at the (start, length) of each line of `places`.
+    """Return the parts of a window at the (start, length) in each row of `places`.
 
-    Any code that takes buffers takes them. zstandard's class for many parts of one buffer is used
-    if it has been built: a slice of two numbers, and a view, take half as long as hashing 30 KB.
+    The parts are objects with the buffer interface. zstandard's BufferWithSegments is used if the
+    package has it: slicing memoryviews instead takes half as long as hashing 30 KB.
     """
     if _SEGMENTS is not None:
         parts: Iterable[Any] = _SEGMENTS(window, places)
@@ -163,7 +164,8 @@ def parts_of(window: memoryview, places: npt.NDArray[np.uint64]) -> Iterable[Any
 def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int]]:
     """Return number, expected and found hash of each part whose hash differs.
 
-    It runs without a bytecode or a number per part, which take as long as hashing a row of 3 KB.
+    The loop runs in C, without a bytecode or an int per part, which would take as long as hashing a
+    row of 3 KB.
     """
     found = b"".join(map(digest_bytes, parts))
     if found == expected:
@@ -173,13 +175,13 @@ def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int
 
 
 Present = dict[str, npt.NDArray[Any]]
-"""By optional field: which samples have a value."""
+"""For each optional field, a mask of the samples that have a value."""
 
 
 def verify_validity(
     content: Content, schema: Schema, sections: Sections, n_samples: int, findings: Findings
 ) -> Present:
-    """Check that no bit after the last sample's is set; return the validity of the others."""
+    """Check that no validity bit after the last sample is set; return the masks of all samples."""
     present: Present = {}
     for name in schema.optional:
         section = sections[Kind.VALIDITY, schema.field_id(name), 0]

@@ -1,26 +1,26 @@
 """A local cache of whole, verified shards, shared by all processes of a machine.
 
     FOLDER/README.txt
-    FOLDER/used                     approximate bytes of all shards; recounted when space runs out
+    FOLDER/used                     approximate bytes of all shards; recounted at the limit
     FOLDER/DATASET/origin           the URL
-    FOLDER/DATASET/locks            one byte per shard, locked while it is used or changed
-    FOLDER/DATASET/NAME.ID.shard    whole and verified if the .ok file beside it says so
+    FOLDER/DATASET/locks            one byte per shard, locked while the shard is used or changed
+    FOLDER/DATASET/NAME.ID.shard    complete and verified if its .ok file says so
     FOLDER/DATASET/NAME.ID.shard.ok
     FOLDER/DATASET/.NAME.ID.shard.BYTES.part    a partial download
 
-A shared lock pins a shard; downloading or removing one takes the exclusive lock. The kernel
-releases both when their process ends, so a killed process leaves nothing to clean up: the next one
-to need the shard resumes the partial download. Nothing is synced to disk. Instead, an .ok file is
-valid only until the machine restarts; then the shard is verified again.
+A shared lock pins a shard; downloading or removing a shard takes the exclusive lock. The kernel
+releases both when their process ends, so a killed process needs no clean-up: the next process that
+needs the shard resumes the partial download. Nothing is synced to disk. Instead, an .ok file is
+valid only until the machine restarts; after that, the shard is verified again.
 
-Unlinking a mapped file would be safe on Linux, so that evicting could do without pins. They are
-worth their locks: an evicted shard takes its disk space until its last map goes, a loader opens the
-file of a shard again for each column, and prefetched shards have no map yet. With shuffle="shards",
-2 workers and room for 12 of 40 shards, an epoch downloads 1.3 times the dataset without pins and
-1.16 times with them (2026-11, 60 samples of 6 KiB a shard).
+Unlinking a mapped file is safe on Linux, so eviction would work without pins. They are worth their
+locks: an evicted shard occupies disk space until its last map is gone, a loader opens the file of a
+shard again for each column, and prefetched shards have no map yet. With shuffle="shards", 2 workers
+and room for 12 of 40 shards, an epoch downloads 1.3 times the dataset without pins and 1.16 times
+with them (2026-11, 60 samples of 6 KiB a shard).
 
-A shard is verified against the id that its generation names. The id is the hash of the section
-table, which holds the hashes of the hash tables, which hold those of all bytes that are ever read.
+A shard is verified against the id in its generation. The id is the hash of the section table, which
+contains the hashes of the hash tables, which contain the hashes of all bytes that are ever read.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ROWS_AT_ONCE: Final = 1 << 14
 
 
 def verify_download(path: str, shard: ShardSummary) -> None:
-    """Check all hashes of a file, which must be the shard that a generation names.
+    """Check all hashes of a file, and that it is the shard that a generation names.
 
     Raises:
         ShardCorrupt, ShardIncomplete, ShardUnsupported: the file is not that shard.
@@ -116,24 +116,27 @@ Shards that shardio downloaded from object stores. Everything here may be delete
 uses it; shards are downloaded again when needed.
 """
 _MAX_DOWNLOADS: Final = 3
-"""Downloads of a shard before its object counts as damaged."""
+"""The number of damaged downloads of a shard after which the object itself counts as damaged."""
 _POLL_S: Final = 0.02
 _MAX_WAIT_S: Final = 10.0
-"""A shard that others have pinned is in the cache; missing for longer, it was removed by hand."""
+"""A shard pinned by others is in the cache; if it is missing for longer, it was removed by hand."""
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAMAGED_ERRORS: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
-"""The errors of a shard in which any byte may have changed, the version included."""
+"""Errors from a shard in which any byte may have changed, including the version number."""
 
 T = TypeVar("T")
 
 
 class ShardCache:
-    """The cached shards of one dataset; owns the locks of pinned ones until `close`. Thread-safe.
+    """The cached shards of one dataset. It owns the locks of pinned shards until `close`.
+
+    Thread-safe.
 
     Args:
-        folder: the cache; created for this user alone if it is missing.
-        max_bytes: limit of the cache, over all datasets; None for nine tenths of the free space.
-        objects: the dataset in its store.
+        folder: the folder of the cache; created for this user alone if missing.
+        max_bytes: the limit of the cache, over all datasets; None for nine tenths of the free
+            space.
+        objects: the dataset in the object store.
 
     Raises:
         UnsupportedEnvironment: the folder is not writable.
@@ -168,7 +171,7 @@ class ShardCache:
 
     @property
     def max_bytes(self) -> int:
-        """Limit of the cache in bytes, over all datasets."""
+        """The limit of the cache in bytes, over all datasets."""
         return self._evictor.max_bytes
 
     def path_of(self, shard: ShardSummary) -> str:
@@ -176,7 +179,7 @@ class ShardCache:
         return os.path.join(self.root, _file_name(shard))
 
     def pin_if_cached(self, shard: ShardSummary) -> str | None:
-        """Pin a shard until `unpin` and return its path; None if it is not here and verified."""
+        """Pin a shard until `unpin` and return its path; None if it is not cached and verified."""
         byte = lock_byte(_file_name(shard))
         try:
             if not self._locks.acquire_shared(byte):
@@ -204,8 +207,8 @@ class ShardCache:
         Raises:
             ShardCorrupt: the store returned damaged data three times.
             CacheFull: the disk is full of pinned shards.
-            StoreUnavailable, StoreAccessDenied, ShardNotFound, ShardChanged: from the store.
-            ShardUnsupported: a newer shardio wrote the shard.
+            StoreUnavailable, StoreAccessDenied, ShardNotFound, ShardChanged: raised by the store.
+            ShardUnsupported: the shard was written by a newer shardio.
             UnsupportedEnvironment: the cache, or a pinned file in it, was removed.
         """
         try:
@@ -254,7 +257,7 @@ class ShardCache:
     def _fetch(self, shard: ShardSummary, check: Callable[[], None]) -> None:
         """Download and verify a shard; the caller holds its exclusive lock."""
         path = self.path_of(shard)
-        if os.path.exists(path):  # from before a restart of the machine, or damaged on disk
+        if os.path.exists(path):  # cached before the machine restarted, or damaged on disk
             with contextlib.suppress(*_DAMAGED_ERRORS):
                 verify_download(path, shard)
                 self._retry_when_full(shard, lambda: _record_verified(path, shard))
@@ -294,7 +297,7 @@ class ShardCache:
                 raise
 
     def _retry_when_full(self, shard: ShardSummary, call: Callable[[], T]) -> T:
-        """Make a call that writes; while the disk is full, evict unpinned shards and try again."""
+        """Call a function that writes; while the disk is full, evict unpinned shards and retry."""
 
         def make_room(error: OSError) -> None:
             if error.errno not in _DISK_FULL:
@@ -339,7 +342,7 @@ class _DamagedDownload(Exception):
 
 
 def _file_name(shard: ShardSummary) -> str:
-    """Return the name of a shard's file in the cache, truncated to 255 bytes in the NAME part."""
+    """Return the name of a shard's file in the cache, with NAME cut to fit into 255 bytes."""
     stem = shard.name.removesuffix(".shard").encode()[:180]
     return f"{stem.decode(errors='ignore')}.{shard.id}.shard"
 

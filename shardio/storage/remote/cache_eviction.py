@@ -1,6 +1,6 @@
-"""The size of a cache over all its datasets, and the eviction of shards beyond its limit.
+"""The total size of a cache over all its datasets, and eviction of shards beyond its limit.
 
-The least recently used shard goes first; pinned shards and running downloads hold locks and stay.
+The least recently used shards are evicted first; locks protect pinned shards and running downloads.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from shardio.storage import fs
 from shardio.storage.remote.locks import folder_lock, holds_folder_lock, try_exclusive
 
 _MANY_FILES: Final = 1000
-"""With more files than this, evict 5% beyond the need at a time: listing them all is slow."""
+"""With more files than this, evict 5% more than needed at a time: listing all files is slow."""
 _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
 """NAME.ID.shard; files with other names do not belong to the cache."""
 
 
 class CachedFile(NamedTuple):
-    """A file in the cache that may be removed unless a process uses it."""
+    """A file in the cache that may be removed unless its lock is held."""
 
     used_s: float
     path: str
@@ -34,30 +34,30 @@ class CachedFile(NamedTuple):
 
 
 class CacheEvictor:
-    """Keeps a cache within its limit. Safe for several threads and processes.
+    """An evictor that keeps a cache within its limit. Safe for several threads and processes.
 
     Args:
-        folder: the cache; it exists.
-        max_bytes: limit in bytes; None for nine tenths of the free space.
+        folder: the folder of the cache; must exist.
+        max_bytes: the limit in bytes; None for nine tenths of the free space.
     """
 
     def __init__(self, folder: str, max_bytes: int | None) -> None:
         self._folder, self._place = folder, os.path.join(folder, "used")
         self._warned = False
         self._may_evict = max_bytes is not None
-        """True if the limit was given by the caller, or something was downloaded."""
+        """True if the caller gave the limit, or something was downloaded."""
         if max_bytes is None:
             max_bytes = (shutil.disk_usage(folder).free + self.used_bytes()) * 9 // 10
         self.max_bytes = max_bytes
 
     def used_bytes(self) -> int:
-        """Return the bytes of all files in the cache."""
+        """Return the total size of all files in the cache."""
         return sum(each.n_bytes for each in self._files())
 
     def reserve(self, partial: str, n_bytes: int) -> None:
-        """Make room for a download and count its bytes, unless they are counted already.
+        """Make room for a download, and add its size to the count unless it is counted already.
 
-        If everything is pinned, warn and let the cache exceed its limit.
+        If all shards are pinned, warn and let the cache exceed its limit.
         """
         self._may_evict = True
         with folder_lock(self._folder):
@@ -79,25 +79,25 @@ class CacheEvictor:
                     )
             _write_count(
                 self._place, used + n_bytes
-            )  # first: a count that is too high is corrected later
+            )  # before creating the file: a count that is too high is corrected later
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
-        """Rename a complete download, locked so that a count cannot miss it under both names."""
+        """Rename a complete download, locked so that a recount sees it under exactly one name."""
         with folder_lock(self._folder):
             fs.rename(partial, path)
 
     def evict(self, n_bytes: int) -> bool:
-        """Evict `n_bytes` of shards as the disk is full; returns False if none could go."""
+        """Evict `n_bytes` of shards because the disk is full; return False if none was evicted."""
         with folder_lock(self._folder):
             return self._evict_unused(n_bytes) > 0
 
     def trim(self) -> None:
-        """Evict what exceeds the limit because it was pinned before and no longer is.
+        """Evict shards beyond the limit that are no longer pinned.
 
-        May be called by a finalizer: if that runs inside this module, nothing is done, and the next
-        download makes room instead. Nothing is evicted either if the limit is a default and nothing
-        was downloaded.
+        May be called by a finalizer. If the finalizer runs inside this module, nothing is done, and
+        the next download makes room instead. If the limit is the default and nothing was
+        downloaded, nothing is evicted either.
         """
         if holds_folder_lock() or not self._may_evict:
             return
@@ -109,7 +109,7 @@ class CacheEvictor:
                 _write_count(self._place, used)
 
     def _evict_unused(self, n_bytes: int) -> int:
-        """Remove unpinned files until `n_bytes` are free; returns the number of bytes removed."""
+        """Remove unpinned files, `n_bytes` or a little more in total; return the bytes removed."""
         freed = 0
         for each in sorted(self._files()):
             if freed >= n_bytes:
@@ -131,17 +131,17 @@ class CacheEvictor:
         for folder in folders:
             with contextlib.suppress(OSError), os.scandir(folder) as found:
                 for entry in found:
-                    with contextlib.suppress(OSError, ValueError):  # removed meanwhile, or not ours
+                    with contextlib.suppress(OSError, ValueError):  # removed, or not of the cache
                         if cached := _cached_file(entry):
                             yield cached
 
 
 def lock_byte(file_name: str) -> int:
-    """Return the byte that is locked for a shard, given the name of its file in the cache.
+    """Return the offset of the byte that is locked for a shard, given its file name in the cache.
 
-    It is a hash of 60 bits, so that its end is a valid file offset as well; two of a million shards
-    collide with a probability of 4e-7. Shards of equal content have equal ids but different names,
-    so each has its own byte.
+    The offset is a hash of 60 bits, so that the end of the byte is a valid file offset too; among a
+    million shards, two collide with a probability of 4e-7. Shards of equal content have equal ids
+    but different names, so each has its own byte.
     """
     return hash_bytes(os.fsencode(file_name)) >> 4
 
@@ -175,6 +175,6 @@ def _read_count(path: str) -> int | None:
 
 
 def _write_count(path: str, used_bytes: int) -> None:
-    with contextlib.suppress(OSError):  # the files are recounted then
+    with contextlib.suppress(OSError):  # a missing count is recounted
         with fs.create(path, replace=True) as file:
             file.write(b"%d" % used_bytes)

@@ -1,6 +1,6 @@
-"""Locks on single bytes of a file, between threads and processes, which end with their process.
+"""Locks on single bytes of a file, between threads and processes, released when a process ends.
 
-They are open file description locks of Linux (fcntl(2), F_OFD_SETLK): a lock is released when its
+They are open file description locks of Linux (fcntl(2), F_OFD_SETLK), released when their
 descriptor is closed, at the latest when the process ends. A byte has any number of shared locks or
 one exclusive lock.
 """
@@ -20,7 +20,7 @@ from typing import Final
 from shardio.storage import fs
 
 _FLOCK: Final = struct.Struct("@hhqqi4x")
-"""l_type, l_whence, l_start, l_len and l_pid, which must be 0."""
+"""l_type, l_whence, l_start, l_len and l_pid; l_pid must be 0."""
 
 
 class _HeldByThread(threading.local):
@@ -31,12 +31,12 @@ _held: Final = _HeldByThread()
 
 
 class ByteLocks:
-    """Owns the shared locks of this process on the bytes of one file, and counts them. Thread-safe.
+    """The shared locks of this process on the bytes of one file. It owns and counts them.
 
-    A forked child starts with none.
+    Thread-safe. A forked child starts without locks.
 
     Args:
-        path: the file; created if it is missing.
+        path: the file; created if missing.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,7 +47,7 @@ class ByteLocks:
         self._released: deque[int] = deque()
 
     def acquire_shared(self, byte: int) -> bool:
-        """Acquire a shared lock, or count it once more; False if another has the exclusive lock."""
+        """Acquire a shared lock, or count it once more; return False if the byte is taken."""
         self._reset_after_fork()
         try:
             with self._mutex:
@@ -59,10 +59,10 @@ class ByteLocks:
                 self._counts[byte] = n_held + 1
                 return True
         finally:
-            self._release_pending()  # releases queued meanwhile
+            self._release_pending()  # locks released during the call
 
     def release(self, byte: int) -> None:
-        """Release one shared lock. Safe in any thread at any point, as finalizers need."""
+        """Release one shared lock. Safe in any thread at any point, even in a finalizer."""
         self._released.append(byte)
         self._release_pending()
 
@@ -72,7 +72,7 @@ class ByteLocks:
         self._release_pending()
 
     def _release_pending(self) -> None:
-        """Release the locks queued by `release`, unless another thread is doing that."""
+        """Release the locks queued by `release`, unless another thread is doing so."""
         self._reset_after_fork()
         is_asked = True
         while is_asked and self._mutex.acquire(blocking=False):
@@ -94,7 +94,7 @@ class ByteLocks:
             _lock(self._fd, fcntl.F_UNLCK, byte)
 
     def _reset_after_fork(self) -> None:
-        """Forget the parent's locks after a fork: releasing them here would release them there."""
+        """Drop the parent's locks after a fork; unlocking them would unlock them in the parent."""
         if self._pid != os.getpid():
             if self._fd >= 0:
                 os.close(self._fd)
@@ -104,10 +104,10 @@ class ByteLocks:
 
 @contextlib.contextmanager
 def try_exclusive(path: str, byte: int) -> Iterator[bool]:
-    """Hold the exclusive lock on a byte of a file; yields False if it is taken.
+    """Hold the exclusive lock on a byte of a file; yield False if another process holds a lock.
 
-    The lock is released explicitly: a child forked meanwhile shares it, and closing alone would
-    leave it with the child.
+    The lock is released explicitly: a child forked in the meantime shares it, and would keep it if
+    the descriptor were only closed.
     """
     fd, pid = fs.open_lock_file(path), os.getpid()
     try:
@@ -120,7 +120,7 @@ def try_exclusive(path: str, byte: int) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def folder_lock(folder: str) -> Iterator[None]:
-    """Hold the lock of a folder for the `with` block, waiting for it; it ends with the process."""
+    """Wait for the lock of a folder, and hold it in the block or until the process ends."""
     fd, pid = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), os.getpid()
     _held.is_held = True
     try:
@@ -134,7 +134,7 @@ def folder_lock(folder: str) -> Iterator[None]:
 
 
 def holds_folder_lock() -> bool:
-    """Return True if this thread holds a `folder_lock`, and would deadlock with itself."""
+    """Return True if this thread holds a `folder_lock`; acquiring another one would deadlock."""
     return _held.is_held
 
 

@@ -1,12 +1,12 @@
 """A client of one URL in an object store: reads, resumable downloads and writes with deadlines.
 
-Transient failures, such as server errors, lost connections, and bodies that are late or short, are
-retried after a pause, from the byte that was reached. Permanent ones raise at once: no such object,
-no permission, an object replaced while it was read.
+Transient failures, such as server errors, lost connections, and late or short bodies, are retried
+after a pause, from the byte that was reached. Permanent failures raise at once: no such object, no
+permission, an object replaced while it was read.
 
-Requests run in threads of their own, so that Ctrl-C ends the wait for them: Python runs a signal
-handler in the main thread, where it would wait for a request of up to `REQUEST_TIMEOUT_S`. A
-request that nobody waits for any more runs to its end, or that of the process.
+Requests run in separate threads, so that Ctrl-C can interrupt the wait: Python runs signal handlers
+in the main thread, which would otherwise be in a request for up to `REQUEST_TIMEOUT_S`. An
+abandoned request runs until it ends or the process exits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ R = TypeVar("R")
 E = TypeVar("E", bound=Exception)
 
 _SIGNAL_POLL_S: Final = 0.25
-"""A signal that arrives just before a wait starts does not interrupt it; this bounds the delay."""
+"""A signal that arrives just before a wait cannot interrupt it; this bounds the delay."""
 
 
 def retry(
@@ -78,9 +78,9 @@ def interruptible(call: Callable[[], R]) -> R:
 
 
 def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
-    """Call a function for each item; after an error start no more, and raise the first one.
+    """Call a function for each item; after an error, start no further calls and raise the error.
 
-    Running calls are waited for after an error, but not after Ctrl-C.
+    After an error, running calls are waited for; after Ctrl-C they are not.
     """
     left, mutex = list(reversed(list(items))), threading.Lock()
 
@@ -109,8 +109,8 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
 def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -> Iterator[R]:
     """Yield the results of a function for each item, in order, with `n_threads` calls at a time.
 
-    An exception is raised in its turn. Calls still running then, or when the iterator is dropped,
-    are not waited for.
+    An exception is raised when its item is reached. Calls still running at that point, or when the
+    iterator is dropped, are not waited for.
     """
     left, coming = iter(items), deque[Future[R]]()
     while True:
@@ -125,7 +125,7 @@ def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]
 
 
 def _wait_some(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R]]]:
-    """Wait until all are done, one failed, or a poll interval passed; returns (running, failed)."""
+    """Wait until all are done, one failed, or a poll interval passed; return (running, failed)."""
     done, left = wait(running, _SIGNAL_POLL_S, FIRST_EXCEPTION)
     return list(left), [each for each in done if each.exception() is not None]
 
@@ -137,7 +137,7 @@ def _start_thread(call: Callable[[], R]) -> Future[R]:
     def run() -> None:
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001  # whoever waits raises it
+        except BaseException as error:  # noqa: BLE001  # raised by `future.result()`
             future.set_exception(error)
 
     threading.Thread(target=run, name="shardio-request", daemon=True).start()
@@ -147,11 +147,11 @@ def _start_thread(call: Callable[[], R]) -> Future[R]:
 T = TypeVar("T")
 
 DEADLINE_S: Final = 120.0
-"""Time that a call may go without receiving a byte."""
+"""The time that a call may take without receiving a byte."""
 PIECE_BYTES: Final = 8 << 20
-"""Size of the range that one request of a download asks for."""
+"""The size of the range that one request of a download asks for."""
 _CONCURRENT_PIECES: Final = 4
-"""One connection to a store is slower than the network, and each request has a latency."""
+"""Several at a time: one connection is slower than the network, and each request has a latency."""
 _MIN_PIECE_BYTES: Final = 256 << 10
 _FIRST_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 5.0
@@ -172,17 +172,17 @@ def no_cancel() -> None:
 
 
 class ObjectStore:
-    """The objects below a URL; owns an obstore store, opened by the first request. Thread-safe.
+    """The objects below a URL. It owns an obstore store, opened by the first request. Thread-safe.
 
-    Unpickled, it opens the store again.
+    An unpickled copy opens the store again.
 
     Args:
         url: the prefix of all names.
-        options: see RemoteOptions.
+        options: the storage options, as in RemoteOptions.
 
     Raises:
-        InvalidArgument: the URL or an option is not acceptable.
-        StoreUnavailable: (from every call) the deadline passed; names the last failure.
+        InvalidArgument: the URL or an option is invalid.
+        StoreUnavailable: (from every call) the deadline has passed; quotes the last failure.
         StoreAccessDenied: (from every call) the store denies access.
         ShardNotFound: (from reading) there is no such object.
     """
@@ -202,12 +202,12 @@ class ObjectStore:
 
     @property
     def _is_azure(self) -> bool:
-        """True if the store cannot read a range counted from the end."""
+        """True if the store does not support ranges counted from the end."""
         return self.url.partition("://")[0].lower() in AZURE
 
     @property
     def endpoint(self) -> str:
-        """The server, if it is not that of the URL's scheme; else empty."""
+        """The server, if it differs from the default of the URL's scheme; else an empty string."""
         return endpoint_of(self._options)
 
     def read(self, name: str, *, deadline_s: float | None = None) -> bytes:
@@ -216,10 +216,10 @@ class ObjectStore:
         return bytes(found.data)
 
     def read_range(self, name: str, start: int, n_bytes: int, tag: str | None = None) -> memoryview:
-        """Return `n_bytes` of an object from `start` on.
+        """Return `n_bytes` of an object, starting at `start`.
 
         Raises:
-            ShardChanged: the object is not the version of `tag`, or ends before the range.
+            ShardChanged: the object is not the version with this tag, or ends before the range.
         """
         found = self._get(name, (start, start + n_bytes), tag=tag)
         if len(found.data) != n_bytes:
@@ -244,11 +244,11 @@ class ObjectStore:
     ) -> None:
         """Append the missing end of an object to `file`.
 
-        After each failure the requests get smaller and fewer, as the network may be slow.
+        After each failure, requests become smaller and fewer, as the network may be slow.
 
         Args:
-            name: the object.
-            file: unbuffered and at its end; it may contain the beginning of the object.
+            name: the name of the object.
+            file: an unbuffered file, at its end; it may contain the beginning of the object.
             n_bytes: the size of the object.
             check: called between requests; an exception that it raises cancels the download.
 
@@ -286,7 +286,7 @@ class ObjectStore:
         """Write a small object; with `exclusive`, only if no object has this name.
 
         Raises:
-            DatasetConflict: another object with other content has the name.
+            DatasetConflict: an object with this name and other content exists.
         """
         mode = "create" if exclusive else "overwrite"
 
@@ -296,7 +296,7 @@ class ObjectStore:
         try:
             self._retry(name, write)
         except FileExistsError:
-            # It may be ours, if the response of an earlier attempt was lost.
+            # An earlier attempt may have written it, and its response may have been lost.
             if self.read(name) != data:
                 raise DatasetConflict(
                     f"{self.url}/{name}: already exists: another writer published first, and its "
@@ -307,12 +307,12 @@ class ObjectStore:
         """Write a file as an object, large ones in parts; it appears completely or not at all.
 
         Args:
-            name: the object.
+            name: the name of the object.
             path: the file.
             check: called before each retry; an exception that it raises cancels the upload.
 
         Raises:
-            StoreUnavailable: also if the object has another size afterwards.
+            StoreUnavailable: as for every call; also if the uploaded object has the wrong size.
         """
         n_bytes = os.stat(path).st_size
 
@@ -368,9 +368,9 @@ class ObjectStore:
         return self._retry(name, lambda: self._get_once(name, part, tag), deadline_s)
 
     def _get_once(self, name: str, part: Any, tag: str | None) -> ObjectPart:
-        """Make one request; the body must have the length that the response declares."""
+        """Make one request; raise TransientError if the body has another length than declared."""
         options = {"range": part} if part is not None else {}
-        is_weak = tag is not None and tag.startswith("W/")  # matches nothing: RFC 9110, 13.1.1
+        is_weak = tag is not None and tag.startswith("W/")  # never matches: RFC 9110, 13.1.1
         if tag is not None and not is_weak:
             options["if_match"] = tag
         with map_obstore_errors(self.url, name, self._options):

@@ -1,7 +1,7 @@
-"""Stores of obstore, made from a URL and options, and its exceptions mapped to those of shardio.
+"""Create obstore stores from a URL and options, and map obstore's exceptions to shardio's.
 
 Exceptions are classified as transient or permanent, and credentials are redacted. obstore is
-imported late.
+imported on first use.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ _RANGE_BEYOND_END: Final = re.compile(r"^InvalidRange\b|status code: 416\b")
 
 
 class TransientError(Exception):
-    """A failure that may not happen again at the next attempt."""
+    """A failure that the next attempt may not meet."""
 
 
 class map_obstore_errors:
-    """A context manager that raises obstore's exceptions about an object as shardio's.
+    """A context manager that converts obstore's exceptions about an object to shardio's.
 
     Args:
-        url, name: the object.
-        options: options of the store; their secrets are redacted from messages.
+        url, name: the URL of the store and the name of the object.
+        options: the options of the store; their secrets are redacted from messages.
 
     Raises:
         TransientError: another attempt may succeed.
-        ShardNotFound, ShardChanged, StoreAccessDenied, InvalidArgument, FileExistsError: none will.
+        ShardNotFound, ShardChanged, StoreAccessDenied, InvalidArgument, FileExistsError: another
+            attempt would fail too.
     """
 
     def __init__(self, url: str, name: str, options: Mapping[str, Any]) -> None:
@@ -124,7 +125,7 @@ def short_message(error: BaseException, options: Mapping[str, Any]) -> str:
 
 
 def _is_denied(error: BaseException) -> bool:
-    """Return True if a store rejected the credentials, or their absence: no retry can help."""
+    """Return True if a store rejected the credentials or requires some: retrying is useless."""
     if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
         return True
     text = str(error)
@@ -135,7 +136,7 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _secret_values(options: Mapping[str, Any]) -> list[str]:
-    """Return the values of options that may be secret, nested ones included."""
+    """Return the values of options that may be secret, including nested ones."""
     found = []
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -146,14 +147,14 @@ def _secret_values(options: Mapping[str, Any]) -> list[str]:
 
 
 REQUEST_TIMEOUT_S: Final = 30
-"""A request that takes longer is retried: 280 kB/s for a piece of 8 MiB."""
+"""Requests that take longer are retried. A piece of 8 MiB then needs 280 kB/s."""
 _ENDPOINTS: Final = (
     *("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
     *("azure_storage_endpoint", "azure_endpoint"),
 )
 
 _first_user: Final[dict[str, int]] = {}
-"""The first process that used obstore, whose runtime hangs after a fork."""
+"""The id of the first process that used obstore; its runtime hangs after a fork."""
 
 
 def load_obstore() -> ModuleType:
@@ -178,7 +179,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
 
     Raises:
         UnsupportedEnvironment: obstore is not installed, or a parent of this process has used it.
-        InvalidArgument: an option is not accepted; the message names options but not their values.
+        InvalidArgument: an option is invalid; the message names options but not their values.
     """
     if _first_user.setdefault("first", os.getpid()) != os.getpid():
         raise UnsupportedEnvironment(
@@ -194,7 +195,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
         "allow_http": _allows_http(url, options),
     }
     client |= given.pop("client_options", {})
-    # Single attempts: the caller retries, and notices Ctrl-C in between.
+    # No retries here: the caller retries, and can be interrupted by Ctrl-C in between.
     retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
     retries |= given.pop("retry_config", {})
     provider = given.pop("credential_provider", None) or _profile_credentials(url, given)
@@ -212,19 +213,19 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
 
 
 def endpoint_of(options: Mapping[str, Any]) -> str:
-    """Return the server, if it is not that of the URL's scheme; else an empty string."""
+    """Return the server if it differs from the default of the URL's scheme; else ""."""
     named = [str(value) for key, value in options.items() if key.lower() in _ENDPOINTS]
     named += [os.environ.get(name.upper(), "") for name in _ENDPOINTS if name.startswith("aws_")]
     return next(filter(None, named), "")
 
 
 def _allows_http(url: str, options: Mapping[str, Any]) -> bool:
-    """Return True if the user named a server by http://, without encryption."""
+    """Return True if the URL or the endpoint begins with http://, without encryption."""
     return url.startswith("http://") or endpoint_of(options).startswith("http://")
 
 
 def _profile_credentials(url: str, options: Mapping[str, Any]) -> Any:
-    """Return a boto3 provider for the credentials of AWS_PROFILE, or None if others are given."""
+    """Return a boto3 provider for AWS_PROFILE; None if it is unset or superseded."""
     is_aws = url.partition("://")[0].lower() in ("s3", "s3a")
     names = {name.lower().removeprefix("aws_") for name in options}
     if not is_aws or names & {"access_key_id", "secret_access_key", "skip_signature", "token"}:

@@ -1,6 +1,6 @@
 """URLs of datasets, and the options for reading them from an object store.
 
-Options may hold secrets: they are passed on to obstore, and never written, printed or quoted.
+Options may hold secrets: they are passed to obstore, and never written, printed or quoted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class RemoteOptions:
     """Options for reading a dataset from an object store. Immutable; its repr omits `options`.
 
     Args:
-        cache: the folder that shards are downloaded to; None for the user's default.
-        cache_bytes: limit of the cache in bytes; None for nine tenths of the free space.
-        options: for `obstore.store.from_url`, and `deadline_s`.
+        cache: the folder to download shards to; None for the user's default.
+        cache_bytes: the limit of the cache in bytes; None for nine tenths of the free space.
+        options: arguments of `obstore.store.from_url`, and `deadline_s`.
         whole: True to download whole shards before reading from them.
-        n_readers: the number of processes or threads that read the dataset at once.
+        n_readers: the number of processes or threads that read the dataset at the same time.
         access: the access method of workers for downloaded shards.
     """
 
@@ -53,7 +53,7 @@ class RemoteOptions:
         """Validate the options that a user gave.
 
         Raises:
-            InvalidArgument: naming the option, what is accepted, and what was found.
+            InvalidArgument: names the option, the accepted values and the value found.
         """
         if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 1):
             raise InvalidArgument(f"cache_bytes must be an int from 1 up; found {cache_bytes!r}")
@@ -86,13 +86,13 @@ class RemoteOptions:
 
 
 def is_url(place: str) -> bool:
-    """Return True if it is the URL of an object store; a path or a `file://` URL is not."""
+    """Return True for the URL of an object store, False for a path or a `file://` URL."""
     found = _SCHEME.match(place)
     return found is not None and found[1].lower() != "file"
 
 
 def local_path(place: str) -> str:
-    """Return the path that a `file://` URL names; anything else unchanged."""
+    """Return the path of a `file://` URL; return anything else unchanged."""
     if not place.lower().startswith("file://"):
         return place
     parts = urlsplit(place)

@@ -1,12 +1,12 @@
 """The files of a dataset in an object store: its manifest, shards in the cache, or byte ranges.
 
 Whole shards are downloaded for loading. To inspect a dataset, or for single samples, a RangeFile
-reads parts of a shard where it is.
+reads parts of a shard directly from the store.
 
-A Prefetcher downloads shards ahead of the training loop, in the order in which it needs them.
-Threads of the main process download while workers fill batches. Nothing depends on them: a worker
-that needs a shard earlier waits for the download or makes it itself, and their errors are ignored,
-as the worker meets and raises the same ones.
+A Prefetcher downloads shards ahead of the training loop, in the order in which the loop needs them.
+Threads of the main process download while workers fill batches. Correctness does not depend on
+them: a worker that needs a shard earlier waits for the download or downloads the shard itself.
+Errors in the threads are ignored, because the worker then raises the same error.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ ListFiles = Callable[[Mapping[str, Any]], Collection[str]]
 POINTER: Final = "dataset.json"
 GENERATIONS: Final = "generations"
 _REFRESH_DEADLINE_S: Final = 5.0
-"""Deadline of a refresh, when a cached copy can be used instead."""
+"""The deadline of a refresh if a cached copy can be used instead."""
 _DAMAGED_ERRORS: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
-"""The errors of parsing a damaged `dataset.json`; the manifest reader explains the damage."""
+"""Errors of parsing a damaged `dataset.json`; the manifest reader reports the damage."""
 
 
 class ManifestCache:
@@ -59,9 +59,9 @@ class ManifestCache:
     unreachable, the last copy is used.
 
     Args:
-        folder: a local folder that exists.
-        objects: the dataset in its store.
-        list_files: the function that returns the names of the files a generation's JSON refers to.
+        folder: a local folder; must exist.
+        objects: the dataset in the object store.
+        list_files: a function that returns the names of the files that a generation refers to.
     """
 
     def __init__(self, folder: str, objects: ObjectStore, list_files: ListFiles) -> None:
@@ -82,7 +82,7 @@ class ManifestCache:
         if number is None:
             with contextlib.suppress(*_DAMAGED_ERRORS):
                 number = int(json.loads(Path(self._path(POINTER)).read_bytes())["generation"])
-        if number is not None:  # otherwise reading it reports the damage
+        if number is not None:  # if None, reading the pointer reports the damage
             name = f"{GENERATIONS}/{number:06d}.json"
             self._download(name)
             for part in self._parts(self._path(name)):
@@ -90,14 +90,14 @@ class ManifestCache:
 
     def _download(self, name: str) -> None:
         if not os.path.exists(self._path(name)):
-            with contextlib.suppress(ShardNotFound):  # reading it reports that it is missing
+            with contextlib.suppress(ShardNotFound):  # reading the file reports that it is missing
                 self.write(name, self._objects.read(name))
 
     def invalidate(self) -> None:
-        """Remove all cached generations: they are damaged, or belong to another dataset."""
+        """Remove all cached generations, because they are damaged or belong to another dataset."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._path(GENERATIONS)):
-                if not name.endswith(".tmp"):  # another process is about to rename it
+                if not name.endswith(".tmp"):  # another process is writing this file
                     fs.unlink(self._path(f"{GENERATIONS}/{name}"))
 
     def _download_pointer(self) -> None:
@@ -119,7 +119,7 @@ class ManifestCache:
             )
             return
         with folder_lock(self.folder):
-            # Read again: another process may have downloaded generations meanwhile.
+            # Read again: another process may have downloaded generations in the meantime.
             old = self._pointer()
             if new != old:
                 if old is None or _lineage(new) != _lineage(old):
@@ -133,7 +133,7 @@ class ManifestCache:
         return None
 
     def write(self, name: str, remote_file: bytes) -> None:
-        """Write a file that appears completely or not at all."""
+        """Write a local file that appears completely or not at all."""
         path = self._path(name)
         fs.make_folder(os.path.dirname(path))
         temporary = f"{path}.{secrets.token_hex(6)}.tmp"
@@ -149,7 +149,7 @@ class ManifestCache:
         """Return the names of a generation's external list files; none if it is damaged."""
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             raw = Path(generation).read_bytes()
-            if b'"external_lists"' in raw:  # rare among generations
+            if b'"external_lists"' in raw:  # few generations have external lists
                 named = self._list_files(json.loads(raw))
                 return [name for name in sorted(named) if name == os.path.basename(name)]
         return []
@@ -166,23 +166,24 @@ def _lineage(pointer: bytes) -> Any:
 
 TAIL_BYTES: Final = 64 << 10
 BLOCK_BYTES: Final = 64 << 10
-"""The size of the aligned block that a small read fetches; larger reads fetch their own range."""
+"""The size of the aligned block fetched for a small read; larger reads fetch only their range."""
 _BLOCKS_KEPT: Final = 64
 
 
 class RangeFile(PreadFile):
-    """Reads one object by byte ranges; caches its end and some recent blocks. Thread-safe.
+    """An object that is read by byte ranges. It caches its end and recent blocks. Thread-safe.
 
-    The end is fetched first, in one request. It holds the header copy, section table and schema,
-    which suffice to open most shards. The first page is assumed to equal the last; a download
-    compares them.
+    The end is fetched first, in one request. It contains the copy of the header, the section table
+    and the schema, which suffice to open most shards. The first page is assumed to equal the last;
+    only a download compares them.
 
     Args:
         objects: the store.
-        name: the object.
+        name: the name of the object.
 
     Raises:
-        ShardNotFound, StoreAccessDenied, StoreUnavailable: as of ObjectStore; also from every read.
+        ShardNotFound, StoreAccessDenied, StoreUnavailable: as from ObjectStore; also from every
+            read.
         ShardChanged: (from every read) the object was replaced.
     """
 
@@ -217,7 +218,7 @@ class RangeFile(PreadFile):
         return self._objects.read_range(self._name, start, stop - start, self._tag)
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill a buffer from `offset` on."""
+        """Fill a buffer with the bytes at `offset`."""
         view[:] = self[offset : offset + view.nbytes]
 
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
@@ -244,15 +245,15 @@ class RangeFile(PreadFile):
 
 
 class RemoteStorage:
-    """The shards of a dataset in an object store; see ShardStorage.
+    """The shards of a dataset in an object store; implements ShardStorage.
 
     With `remote.whole`, shards are downloaded to the cache and mapped there; otherwise they are
     read by ranges. Thread-safe, but not usable after a fork.
 
     Args:
-        url: the dataset.
+        url: the URL of the dataset.
         remote: the options for reading it.
-        list_files: see ManifestCache.
+        list_files: as in ManifestCache.
     """
 
     def __init__(self, url: str, remote: RemoteOptions, list_files: ListFiles) -> None:
@@ -262,7 +263,7 @@ class RemoteStorage:
         self._manifests = ManifestCache(self._cache.root, self._objects, list_files)
 
     def resolve_access(self, asked: Access) -> Access:
-        """Return the access method of its files: "pread" unless whole shards are downloaded."""
+        """Return the access method of the files: "pread" unless whole shards are downloaded."""
         found = choose_access(self._cache.root, asked)
         return found if self._remote.whole else "pread"
 
@@ -277,15 +278,15 @@ class RemoteStorage:
         return self._cache.root
 
     def invalidate(self) -> bool:
-        """Drop the cached generations, so that they are downloaded again; returns True."""
+        """Remove the cached generations, so that they are downloaded again; return True."""
         self._manifests.invalidate()
         return True
 
     def max_pinned(self, sizes: Rows) -> int:
         """Return how many files of these sizes may be pinned at a time.
 
-        All of them if they fit; otherwise an equal share for each reader of half the cache. The
-        other half is for downloads ahead.
+        If all fit, the number of files; otherwise each reader gets an equal share of half the
+        cache. The other half is for prefetching.
         """
         if not self._remote.whole or self.fits(sizes):
             return max(1, len(sizes))
@@ -293,13 +294,13 @@ class RemoteStorage:
         return max(1, share // int(sizes.max(initial=1)))
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the path that a file has once it is pinned."""
+        """Return the path of a file in the cache; the file exists while it is pinned."""
         return self._cache.path_of(summary)
 
     def pin(self, summary: ShardSummary) -> str:
         """Pin a file in the cache, downloading it if needed, and return its path.
 
-        If files are read by ranges and this one is not cached, return its URL.
+        If files are read by ranges and this file is not cached, return its URL.
 
         Raises:
             ShardCorrupt, CacheFull, StoreUnavailable, StoreAccessDenied, ShardNotFound,
@@ -317,7 +318,7 @@ class RemoteStorage:
         return self._cache.max_bytes
 
     def fits(self, sizes: Rows) -> bool:
-        """Return True if files of these sizes fit into the cache together, without evictions."""
+        """Return True if files of these sizes fit into the cache together."""
         n_bytes: int = sum(sizes.tolist())
         return n_bytes <= self._cache.max_bytes
 
@@ -348,11 +349,11 @@ class RemoteStorage:
 N_THREADS: Final = 4
 _POLL_S: Final = 0.05
 _JOIN_TIMEOUT_S: Final = 1.0
-"""Time that `close` waits for running requests."""
+"""The time that `close` waits for running requests."""
 
 
 class PrefetchRequest(NamedTuple):
-    """A file that the epoch needs from one step on."""
+    """A file that the epoch needs from a given step on."""
 
     step: int
     storage: RemoteStorage
@@ -360,7 +361,7 @@ class PrefetchRequest(NamedTuple):
 
 
 class _Prefetched:
-    """A file that is being downloaded, or stays pinned until the loop reaches it."""
+    """A file that is being downloaded, or is pinned until the loop reaches its step."""
 
     def __init__(self, file: PrefetchRequest) -> None:
         self.file = file
@@ -375,7 +376,7 @@ class _Prefetched:
             self.file.storage.unpin(self.file.summary)
 
     def unpin(self) -> None:
-        """Unpin the file; the cache counts it as used just now. Idempotent."""
+        """Unpin the file, which marks it as just used. Idempotent."""
         with self._mutex:
             was_kept, self._is_pinned, self._is_reached = self._is_pinned, False, True
         if was_kept:
@@ -383,21 +384,21 @@ class _Prefetched:
 
 
 class _Cancelled(Exception):
-    """The epoch is over; partial downloads stay and can be resumed."""
+    """Raised in the threads when the epoch is over; partial downloads can be resumed."""
 
 
 class Prefetcher:
-    """Owns the threads that download for one epoch, until `close`.
+    """Threads that download files for one epoch. It owns them until `close`.
 
-    A downloaded file stays pinned in the cache until the loop reaches its step, or the epoch has no
-    more files to download. Unpinned, it would be the least recently used file, and the next
+    A downloaded file stays pinned in the cache until the loop reaches its step, or its thread has
+    nothing left to download. Unpinned, it would be the least recently used file, and the next
     download could evict it before it was read.
 
     Args:
-        requests: files in the order in which they are needed; consumed lazily, in a thread.
-        current_step: returns the step that the loop has reached; None when it is over.
-        max_bytes: limit of downloaded bytes that are not needed yet.
-        downloaded: the set to which the paths of downloaded files are added.
+        requests: the files in the order in which they are needed; consumed lazily, in a thread.
+        current_step: returns the step that the loop has reached; None when the epoch is over.
+        max_bytes: the limit of downloaded bytes that are not needed yet.
+        downloaded: a set; the paths of downloaded files are added to it.
     """
 
     def __init__(
@@ -411,7 +412,7 @@ class Prefetcher:
         self._downloaded = downloaded
         self._mutex = threading.Lock()
         self._pending: deque[_Prefetched] = deque()
-        """Files whose download has started and whose step the loop has not reached, in order."""
+        """Files being downloaded, or downloaded and not yet reached by the loop, in order."""
         self._is_cancelled = False
         self._threads = [
             threading.Thread(target=self._run, name="shardio-ahead", daemon=True)
@@ -421,11 +422,11 @@ class Prefetcher:
             thread.start()
 
     def cancel(self) -> None:
-        """Tell the threads to end, without waiting for them."""
+        """Tell the threads to stop, without waiting for them."""
         self._is_cancelled = True
 
     def close(self) -> None:
-        """End the threads; one that waits for a server may outlive the call. Idempotent."""
+        """Stop the threads; one that waits for a server may outlive the call. Idempotent."""
         self.cancel()
         end_s = time.monotonic() + _JOIN_TIMEOUT_S
         for thread in self._threads:
@@ -436,7 +437,7 @@ class Prefetcher:
         kept = []
         try:
             while (prefetched := self._next()) is not None:
-                # Best effort: the loop meets the same failure, or warning made an error, by itself.
+                # Best effort: the worker that reads the file meets the same error itself.
                 with contextlib.suppress(ShardioError, OSError, Warning):
                     storage, summary = prefetched.file.storage, prefetched.file.summary
                     storage.pin_with_check(summary, self._check)
@@ -450,7 +451,7 @@ class Prefetcher:
                 prefetched.unpin()
 
     def _next(self) -> _Prefetched | None:
-        """Return the next file once there is room for it; None at the end."""
+        """Return the next file as soon as there is room for it; None at the end."""
         with self._mutex:
             file = next(self._requests, None)
             while file is not None:
