@@ -1,8 +1,8 @@
 """Decode any range of audio samples from a stream of packets.
 
-A tick of an audio stream is one sample. Sample 0 is the first audible one: the padding that
-encoders put before it, as declared by the container, is dropped. The `pts` of the packets places
-sample 0 on the clock of the video.
+A tick of an audio stream is one sample. Sample 0 is the first audible one: the encoder's padding
+before it, as declared by the container, is dropped. Times of packets (`pts`) are on the clock of
+the video.
 
 `Sound` holds the options of a loader: sample rate, channels and length.
 """
@@ -50,26 +50,26 @@ _LONGEST: Final = 86_400
 class Sound:
     """The format of a loader's fields of type `Audio`: (samples, channels).
 
-    Each field gets a second one, its name with `_span`, int64 (2,): the first sample of the audio
-    and the end of it; the rest is silence.
+    Each field NAME is accompanied by a field NAME_span, int64 (2,): the first sample of audio and
+    the end of the audio. Samples outside of this range are silence.
 
     Args:
         rate: samples per second to resample to; None keeps the stored rate, which must be the same
-            everywhere.
+            in all rows.
         channels: 1 or 2, mixed by FFmpeg's rules; None keeps the stored number, which must be the
-            same everywhere.
-        seconds: the length; an integer, a `Fraction`, a text such as "0.64" or a float. None: the
+            same in all rows.
+        seconds: the length; an integer, a `Fraction`, a string such as "0.64" or a float. None: the
             length of the clip if samples are clips of videos, else the whole audio. Shorter audio
-            is followed by silence; of longer audio, `where` selects a part.
+            is padded with silence; `where` selects a part of longer audio.
         dtype: `"float32"`, from -1 to 1, or `"int16"`.
-        where: `"first"`: the first `seconds`. `"random"`: `seconds` from a sample drawn for each
-            position of each epoch, uniformly from all samples, at `rate`, that can start them.
-            Requires `seconds`, and samples that are not clips.
+        where: `"first"` for the first `seconds`; `"random"` for a part whose start is drawn
+            uniformly for each position of each epoch. "random" requires `seconds`, and samples that
+            are not clips.
 
     If samples are clips of videos, the audio begins with the first frame of the clip.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     rate: int | None = 16_000
@@ -96,7 +96,7 @@ class Sound:
         if self.seconds is not None:
             object.__setattr__(self, "seconds", _checked_seconds(self.seconds))
         elif self.where == "random":
-            raise InvalidArgument('where="random" needs seconds: how long what is drawn is')
+            raise InvalidArgument('where="random" needs seconds, the length of the drawn part')
 
     @property
     def length(self) -> Fraction | None:
@@ -123,8 +123,8 @@ Samples = npt.NDArray[np.float32]
 
 _EXACT_CODECS = ("pcm_", "flac", "alac", "wavpack", "tta", "ape")
 MIN_RATE, MAX_RATE = 1000, 768_000  # samples per second
-_MAX_SAMPLES = 1 << 31  # at once; only a damaged table leads to more
-_TAPS = 64  # samples on either side that the resampler uses, and some more
+_MAX_SAMPLES = 1 << 31  # in one call; only a damaged table leads to more
+_TAPS = 64  # an upper bound for the samples that the resampler reads on either side
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class _OpenAudio:
     sizes: npt.NDArray[np.int64]
 
     def parts(self, packets: range) -> Iterator[tuple[int, bytes]]:
-        """Yield packets with their numbers."""
+        """Yield the number and bytes of each packet."""
         part = slice(packets.start, packets.stop)
         offsets, sizes = self.offsets[part].tolist(), self.sizes[part].tolist()
         for number, offset, size in zip(packets, offsets, sizes, strict=True):
@@ -144,7 +144,7 @@ class _OpenAudio:
 
 
 class AudioDecoder(Closing):
-    """A decoder of ranges of audio; keeps the most recently used streams open.
+    """A decoder of ranges of audio that keeps the most recently used streams open.
 
     Not thread-safe. `close()` or the end of `with` releases the streams.
     """
@@ -171,8 +171,8 @@ class AudioDecoder(Closing):
             start, stop: sample numbers at `rate`, counted from the first audible sample. Samples
                 after the end of the stream are silence.
             rate: samples per second; None keeps the rate of the stream. A sample has the same value
-                wherever the range begins, except for codecs with state (MP3, AAC), where it may
-                differ minimally.
+                whatever the start of the range, except for codecs with state (MP3, AAC), where it
+                may differ slightly.
             channels: 1 or 2, mixed by FFmpeg's rules; None keeps the channels of the stream.
 
         Raises:
@@ -205,17 +205,16 @@ class AudioDecoder(Closing):
         Args:
             stream: audio.
             begin: seconds, on the clock of the stream's `pts`, which a video of the same file
-                shares.
-                Decoding begins at the nearest sample.
+                shares. Decoding begins at the nearest sample.
             n_samples: number of samples at `rate`.
-            rate, channels: as for `decode`.
+            rate, channels: as in `decode`.
 
         Returns:
-            float32 of (samples, channels), and the range of these samples that lies within the
-                stream.
+            float32 of (samples, channels), and the range of these samples that is within the
+            stream.
 
         Raises:
-            MediaError, InvalidArgument: as for `decode`.
+            MediaError, InvalidArgument: as in `decode`.
         """
         if not 0 <= n_samples <= _MAX_SAMPLES or not _is_valid(rate, channels):
             raise InvalidArgument(
@@ -233,7 +232,7 @@ class AudioDecoder(Closing):
     def _decode_range(
         self, opened: _OpenAudio, start: int, stop: int, rate: int, channels: int | None
     ) -> Samples:
-        """Return samples by their numbers at `rate` in the whole stream; outside of it, silence."""
+        """Return samples `start` to `stop`, counted at `rate`; silence outside of the stream."""
         source_rate, n_all = sample_rate(opened.stream), opened.sample_index.extent[1]
         layout = {None: opened.codec.layout.name, 1: "mono", 2: "stereo"}[channels]
         n_channels = channels or len(opened.codec.layout.channels)
@@ -241,13 +240,13 @@ class AudioDecoder(Closing):
         begin, end = max(0, start), min(stop, -(-n_all * rate // source_rate))
         if begin >= end:
             return out
-        # Start at a sample on both grids, so that the resampler's phase is that of the whole.
+        # Start at a sample on both grids: the resampler then has the phase of a whole decoding.
         unit = source_rate // math.gcd(source_rate, rate)
         margin = 0 if rate == source_rate else _TAPS * max(1, -(-source_rate // rate))
         first = max(0, (begin * source_rate // rate - margin) // unit * unit)
         last = min(n_all, -(-end * source_rate // rate) + margin)
         found = _resample(_decode_span(opened, first, last), layout, rate)
-        # The stream has `end` samples: the last ones that the resampler makes fade out.
+        # Cut at `end`: the resampler appends samples that fade out.
         offset = begin - first * rate // source_rate
         part = found[offset : offset + end - begin]
         out[begin - start :][: len(part)] = part
@@ -335,6 +334,6 @@ def _resample(frame: AudioFrame | None, layout: str, rate: int) -> Samples:
     try:
         made = [*resampler.resample(frame), *resampler.resample(None)]
     except av.FFmpegError as error:
-        raise MediaError(f"its sound cannot be resampled: {error.strerror}") from error
+        raise MediaError(f"its audio cannot be resampled: {error.strerror}") from error
     arrays: list[Any] = [each.to_ndarray() for each in made]
     return np.concatenate(arrays, axis=1).T if arrays else np.zeros((0, n_channels), np.float32)

@@ -1,8 +1,8 @@
-"""Demux audio into packets, and locate the samples of every packet in time.
+"""Demux audio into packets, and compute the exact time of every packet's samples.
 
-Containers round times to their ticks, which may be as coarse as a millisecond, while the samples
-of consecutive packets follow each other exactly. All packets together therefore give the time of
-the first sample, exactly in most files. Gaps between packets are silence.
+Containers round times to ticks, which may be as coarse as a millisecond, but the samples of
+consecutive packets follow each other exactly. The rounded times of all packets together determine
+the time of the first sample, exactly in most files. Gaps between packets are silence.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ __all__ = [
 
 
 LEAD_PACKETS: Final = 12
-"""Packets decoded and dropped before a range: MP3 looks 9 packets back, Opus 80 ms."""
+"""Packets decoded and dropped before a range: MP3 refers 9 packets back, Opus 80 ms."""
 _RESAMPLER_MARGIN: Final = 4096
 """Samples on either side of a part that a resampler may read."""
 _MAX_RATE: Final = 1 << 24
 _MAX: Final = 1 << 62
 
 _LARGEST_JITTER: Final = Fraction(1, 10)
-"""Seconds that a packet may be late or early without a gap; FFmpeg uses the same limit."""
+"""The deviation in seconds from which a late packet counts as a gap; FFmpeg's limit, too."""
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -93,9 +93,9 @@ def packet_times(
 
 @dataclass(slots=True)
 class _GaplessRun:
-    """Packets without a gap: the first packet, and bounds on the time of sample 0.
+    """Packets without a gap: the first packet, and bounds for the time of sample 0.
 
-    The bounds are in halves of 1 / `unit` of a sample; a tick has 2 * `tick` of these.
+    Bounds are in units of 1 / (2 * `unit`) sample; a tick has 2 * `tick` units.
     """
 
     first: int
@@ -105,7 +105,7 @@ class _GaplessRun:
     unit: int
 
     def begin(self, known: int) -> int:
-        """Return the time of sample 0, given that the container times sample `known` exactly."""
+        """Return the time of sample 0 in samples, if the time of sample `known` is a whole tick."""
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead
         if at > self.high:
@@ -192,20 +192,20 @@ def begin_of(stream: EncodedStream) -> Fraction:
 
 
 def nearest_sample(stream: EncodedStream, time: Fraction, rate: int) -> int:
-    """Return the number of the sample at `rate`, counted from sample 0, nearest to a time."""
+    """Return the number, counted from sample 0 at `rate`, of the sample nearest to a time."""
     since = time - Fraction(first_sample_time(stream), sample_rate(stream))
     return math.floor(since * rate + Fraction(1, 2))
 
 
 def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> EncodedStream | None:
-    """Cut a part out of an audio stream: untouched packets, including those needed to decode it.
+    """Cut a part out of an audio stream: its packets, and the packets needed to decode them.
 
-    Samples keep their times and values. Returns None if the part contains no audible sample.
+    Samples keep their times and values. Return None if the part contains no audible sample.
 
     Args:
         stream: a whole audio stream.
-        begin: seconds, on the clock of its `pts`.
-        seconds: duration of the part.
+        begin: the start in seconds, on the clock of its `pts`.
+        seconds: the duration of the part.
     """
     rate, heard = sample_rate(stream), SampleIndex(stream)
     start = nearest_sample(stream, begin, rate)
@@ -247,7 +247,7 @@ class SampleIndex:
         n_all = int_parameter(stream, "samples", stream.n_frames)
         last = int(self.ends.max(initial=0))
         self.extent = first, max(first, min(n_all, last))
-        """The first sample of the stream, and the end of its last."""
+        """The first sample of the stream, and the end of the last."""
 
     def packets(self, start: int, stop: int) -> range:
         """Return the packets that contain samples `start` to `stop`, and at most one more."""
@@ -256,7 +256,7 @@ class SampleIndex:
         return range(begin, min(len(self.ends), end))
 
 
-_SKIP = struct.Struct("<II")  # samples to leave out at the beginning of a packet, and at its end
+_SKIP = struct.Struct("<II")  # samples to drop at the start of a packet, and at its end
 
 
 def demux_audio(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
@@ -292,7 +292,7 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
             cut = _read_packets(source, container, stream, name)
             return cut.stream() if cut.parts else None
         except MediaError as error:
-            raise MediaError(f"{name}: its sound: {error}") from error
+            raise MediaError(f"{name}: its audio: {error}") from error
 
 
 def _read_packets(
@@ -332,7 +332,7 @@ def _read_packets(
 
 @dataclass(slots=True)
 class _AudioPackets:
-    """The packets of an audio stream, with the container's facts about each."""
+    """The packets of an audio stream, with the time and flags that the container stores."""
 
     time_base: Fraction
     parameters: dict[str, Any]
@@ -366,8 +366,8 @@ class _AudioPackets:
             counts[number] += frame.samples
             if frame.sample_rate != parameters["rate"] or frame.layout.name != parameters["layout"]:
                 raise MediaError(f"its rate or channels change at packet {number}; re-encode it")
-        # Packets discarded at the start are decoded for those that follow; later ones were
-        # removed by an edit list.
+        # Packets discarded at the start are needed to decode the packets after them; packets
+        # discarded later were removed by an edit list.
         are_out = np.array(self.discarded, bool)
         n_lead = int(np.argmin(are_out)) if len(are_out) and not are_out.all() else 0
         n_before = max(self.n_before, int(counts[:n_lead].sum()))
@@ -412,7 +412,7 @@ def decode_frames(
             except av.FFmpegError:
                 if at >= n_dropped:
                     raise
-                continue  # the packets before a span may depend on packets before them
+                continue  # lead packets may depend on packets that are not decoded
             for frame in frames:
                 if frame.is_corrupt and at >= n_dropped:
                     raise MediaError(f"packet {number} does not decode without concealment")

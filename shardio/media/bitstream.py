@@ -1,7 +1,7 @@
-"""Read facts from the first bits of packets without decoding them.
+"""Read properties of packets from their first bits, without decoding them.
 
-Only facts that the codec's standard states in plain bits are used. Packets of other codecs count as
-shown and needed, which costs time and never a picture.
+Packets of codecs that do not have such bits count as shown and needed: this costs time, but never
+a picture.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PacketTest(Protocol[_Result]):
 
 
 PACKED = -2
-"""Several pictures in one packet of MPEG-4 ("packed"): frames are output one packet later."""
+"""The result for an MPEG-4 packet with several pictures: frames are output one packet later."""
 
 _START = b"\0\0\1"
 _H264_SLICES, _H264_SEI = range(1, 6), 6
@@ -44,7 +44,7 @@ _MAX_HEAD = 4096
 def hidden_packet_test(codec: str) -> PacketTest[bool] | None:
     """Return a function that tests whether a packet is never shown (an alternate reference frame).
 
-    None if packets of the codec do not state that.
+    Return None for codecs other than VP8 and VP9.
     """
     return {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}.get(codec)
 
@@ -53,9 +53,9 @@ def disposable_layer_test(codec: str, extradata: bytes) -> PacketTest[int] | Non
     """Return a function that finds the temporal layer of an unreferenced packet.
 
     The function returns the layer, or -1 for a packet that others of its layer or below refer to. A
-    packet in the highest layer of its stream is disposable; most codecs have only layer 0. If it
-    returns `PACKED`, all packets of the stream are needed. None if packets of the codec do not
-    state their layer; then all are needed as well.
+    packet in the highest layer of its stream is disposable; most codecs have only layer 0. If the
+    function returns `PACKED`, all packets of the stream are needed, as they are for codecs for
+    which no function is returned (None).
     """
     if codec == "h264":
         return partial(_disposable_layer_h264, length_size=_length_size(extradata, 4))
@@ -71,8 +71,8 @@ def disposable_layer_test(codec: str, extradata: bytes) -> PacketTest[int] | Non
 def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
     """Return the SEI unit that holds x264's version; empty if there is none.
 
-    Old versions coded 4:4:4 differently from the standard, and decoders recognise that by this unit
-    alone. It occurs only in the first packet of a stream.
+    Decoders need this unit, because old versions coded 4:4:4 differently from the standard. Only
+    the first packet of a stream has it.
     """
     size = _length_size(extradata, 4)
     at = packet.find(b"x264 - core")
@@ -115,7 +115,7 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
 def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
     """Return a function that tests whether a packet's parameter sets differ from its stream's.
 
-    They precede the picture, and a decoder keeps them.
+    A decoder keeps such parameter sets, which precede the picture, for later packets.
     """
     if codec == "h264":
         size, mask, behind, kinds = _length_size(extradata, 4), 31, 6, {7, 8}
@@ -134,7 +134,7 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
                 return not known or known not in head
             if first & mask < behind:
                 return False
-        return len(packet) > len(head)  # longer packets are not searched further
+        return len(packet) > len(head)  # assume a change in the rest of a long packet
 
     return changes
 
@@ -172,9 +172,9 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 
 
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
-    """Return True if no packet sent after this keyframe needs any before it.
+    """Return True if no packet sent after this keyframe needs a packet before it.
 
-    That holds for the keyframes of most codecs. Some of H.264 and HEVC only mark a recovery point.
+    True for most codecs; some keyframes of H.264 and HEVC are only recovery points.
     """
     if codec == "h264":
         units = _unit_headers(packet, 0, len(packet), _length_size(extradata, 4))
@@ -242,7 +242,7 @@ def _disposable_layer_hevc(data: bytes, begin: int, stop: int, length_size: int)
     for first, second in _unit_headers(data, begin, stop, length_size):
         kind = first >> 1 & 63
         if kind in _HEVC_SLICES:
-            # Those with even numbers below are not references in their layer
+            # Even types below 16 are not references for their layer.
             if kind >= 16 or kind & 1:
                 return -1
             layer = (second & 7) - 1

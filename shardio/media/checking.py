@@ -1,4 +1,4 @@
-"""Decode a stream once from its packets alone, to verify or correct its packet table."""
+"""Verify and correct the packet table of a stream by decoding its packets once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build_stream(
     data: bytes,
     time_base: Fraction,
 ) -> EncodedStream:
-    """Build a video stream from its packets; computes its frame count, display size and duration.
+    """Build a video stream from its packets; compute frame count, display size and duration.
 
     Raises:
         MediaError: no frame is shown.
@@ -76,12 +76,12 @@ def verify_by_decoding(
 ) -> EncodedStream:
     """Decode every packet, and return the stream with a corrected packet table.
 
-    Packets whose frames are not shown become HIDDEN. Keyframes from which decoding gives other
-    pictures lose that flag. Times are assigned in presentation order.
+    Packets whose frames are not shown become HIDDEN. A keyframe loses its flag if decoding from it
+    gives other pictures. Times are assigned in presentation order.
 
     Args:
         stream: the stream as its container describes it.
-        untimed: the packets without a stored time; theirs are computed by `fill_missing_times`.
+        untimed: a mask of the packets without a stored time; `fill_missing_times` computes one.
         interval: ticks from one frame to the next at the rate of the stream.
 
     Raises:
@@ -118,8 +118,8 @@ def _times(
     for n, (before, after) in enumerate(zip(times, times[1:], strict=False), 1):
         if after < before:
             raise MediaError(
-                f"its clock restarts at frame {n} ({before}, then {after}): it is several "
-                f"recordings in one; split or re-encode it"
+                f"its clock restarts at frame {n} ({before}, then {after}): the file joins several "
+                f"recordings; split or re-encode it"
             )
         if after == before and order[n] < order[n - 1]:
             raise MediaError(f"frames {n - 1} and {n} have the same time, {after}; re-encode it")
@@ -127,7 +127,7 @@ def _times(
 
 
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
-    """Decode each group of pictures on its own; unmark keyframes that give other pictures."""
+    """Decode each group of pictures on its own; unflag its keyframe if the pictures differ."""
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
     visible = (flags & PacketFlag.HIDDEN) == 0

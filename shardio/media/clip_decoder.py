@@ -1,4 +1,4 @@
-"""Decode any frames of encoded streams into arrays, from packets alone, without a container."""
+"""Decode any frames of encoded streams into arrays. Only packets are needed, no container."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _OpenDecoder:
     codec: VideoCodecContext
     converter: FrameConverter
     is_changed: bool = False
-    """True if a packet has replaced the decoder's parameter sets, which it keeps."""
+    """True if a packet has replaced the decoder's parameter sets."""
     writer_options: object = None
     writer: FrameWriter | None = None
 
@@ -115,13 +115,13 @@ class _OpenDecoder:
 
 
 class ClipDecoder(Closing):
-    """A cache of open decoders, one per stream configuration, least recently used first out.
+    """A decoder of clips, with an LRU cache of open codecs, one per stream configuration.
 
     Not thread-safe. `close()` or the end of `with` releases the decoders.
 
     Args:
-        max_decoders: decoders kept open; each holds a few frames of its stream's size.
-        max_streams: streams whose frame tables are kept, at 35 bytes per packet.
+        max_decoders: the number of codecs kept open; each holds a few frames.
+        max_streams: the number of streams whose frame tables are kept, at 35 bytes per packet.
     """
 
     def __init__(self, max_decoders: int = 8, max_streams: int = 32) -> None:
@@ -149,8 +149,7 @@ class ClipDecoder(Closing):
         Args:
             stream: a video.
             frames: the frame number for each row of `out`, in any order, with or without
-                repetition.
-                Each group of pictures is decoded once.
+                repetition. Each group of pictures is decoded once.
             out: uint8; "rgb": (n, height, width, 3); "yuv420": (n, height * 3 / 2, width), Y above
                 U and V side by side, height and width even.
             crop: the part of the picture; None is the largest in the centre.
@@ -181,10 +180,10 @@ class ClipDecoder(Closing):
         matrix: str = "bt601",
         color_range: str = "limited",
     ) -> None:
-        """Decode several clips, given as pairs of frames and output array, as `decode` does each.
+        """Decode several clips, given as pairs of frames and output array.
 
-        A frame that several clips need is decoded once, and converted once per crop. `crop` may be
-        a list with one crop per clip.
+        The result is that of `decode` for each clip, but a frame that several clips need is decoded
+        once, and converted once per crop. `crop` may be a list with one crop per clip.
         """
         if not clips:
             return
@@ -255,7 +254,7 @@ class ClipDecoder(Closing):
 
 
 class _RunDecoder:
-    """A decoding of runs of packets, each from its keyframe to its last wanted frame."""
+    """Decodes runs of packets, each from a keyframe to the last wanted frame."""
 
     def __init__(
         self,
@@ -272,7 +271,7 @@ class _RunDecoder:
 
         A frame may be missing or fail because its keyframe is not a real random access point (intra
         refresh, references to much earlier pictures). Decoding is then retried from an earlier
-        keyframe, which is remembered for all frames that start there.
+        keyframe, which the frame table keeps for the frames concerned.
         """
         table, first, steps = self._opened.table, run.first, 1
         while True:
@@ -328,7 +327,7 @@ class _RunDecoder:
         return wanted
 
     def _packets(self, run: DecodeRun) -> Iterator[tuple[int, memoryview, bytes, bool]]:
-        """Yield each packet to decode: number, bytes, bytes to prepend, is keyframe."""
+        """Yield number, bytes, bytes to prepend and keyframe flag of each packet to decode."""
         table = self._opened.table
         numbers = table.packets_to_decode(run)
         begin, end = numbers[0], numbers[-1]
@@ -349,9 +348,9 @@ class _RunDecoder:
             lead = b""
 
     def _packet_prefix(self) -> bytes:
-        """Return the bytes before the first packet.
+        """Return the bytes to prepend to the first packet.
 
-        These include the stream's own parameter sets if those of another stream replaced them.
+        They include the stream's parameter sets if those of another stream have replaced them.
         """
         lead, stream = self._opened.lead_in, self._opened.stream
         if self._decoder.is_changed:

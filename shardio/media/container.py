@@ -1,10 +1,10 @@
 """Recognise media files by name and first bytes, detect truncation, and open containers.
 
-`missing_bytes` compares the sizes that a container declares with the size of the file, which
-detects truncation exactly, without a guess from durations.
+`missing_bytes` detects truncation by comparing the size of a file with the sizes that its container
+declares.
 
-Opening is strict on purpose: a file that ends before its container does is an error, and only a
-fixed list of demuxers is tried, so that FFmpeg never follows a text file, a playlist or an address.
+Opening is strict on purpose: a truncated file is an error, and only a fixed list of demuxers is
+tried, so that FFmpeg never follows a text file, a playlist or an address.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 
-HEAD_BYTES = 1024  # covers five transport packets, whose only signature is their sync bytes
+HEAD_BYTES = 1024  # five transport stream packets; their sync bytes are the only signature
 
 _SUFFIXES = frozenset(
-    # `.ts` is missing on purpose: it is far more often TypeScript; transport streams are known by
-    # their bytes. `.gif` is here because a GIF is read as a video.
+    # Without `.ts`, which is usually TypeScript; transport streams are recognised by their bytes.
+    # With `.gif`, because a GIF is read as a video.
     ".3g2 .3gp .asf .avi .dv .f4v .flv .gif .ivf .m2ts .m2v .m4v .mkv .mov .mp4 .mpe .mpeg .mpg"
     " .mts .mxf .nut .ogm .ogv .qt .rm .rmvb .vob .webm .wmv .wtv .y4m".split()
 )
@@ -56,7 +56,7 @@ _ISO_BOXES = frozenset((b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"
 _EBML = bytes.fromhex("1a45dfa3")
 _SEGMENT = bytes.fromhex("18538067")
 _FLV = b"FLV\x01"
-_FLV_HEAD_BYTES = 1 << 16  # its metadata comes first, and may list the times of all keyframes
+_FLV_HEAD_BYTES = 1 << 16  # the metadata at the start may list the times of all keyframes
 _STARTS = (
     b"GIF87a",
     b"GIF89a",
@@ -83,24 +83,24 @@ _STARTS = (
 
 
 def has_media_suffix(name: str) -> bool:
-    """Return True if the suffix of `name` is one of video or audio."""
+    """Return True if `name` has a suffix of video or audio files."""
     return PurePath(name).suffix.lower() in _SUFFIXES or has_sound_suffix(name)
 
 
 def has_sound_suffix(name: str) -> bool:
-    """Return True if the suffix of `name` is one of audio."""
+    """Return True if `name` has a suffix of audio files."""
     return PurePath(name).suffix.lower() in _SOUND_SUFFIXES
 
 
 def has_media_signature(head: bytes) -> bool:
-    """Return True if a file's first `HEAD_BYTES` bytes (or fewer) are those of video or audio.
+    """Return True if the first `HEAD_BYTES` bytes (or fewer) of a file are those of video or audio.
 
-    Still pictures do not count, whatever their container. GIF does: it may hold many frames.
+    Still pictures in video containers do not count. GIF does: it may hold many frames.
     """
     if head.startswith(_STARTS):
         return True
     if head[4:8] in _ISO_BOXES:
-        # If the box is shorter than its header, the four letters are a coincidence.
+        # A box shorter than its header means that the four letters are a coincidence.
         still = head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS
         return not still and int.from_bytes(head[:4], "big") not in range(2, 8)
     if head.startswith(b"RIFF"):
@@ -111,11 +111,11 @@ def has_media_signature(head: bytes) -> bool:
 
 
 def missing_bytes(file: BinaryIO) -> int:
-    """Return the number of bytes by which a file is shorter than its own container declares.
+    """Return the number of bytes by which a file is shorter than its container declares.
 
-    Supports the containers that declare their size: ISO base media (MP4, MOV), RIFF (AVI), Matroska
-    and WebM, FLV (in its metadata), GIF (whose last byte is fixed; without it, one byte is
-    missing). Returns 0 for every other file, and for live recordings, which leave the size open.
+    Supported are the containers that declare their size: ISO base media (MP4, MOV), RIFF (AVI),
+    Matroska and WebM, FLV (in its metadata), and GIF (1 if its fixed last byte is missing). Return
+    0 for other files, and for live recordings, which do not declare a size.
     """
     n_bytes = file.seek(0, 2)
     file.seek(0)
@@ -134,7 +134,7 @@ def missing_bytes(file: BinaryIO) -> int:
 
 
 def _is_transport_stream(head: bytes) -> bool:
-    """Return True if every packet has a sync byte, at 188 bytes or at 192 (Blu-ray, from 4)."""
+    """Return True if there is a sync byte every 188 bytes, or every 192 from byte 4 (Blu-ray)."""
     for first, stride in ((0, 188), (4, 192)):
         syncs = head[first::stride]
         if len(syncs) >= 4 and set(syncs) == {0x47}:
@@ -160,7 +160,7 @@ def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Read the metadata property `filesize`, an AMF 0 number; live recordings store 0."""
+    """Compare with the metadata property `filesize`, an AMF 0 number; live recordings store 0."""
     file.seek(0)
     _, found, rest = file.read(_FLV_HEAD_BYTES).partition(b"\0\x08filesize\0")
     if not found or len(rest) < 8:
@@ -220,8 +220,8 @@ def _ebml_size(file: BinaryIO) -> int | None:
     return None if value == (1 << 7 * (n_more + 1)) - 1 else value
 
 
-# Only these are tried: others would read a text file as ANSI art, a JPEG as a video of one frame,
-# and a playlist as the files and addresses that it names.
+# Other demuxers would read a text file as ANSI art, a JPEG as a video of one frame, and follow the
+# files and addresses in a playlist.
 _DEMUXERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpegts,mpeg,mpegvideo,h264,hevc,m4v,obu,ivf"
     ",flv,asf,ogg,nut,mxf,rm,yuv4mpegpipe,dv,wtv"
@@ -229,13 +229,15 @@ _DEMUXERS = (
 )
 DECODER_OPTIONS = {"err_detect": "crccheck+explode"}
 """Decoder options that report damage, which FFmpeg would otherwise conceal."""
-_STALE_TAG_US = 1_000_000  # a duration that a muxer wrote may be a little off; never by a second
+_STALE_TAG_US = 1_000_000  # durations written by muxers are off by less than this
 
 
 def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True) -> InputContainer:
-    """Open a path, or the bytes of a file; `name` is used in errors.
+    """Open a path, or the bytes of a file.
 
     Args:
+        source: a path, or the bytes of a file.
+        name: the name used in errors.
         fill_in_times: let FFmpeg guess the times and durations that the container does not store.
 
     Raises:
@@ -247,7 +249,7 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
     options = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "file"}
     if not fill_in_times:
         options["fflags"] = "nofillin"
-    # `file:` keeps FFmpeg from reading a protocol into the name.
+    # `file:` keeps FFmpeg from taking a part of the name for a protocol.
     place = f"file:{source}" if isinstance(source, str) else io.BytesIO(source)
     try:
         return av.open(place, "r", options=options, metadata_errors="replace")
@@ -258,10 +260,10 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
 
 
 def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
-    """Return the video streams other than cover pictures; the first is the one to read.
+    """Return the video streams other than cover pictures.
 
     Raises:
-        MediaError: there is none, or no decoder for the first.
+        MediaError: there is no video stream, or no decoder for the first.
     """
     from av.stream import Disposition
 
@@ -281,7 +283,7 @@ def audio_stream(container: InputContainer, name: str) -> AudioStream:
     """Return the first audio stream.
 
     Raises:
-        MediaError: there is none, or no decoder for it.
+        MediaError: there is no audio stream, or no decoder for it.
     """
     if not container.streams.audio:
         raise MediaError(f"{name}: no audio stream (streams: {_stream_types(container)})")
@@ -294,16 +296,16 @@ def audio_stream(container: InputContainer, name: str) -> AudioStream:
 def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStream) -> bool:
     """Return True if FFmpeg may guess the times of the first packets. Call it before reading any.
 
-    FFmpeg drops times below 0 from Matroska, and for some codecs guesses them instead: backwards
-    from the first known time, by durations rounded to milliseconds, or, if the probed packets have
-    no time, upwards from 0, so that the clock restarts at the first known time.
+    FFmpeg drops times below 0 in Matroska files, and guesses them for some codecs: backwards from
+    the first known time by durations rounded to milliseconds, or, if the probed packets have no
+    time, upwards from 0. In the latter case the clock restarts at the first known time.
     """
     start = stream.start_time
     return "matroska" in container.format.name and (start is None or start < 0)
 
 
 def stored_times(source: str | bytes, name: str, index: int) -> list[int | None]:
-    """Return the time of each packet of a stream as stored in its container, or None."""
+    """Return the time of each packet as stored in its container; None where there is none."""
     with open_container(source, name, fill_in_times=False) as container:
         packets = container.demux(container.streams[index])
         return [packet.pts for packet in packets if packet.size]
@@ -316,7 +318,7 @@ def _stream_types(container: InputContainer) -> str:
 def check_complete(
     source: str | bytes, container: InputContainer, stream: VideoStream | AudioStream, end: int
 ) -> None:
-    """Compare the data that was read with the amount that the container declares.
+    """Check that the file and the packets of a stream reach the end that the container declares.
 
     `end` is the end of the last packet of `stream`, in its time base.
 
@@ -342,7 +344,7 @@ def _open_source(source: str | bytes) -> BinaryIO:
 
 
 def _microseconds(tag: str) -> int:
-    """Read Matroska's `HH:MM:SS.nnnnnnnnn`; anything else is 0."""
+    """Parse Matroska's `HH:MM:SS.nnnnnnnnn`; return 0 for anything else."""
     match = re.fullmatch(r"(\d+):(\d\d):(\d\d)\.(\d{6})\d*", tag)
     if match is None:
         return 0

@@ -1,6 +1,6 @@
 """Open decoders from the parameters of a stream, without its container.
 
-Strict, like `VideoFile`: single-threaded, and every damage that the decoder notices is an error.
+Decoders are single-threaded and strict: any damage that they notice is an error.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
     """Open a decoder for the audio packets of a stream with these parameters.
 
     Raises:
-        MediaError: as for `open_video_decoder`.
+        MediaError: as in `open_video_decoder`.
     """
     from av.audio.codeccontext import AudioCodecContext
 
@@ -111,7 +111,7 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
         raise MediaError(f"a stream's parameters are not acceptable: {error}") from error
     from av.codec.context import Flags2
 
-    # Samples are dropped by their numbers here, not by the decoder
+    # Padding is dropped here by sample number, not by the decoder.
     codec.flags2 |= Flags2.skip_manual
     _open_context(codec, extradata)
     return codec
@@ -150,7 +150,7 @@ def display_parameter(parameters: Mapping[str, Any]) -> bytes | None:
 
 
 def lead_in(parameters: Mapping[str, Any]) -> bytes:
-    """Return the bytes to prepend to the first packet of every pass through a decoder.
+    """Return the bytes to prepend to the first packet after a flush of the decoder.
 
     Raises:
         MediaError: the value is not hexadecimal text.
@@ -164,13 +164,13 @@ def lead_in(parameters: Mapping[str, Any]) -> bytes:
 def numbered_packet(
     number: int, part: bytes | memoryview, lead: bytes = b"", *, is_key: bool = False
 ) -> Packet[Any]:
-    """Copy a packet for a decoder, with its number in place of its time.
+    """Copy a packet for a decoder, with its number instead of its time.
 
-    The decoded frame has this number, whatever times its container stores. The copy is padded with
-    zeros, because decoders read past the end. Some decoders use the keyframe flag, too: without it,
-    the PNG decoder adds a picture to the previous one.
+    The decoded frame has this number as its time. The copy is padded with zeros, because decoders
+    read past the end. Some decoders use the keyframe flag: without it, the PNG decoder adds a
+    picture to the previous one.
     """
-    import av  # not `from av`, which takes a fifth of the time of all this
+    import av  # not `from av`, which takes a fifth of this function's time
 
     if lead:
         part = lead + bytes(part)

@@ -1,8 +1,8 @@
-"""Demux media files into untouched packets, with a table from which any frame can be decoded.
+"""Demux media files into packets, with a table from which any frame can be decoded.
 
-Only the first frame is decoded: it alone gives orientation and colours. Containers and codecs known
-for wrong or missing times and keyframes are decoded once in full (`checking`). `SpanReader` cuts
-spans of time out of a video file, each a stream of its own.
+Only the first frame is decoded, for its orientation and colours. Streams of containers and codecs
+known for wrong or missing times and keyframes are decoded in full (`checking`). `SpanReader` cuts
+spans of time out of a video file, each as a separate stream.
 """
 
 from __future__ import annotations
@@ -66,19 +66,18 @@ _KEY, _HIDDEN, _DISPOSABLE = map(int, (PacketFlag.KEY, PacketFlag.HIDDEN, Packet
 def demux(
     source: bytes | str, kind: str = "video", *, check: bool | None = None, name: str = ""
 ) -> EncodedStream:
-    """Cut the first video (no cover picture) or audio stream of a file into its packets.
+    """Demux the first video stream (other than a cover picture) or audio stream of a file.
 
     Args:
         source: a path, or the bytes of a file.
         kind: "video" or "audio".
-        check: decode every frame once: proves that nothing is damaged, that each keyframe is one
-            and that times are in the order of presentation, and mends times and keyframes that are
-            not. None: only where the container or codec leaves that open. False: only where
-            packets have no time, for decoding alone tells their order. Sound is always decoded.
-        name: what errors call it; the path by default.
+        check: True to decode every frame once, which detects damage and corrects wrong times and
+            keyframe flags. None decodes only if container or codec may have wrong ones, False only
+            if packets have no times. Audio is always decoded.
+        name: the name used in errors; the path by default.
 
     Raises:
-        MediaError: it is no such media, it is damaged, or packets alone do not carry it.
+        MediaError: there is no such stream, it is damaged, or packets alone cannot represent it.
         FileNotFoundError: there is no such file.
     """
     if kind not in ("video", "audio"):
@@ -105,11 +104,11 @@ def demux(
 
 @dataclass(slots=True)
 class PacketReader:
-    """The packets of one stream of an open container, and the facts known about them.
+    """The packets of one stream of an open container, with their times and flags.
 
     Args:
         packets: the packets to read; all by default.
-        facts_from: a reader of the same stream that has decoded its first frame already.
+        facts_from: a reader of the same stream that has already decoded its first frame.
         stop_at_first_frame: stop reading at the first decoded frame.
 
     Raises:
@@ -142,7 +141,7 @@ class PacketReader:
         self._read(is_known=True)
 
     def _begin(self) -> None:
-        """Read the packets, and the facts given by the first frame."""
+        """Read the packets, and record the properties of the first frame."""
         import av
 
         codec = self.source.codec_context
@@ -159,9 +158,9 @@ class PacketReader:
         self._record_facts(first)
 
     def _read(self, *, is_known: bool = False) -> VideoFrame | None:
-        """Read every packet in a tight loop, as there are many; return the first frame.
+        """Read every packet in a tight loop; return the first frame.
 
-        Returns None if the facts are known already.
+        Return None if the properties of the first frame are already known.
         """
         first: VideoFrame | None = None
         sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
@@ -190,13 +189,13 @@ class PacketReader:
         return first
 
     def _frame_of(self, packet: Packet[VideoStream]) -> VideoFrame | None:
-        """Decode the next packet, up to the first that outputs a frame."""
+        """Decode the next packet; return a frame if the decoder outputs one."""
         import av
 
         found = next(iter(packet.decode()), None)
         if found is None and packet.is_keyframe and len(self.sizes) == 1:
-            # Decoders delay a keyframe, as other frames may be shown before it. Draining the
-            # decoder outputs it at once, in a third of the time.
+            # Decoders delay a keyframe, because other frames may be shown before it. Draining the
+            # decoder outputs the frame at once, in a third of the time.
             codec = self.source.codec_context
             with contextlib.suppress(av.FFmpegError):
                 found = next(iter(codec.decode(None)), None)
@@ -216,7 +215,7 @@ class PacketReader:
             )
 
     def _record_facts(self, frame: VideoFrame) -> None:
-        """Record the facts that the first frame gives."""
+        """Record the properties of the first frame."""
         self.parameters |= frame_facts(frame)
         if self.parameters["codec"] == "h264" and "444" in self.parameters["pixel_format"]:
             if note := x264_version_unit(self.extradata, self.content.getvalue()[: self.sizes[0]]):
@@ -231,12 +230,12 @@ class PacketReader:
             self.parameters["display"] = np.frombuffer(self.display, "<i4").tolist()
 
     def end(self) -> int:
-        """Return the end of the packet that ends last, in ticks."""
+        """Return the latest end of a packet, in ticks."""
         spans = zip(self.times, self.durations, strict=True)
         return max((time + n for time, n in spans if time is not None), default=0)
 
     def stream(self, n_streams: int) -> EncodedStream:
-        """Build the stream as its container describes it; a missing time repeats the one before."""
+        """Build the stream as its container describes it; a missing time repeats the last one."""
         if n_streams > 1:
             self.parameters |= {"stream": self.source.index, "video_streams": n_streams}
         data = self.content.getvalue()
@@ -249,7 +248,7 @@ class PacketReader:
         return build_stream(self.parameters, self.extradata, packets, data, self.time_base())
 
     def _filled_times(self) -> list[int]:
-        """Return the time of each packet; a missing time repeats the one before."""
+        """Return the time of each packet; a missing time repeats the last one."""
         times, latest = [], next((time for time in self.times if time is not None), 0)
         for time in self.times:
             latest = latest if time is None else time
@@ -294,11 +293,11 @@ class PacketReader:
 
 
 class SpanReader(Closing):
-    """An open video file from which spans are cut in any order; reads no more than the spans.
+    """An open video file from which spans of time are cut, in any order.
 
     Args:
-        path: of the file.
-        check: decode every frame of a span once, as `demux` does for a whole file.
+        path: the path of the file.
+        check: as in `demux`, for the frames of each span.
 
     Raises:
         MediaError: the file is not a video, or is damaged.
@@ -313,8 +312,8 @@ class SpanReader(Closing):
             self._source, self._n_streams = streams[0], len(streams)
             if has_guessed_times(self._container, self._source):
                 raise MediaError(
-                    "its first packets have no time that FFmpeg reads (Matroska, before 0), so no "
-                    "span can be cut out; re-encode it"
+                    "FFmpeg does not read the times of its first packets (Matroska, before 0), so "
+                    "no span can be cut out; re-encode it"
                 )
             self._head = PacketReader(self._container, self._source, stop_at_first_frame=True)
             check_complete(path, self._container, self._source, self._container_end())
@@ -329,12 +328,12 @@ class SpanReader(Closing):
     ) -> EncodedStream:
         """Cut out the frames shown from `begin` on and before `end`, in seconds.
 
-        If the first of them is not a keyframe, the packets from the preceding keyframe on are
-        included, as are the packets after the span that its last frames need. These are decoded,
-        and never shown.
+        The stream includes the packets before and after the span that its frames need, such as
+        those from the preceding keyframe on. They are decoded, but never shown.
 
         Args:
-            end: the end of the file by default.
+            begin: the start of the span.
+            end: the end of the span; by default that of the file.
             zero: the time of the file that becomes 0 in the stream.
 
         Raises:
@@ -376,7 +375,7 @@ class SpanReader(Closing):
             keys = [n for n, (packet, time) in facts if packet.is_keyframe and time <= begin]
             if is_whole and keys and shown:
                 key = keys[-1]
-                # Packets sent after a keyframe and shown before it need packets before both.
+                # Packets sent after a keyframe but shown before it need packets before it.
                 return [packets[n] for n in range(key, len(packets)) if times[n] >= times[key]]
             if back == start:
                 raise MediaError(
@@ -387,7 +386,7 @@ class SpanReader(Closing):
     def _read(self, back: int, stop: int | None) -> tuple[list[Packet[VideoStream]], list[int]]:
         """Read from the keyframe at or before `back` to the last packet shown before `stop`.
 
-        Returns the packets and their presentation times.
+        Return the packets and their presentation times.
         """
         packets: list[Packet[VideoStream]] = []
         times: list[int] = []

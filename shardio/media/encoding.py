@@ -1,9 +1,9 @@
 """Encode frames for random access: short closed groups of pictures with few references.
 
 The settings favour decoding speed: a keyframe exactly every `gop` frames; x264's `fastdecode`; and
-in H.264, three of four frames that no other frame refers to, so that a clip decodes few frames
-beside its own. One thread: the same frames give the same bytes. `JpegEncoder` encodes each frame as
-a JPEG instead, which is decoded alone.
+for H.264, three of four frames are not referred to by others, so that a clip needs few frames
+besides its own. Encoders use one thread, so the same frames give the same bytes. `JpegEncoder`
+encodes each frame as a separate JPEG.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _RATE = Fraction(25)
 
 @contextlib.contextmanager
 def keep_scheduling_policy() -> Iterator[None]:
-    """Restore the scheduling policy of every thread that an encoder has made real-time.
+    """Restore the scheduling policy of threads that an encoder has made real-time.
 
-    As root, SVT-AV1 gives the thread that opens it, and its own threads, the highest real-time
-    priority: on two cores, two of its processes starve all others, and child processes inherit the
-    priority. Wrap the call that opens the encoder.
+    Wrap the call that opens the encoder. As root, SVT-AV1 gives the calling thread and its own
+    threads the highest real-time priority: two such processes starve all others on two cores, and
+    child processes inherit the priority.
     """
     if not hasattr(os, "sched_setscheduler"):  # not Linux
         yield
@@ -63,8 +63,8 @@ def _x264(gop: int, crf: int) -> dict[str, str]:
     # No partitions: predicting many small blocks costs a decoder more than it saves.
     settings = "b-adapt=0:b-pyramid=none:partitions=none:subme=4"
     if _has_avx512():
-        # There, x264's macroblock tree gives other bytes for the same pictures now and then: in 2 %
-        # of 900 encodings of 36 frames, with AVX2 in none of 1,100, and no slower.
+        # With AVX-512, x264's macroblock tree gave other bytes for the same pictures in 2 % of 900
+        # encodings of 36 frames; with AVX2 in none of 1,100, and as fast.
         settings += ":asm=avx2"
     return {
         "preset": "veryfast",
@@ -117,7 +117,7 @@ class StreamEncoder:
     """An encoder of frames to a stream of 8-bit 4:2:0.
 
     Args:
-        width, height: of the frames, in pixels; even.
+        width, height: the size of the frames in pixels; even.
         time_base: seconds per tick of the times.
         gop: frames from one keyframe to the next.
         crf: quality on the codec's own scale; lower is better.
@@ -125,7 +125,7 @@ class StreamEncoder:
         matrix, color_range: colours of the stream, and of frames passed as YUV.
 
     Raises:
-        InvalidArgument: an option is not valid.
+        InvalidArgument: an option is invalid.
         UnsupportedEnvironment: this FFmpeg lacks the encoder.
     """
 
@@ -167,7 +167,7 @@ class StreamEncoder:
         from av.video.codeccontext import VideoCodecContext
 
         encoder, settings = _ENCODERS[self._codec_name]
-        # Otherwise SVT-AV1 prints its settings for every stream
+        # Keep SVT-AV1 from printing its settings for every stream.
         os.environ.setdefault("SVT_LOG", "0")
         try:
             codec = av.CodecContext.create(encoder, "w")
@@ -180,8 +180,8 @@ class StreamEncoder:
             raise UnsupportedEnvironment(f"PyAV's {encoder} encodes no video")
         codec.width, codec.height = self._size
         codec.pix_fmt = "yuv420p"
-        # Not the stream's own clock: it would be written into the extradata, and streams that
-        # differ only in it could not share a decoder. The table has the times.
+        # Not the stream's time base: it would be written into the extradata, and streams that
+        # differ only in their time base could not share a decoder. The packet table has the times.
         codec.time_base, codec.framerate = 1 / _RATE, _RATE
         codec.colorspace = MATRICES[self._colours["matrix"]]
         codec.color_range = RANGES[self._colours["color_range"]]
@@ -192,14 +192,14 @@ class StreamEncoder:
         return codec
 
     def add(self, time: int, picture: Picture) -> None:
-        """Encode the next picture, shown from `time` on, in ticks; times rise.
+        """Encode the next picture, shown from `time` on, in ticks; times must rise.
 
         `picture` is uint8: RGB of (height, width, 3), or planes of (height * 3 / 2, width), Y above
         U and V side by side.
 
         Raises:
-            InvalidArgument: it has another shape, or the time does not rise.
-            MediaError: the encoder refuses it.
+            InvalidArgument: the picture has another shape, or the time does not rise.
+            MediaError: the encoder refuses the picture.
         """
         import av
 
@@ -247,7 +247,7 @@ class StreamEncoder:
         """Flush the encoder, and return the stream. Call it once.
 
         Args:
-            last_duration: duration of the last frame in ticks; 0 repeats the one before.
+            last_duration: duration of the last frame in ticks; 0 repeats the previous one.
 
         Raises:
             MediaError: no frame was added, or the encoder dropped frames.
@@ -300,7 +300,7 @@ def encode(
 ) -> EncodedStream:
     """Encode pairs of time and picture, as from `VideoFile.pictures`, to a stream.
 
-    Pictures that are None are left out. The arguments and errors are those of `StreamEncoder`.
+    Pictures that are None are skipped. Other arguments and errors are those of `StreamEncoder`.
     """
     encoder = StreamEncoder(
         width,
@@ -322,12 +322,12 @@ class JpegEncoder:
     """An encoder of frames to JPEGs of 4:2:0, one packet each.
 
     Args:
-        width, height: of the frames, in pixels.
+        width, height: the size of the frames in pixels.
         time_base: seconds per tick of the times.
-        quality: libjpeg's, 1 to 100; higher is better.
+        quality: libjpeg's quality, 1 to 100; higher is better.
 
     Raises:
-        InvalidArgument: an option is not valid.
+        InvalidArgument: an option is invalid.
     """
 
     def __init__(self, width: int, height: int, time_base: Fraction, *, quality: int = 90) -> None:
@@ -358,7 +358,7 @@ class JpegEncoder:
         self._times.append(time)
 
     def finish(self, *, last_duration: int = 0) -> EncodedStream:
-        """Return the stream. Call it once. `last_duration` is as for `StreamEncoder`.
+        """Return the stream. Call it once. `last_duration` is as in `StreamEncoder`.
 
         Raises:
             MediaError: no frame was added.

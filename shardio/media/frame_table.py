@@ -1,4 +1,4 @@
-"""Plan which packets to decode for which frames, from the packet table of a stream alone."""
+"""Plan the decoding of frames from the packet table of a stream."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shardio.format.types.streams import PacketFlag, Packets, packet_flags, pack
 
 __all__ = ["FrameTable", "DecodeRun"]
 
-_MAX_STEPS = 32  # keyframes back: a damaged table may require all of them for every frame
+_MAX_STEPS = 32  # keyframes to go back; with a damaged table, every frame may need all of them
 
 
 @dataclass(slots=True)
 class DecodeRun:
-    """A run of packets that are decoded in one pass, from a keyframe on.
+    """A run of packets that are decoded together, from a keyframe on.
 
     `wanted` maps a packet's number to the indices of its frame in the request.
     """
@@ -29,7 +29,7 @@ class DecodeRun:
 
 
 class FrameTable:
-    """The packets of a stream as frames in presentation order, each with its decoding start.
+    """The frames of a stream in presentation order, each with the keyframe where decoding starts.
 
     Raises:
         MediaError: no packet is a keyframe, or the number of frames differs from the stream's.
@@ -47,7 +47,7 @@ class FrameTable:
         shown = np.flatnonzero(~self._is_hidden)
         times = self._pts[shown]
         rising = bool((times[1:] >= times[:-1]).all())
-        # Nothing is reordered, hidden or disposable: all packets are needed.
+        # If nothing is reordered, hidden or disposable, all packets are needed.
         self._is_plain = rising and not (self._is_hidden | self._is_disposable).any()
         if not rising:
             shown = shown[np.argsort(times, kind="stable")]
@@ -59,7 +59,7 @@ class FrameTable:
         """The packet of the keyframe from which each frame is decoded."""
 
     def _starts(self) -> npt.NDArray[np.int64]:
-        """Find the last keyframe that is neither sent nor shown after each frame.
+        """Find, for each frame, the last keyframe that is neither sent nor shown after it.
 
         A frame sent after a keyframe and shown before it (a leading picture of an open group of
         pictures) needs the packets before that keyframe.
@@ -79,12 +79,10 @@ class FrameTable:
     def runs(self, frames: npt.NDArray[np.int64]) -> list[DecodeRun]:
         """Plan the decoding of `frames`, numbered in presentation order.
 
-        Any order, with repetition.
-
-        Every group of pictures is decoded at most once.
+        Frames may be in any order and repeated. Each group of pictures is decoded at most once.
 
         Raises:
-            InvalidArgument: there is no such frame.
+            InvalidArgument: a frame does not exist.
         """
         if len(frames) and not 0 <= frames.min() <= frames.max() < len(self.packet_of):
             raise InvalidArgument(
@@ -95,7 +93,7 @@ class FrameTable:
         # Sorted by start: a leading picture starts earlier than others sent before it.
         runs: list[DecodeRun] = []
         for start, packet, n in sorted(zip(starts, packets, range(len(packets)), strict=True)):
-            # Where one group ends and the next begins, decoding just goes on.
+            # Decoding continues across the boundary of adjacent groups.
             if not runs or start > runs[-1].stop:
                 runs.append(DecodeRun(start, packet + 1))
             run = runs[-1]
@@ -106,7 +104,7 @@ class FrameTable:
         return runs
 
     def _with_hidden(self, stop: int) -> int:
-        """Extend a run over hidden packets, which may complete its last frame as a second field."""
+        """Extend a run over hidden packets: one may be the second field of the last frame."""
         hidden = self._is_hidden
         while stop < len(hidden) and hidden[stop]:
             stop += 1
@@ -115,8 +113,7 @@ class FrameTable:
     def packets_to_decode(self, run: DecodeRun) -> Sequence[int]:
         """Return the packets of a run that its frames may need, in order.
 
-        Disposable packets of other frames, and leading pictures of the run's keyframe, are left
-        out.
+        Disposable packets of other frames, and leading pictures of the run's keyframe, are skipped.
         """
         if self._is_plain:
             return range(run.first, run.stop)
@@ -129,14 +126,14 @@ class FrameTable:
     def earlier_keyframe(self, first: int, steps: int = 1) -> int | None:
         """Return the keyframe `steps` before the one at packet `first`, or the first keyframe.
 
-        Returns None if there is no earlier one.
+        Return None if there is no earlier keyframe.
         """
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Decode frames from the keyframe at packet `key` that were decoded from `first` until now.
+        """Make frames that start at packet `first` start at the earlier keyframe at packet `key`.
 
-        Frames that start at a keyframe between the two are changed, too.
+        This includes the frames that start at a keyframe between the two.
         """
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key

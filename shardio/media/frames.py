@@ -1,8 +1,8 @@
 """Scale, crop and rotate decoded frames into pictures of one size.
 
-Crop geometry is exact arithmetic on upright pictures with square pixels: the whole picture is
-scaled once, and the part is cut out of the result, so that a pixel does not depend on the position
-of the crop. Size and colour are converted in one pass of swscale over the decoder's planes.
+Crop geometry is exact arithmetic on upright pictures with square pixels. The whole picture is
+scaled, and the crop is cut out of the result, so that a pixel does not depend on the position of
+the crop. swscale converts size and colour of the decoder's planes in one step.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ __all__ = [
 ]
 
 
-MAX_SIDE = 16384  # pixels after scaling: a strip of 4000x1 would become half a million wide
+MAX_SIDE = 16384  # pixels after scaling: a strip of 4000x1 could become half a million wide
 
 
 @dataclass(frozen=True, slots=True)
 class CropPosition:
-    """The position of a crop in the margin around it; None in its place centres the crop.
+    """The position of a crop: 0 is the left or upper edge, 1 the right or lower.
 
-    0 is the left or upper edge, 1 the right or lower; numbers drawn uniformly from [0, 1) make
-    every offset equally likely.
+    Numbers drawn uniformly from [0, 1) make every offset equally likely. Functions that take a
+    position centre the crop for None.
     """
 
     x: float
@@ -63,7 +63,7 @@ class CropPosition:
 
 @dataclass(frozen=True, slots=True)
 class CropBox:
-    """A part of the displayed picture, in display pixels; it is scaled to the requested size."""
+    """A part of the displayed picture, in display pixels, to be scaled to the requested size."""
 
     left: int
     top: int
@@ -84,7 +84,7 @@ class CropGeometry:
 def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> tuple[int, int]:
     """Return width and height as displayed: with square pixels, swapped after a quarter turn.
 
-    `aspect` is a stored pixel's width over its height; 0 means unknown, which is taken as square.
+    `aspect` is the width / height of a stored pixel; 0 means unknown and counts as 1.
     """
     wide = max(1, _round_half_up(width * (aspect or Fraction(1))))
     return (height, wide) if turned else (wide, height)
@@ -98,7 +98,7 @@ def covering_size(
 ) -> tuple[int, int]:
     """Return width and height, with square pixels, after scaling to cover `size`.
 
-    `size` is (height, width), or one side of a square: the short side is fitted to it.
+    `size` is (height, width), or one number to which the short side is scaled.
     """
     tall_size, wide_size = (size, size) if isinstance(size, int) else size
     wide, tall = width * (aspect or Fraction(1)), Fraction(height)
@@ -118,10 +118,10 @@ def crop_geometry(
     Args:
         shown: width and height of the displayed picture.
         size: height and width of the crop.
-        crop: its position; None is the centre.
+        crop: a position or a box; None is the centre.
 
     Raises:
-        InvalidArgument: the box does not lie within the picture.
+        InvalidArgument: the box is not within the picture.
         ValueError: the scaled picture would exceed `MAX_SIDE`.
     """
     height, width = size
@@ -155,7 +155,7 @@ def _check_box(box: CropBox, shown: tuple[Fraction, Fraction]) -> None:
     wide, tall = _round_half_up(shown[0]), _round_half_up(shown[1])
     fits = 0 <= box.left and 0 <= box.top and box.width > 0 and box.height > 0
     if not fits or box.left + box.width > wide or box.top + box.height > tall:
-        raise InvalidArgument(f"{box} does not lie within a picture of {wide}x{tall} pixels")
+        raise InvalidArgument(f"{box} is not within a picture of {wide}x{tall} pixels")
 
 
 def _round_half_up(value: Fraction) -> int:
@@ -171,11 +171,11 @@ class FrameWriter:
 
     Args:
         size: height and width of the output.
-        aspect: a stored pixel's width over its height; 0 if unknown.
+        aspect: the width / height of a stored pixel; 0 if unknown.
         crop: the part of the picture; None is the largest in the centre.
-        pixels: "rgb" writes (height, width, 3); "yuv420" writes (height * 3 / 2, width): Y above U
-            and
-            V side by side, with this `matrix` and `color_range`, height and width even.
+        pixels: "rgb" writes (height, width, 3); "yuv420" writes (height * 3 / 2, width), Y above U
+            and V side by side, height and width even.
+        matrix, color_range: the colours of "yuv420".
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class FrameWriter:
         framing: CropGeometry,
         out: Picture,
     ) -> None:
-        """Write YUV planes; by way of full-resolution chroma if the crop splits chroma pairs."""
+        """Write YUV planes, through full-resolution chroma if the crop splits chroma pairs."""
         colours: dict[str, Any] = {"matrix": self._matrix, "color_range": self._range}
         tall, wide = self._size
         odd = (framing.width | framing.height | framing.left | framing.top) & 1
@@ -273,7 +273,7 @@ class FrameWriter:
     def _oriented_crop(
         self, image: Picture, turns: tuple[bool, int, int], framing: CropGeometry
     ) -> Picture:
-        """Rotate the whole picture upright and crop it; returns a view."""
+        """Return the crop of the whole picture, rotated upright, as a view."""
         turned, down, right = turns
         if turned:
             image = image.swapaxes(0, 1)

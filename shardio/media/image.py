@@ -1,9 +1,9 @@
-"""Decode still pictures: probe headers, decode them whole or a crop at another size, encode JPEG.
+"""Probe, decode and crop still pictures, and encode JPEG.
 
-docs/reference/images.md has the table of conversions of grey, alpha, CMYK, palettes, 16 bits,
-several frames, orientation and colour profiles.
+docs/reference/images.md has the conversions of grey, alpha, CMYK, palettes, 16 bits, several
+frames, orientation and colour profiles.
 
-A truncated or damaged picture is an error, even if a viewer would show the rest in grey.
+A truncated or damaged picture is an error, even if viewers show the intact part.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _STILL_BRANDS = frozenset((b"avif", b"avis", b"heic", b"heix", b"mif1"))
 
 
 def has_image_suffix(name: str) -> bool:
-    """Return True if the suffix of `name` is one of a still picture."""
+    """Return True if `name` has a suffix of still pictures."""
     return PurePath(name).suffix.lower() in _SUFFIXES
 
 
@@ -67,7 +67,7 @@ def has_image_signature(head: bytes) -> bool:
     return head.startswith(_STARTS)
 
 
-# Pillow raises above this (twice its warning): 0.5 GB as RGB, from a file of a few KB.
+# Pillow's limit for errors, twice that for warnings: 0.5 GB of RGB, possibly from a few KB.
 MAX_PIXELS = 178_956_970
 _CHANNELS = {"rgb": 3, "grey": 1}
 _SUBSAMPLINGS = ("444", "422", "420", "440", "411")
@@ -75,9 +75,9 @@ _SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """The facts in a picture's header; `height` and `width` as displayed, after orientation.
+    """The properties in a picture's header; `height` and `width` are those of the upright picture.
 
-    `channels` is 1 (grey), 2 (grey and alpha), 3, or 4 (alpha or CMYK); for a palette, the channels
+    `channels` is 1 (grey), 2 (grey and alpha), 3, or 4 (RGBA or CMYK); for a palette, the channels
     of its colours. `bits` is the depth of each channel; `orientation` is EXIF's number, 1 to 8.
     """
 
@@ -89,7 +89,7 @@ class ImageFacts:
     orientation: int
 
     def decoded_size(self, min_size: tuple[int, int] | None) -> tuple[int, int]:
-        """Return height and width of the result of `decode_image` with this `min_size`."""
+        """Return height and width of the result of `decode_image` for `min_size`."""
         if min_size is None or self.format != "JPEG":
             return self.height, self.width
         divisor = jpeg.scale_divisor(self.height, self.width, min_size)
@@ -111,7 +111,7 @@ def probe(data: Buffer) -> ImageFacts:
         turned = pillow.orientation(picture)
         width, height = picture.size
         _check_size(height, width)
-        if turned >= TRANSPOSED and picture.format != "TIFF":  # of a TIFF, the size is as shown
+        if turned >= TRANSPOSED and picture.format != "TIFF":  # Pillow has rotated a TIFF
             height, width = width, height
         channels, bits = pillow.header_channels_and_bits(picture, view)
         return ImageFacts(picture.format or "", height, width, channels, bits, turned)
@@ -127,15 +127,18 @@ def decode_image(
     """Decode a picture to upright uint8 pixels, height x width x 3 (`"grey"`: 1).
 
     Args:
-        out: filled and returned; uint8, C-contiguous, of the picture's shape. An upright JPEG is
-            decoded directly into it. Without it, new memory. Undefined after an error.
-        min_size: (height, width) that suffices: a JPEG is decoded at the smallest of full, half,
-            quarter or eighth size that is not smaller, in far less time. Other formats are decoded
-            at full size.
+        data: the bytes of a file.
+        out: an array to fill and return: uint8, C-contiguous, of the picture's shape. An upright
+            JPEG is decoded directly into it. Its contents are undefined after an error. None
+            allocates an array.
+        mode: "rgb" for three channels, "grey" for one.
+        min_size: the minimum (height, width): a JPEG is decoded at the smallest of full, half,
+            quarter and eighth size that is not smaller, in much less time. Other formats are
+            decoded at full size.
 
     Raises:
-        MediaError: the picture is damaged, truncated, too large or in no known format.
-        InvalidArgument: an option is not valid, or `out` does not fit.
+        MediaError: the picture is damaged, truncated, too large or in an unknown format.
+        InvalidArgument: an option is invalid, or `out` does not fit.
     """
     channels = _CHANNELS.get(mode)
     if channels is None:
@@ -149,7 +152,7 @@ def decode_image(
         return to_output(found, out)
     header = _header(view)
     if out is not None and min_size is None and header.orientation == 1 and not header.progressive:
-        # The fast path of most pictures: cold Python between two decodes costs 10 us.
+        # A fast path for most pictures: more Python between two decodes would cost 10 us.
         height, width = header.height, header.width
         check_out(out, (height, width, channels))
         return jpeg.decode(view, height=height, width=width, channels=channels, out=out)
@@ -166,14 +169,14 @@ def decode_crop(
 ) -> Pixels:
     """Decode the part `box` of a picture, resampled to `size`: uint8 height x width x 3, RGB.
 
-    `box` is (top, left, height, width) in display pixels, `size` (height, width). A JPEG is decoded
-    at the smallest of its sizes at which the part is not smaller than `size`. Resampling is
-    bilinear, averaging all source pixels that a new one covers; the same bytes on every run. `out`
-    as in `decode_image`.
+    `box` is (top, left, height, width) in display pixels, `size` is (height, width). A JPEG is
+    decoded at the smallest of its sizes at which the part is not smaller than `size`. Resampling is
+    bilinear with antialiasing, and gives the same bytes on every run. `out` is as in
+    `decode_image`.
 
     Raises:
-        MediaError: the picture is damaged, truncated, too large or in no known format.
-        InvalidArgument: `box` is not within the picture, an option is not valid, or `out` does not
+        MediaError: the picture is damaged, truncated, too large or in an unknown format.
+        InvalidArgument: `box` is not within the picture, an option is invalid, or `out` does not
             fit.
     """
     view = _view(data)
@@ -201,7 +204,7 @@ def encode_jpeg(
     `quality` is libjpeg's, 1 to 100; `subsampling` is that of chroma (`"444"`: none).
 
     Raises:
-        InvalidArgument: the pixels or an option are not valid.
+        InvalidArgument: the pixels or an option are invalid.
     """
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
         raise InvalidArgument(

@@ -1,7 +1,7 @@
 """Read, decode and encode JPEG with libjpeg-turbo, at full size or a half, quarter or eighth.
 
-libjpeg conceals damage: it fills missing parts with grey or with earlier data, and warns. Here
-every warning is an error. Some damage goes unnoticed: JPEG has no checksum, so a flipped bit may
+libjpeg conceals damage: it fills missing parts with grey or earlier data, and warns. Here every
+warning is an error. Some damage remains undetected, because JPEG has no checksum: a flipped bit may
 only change colours.
 """
 
@@ -31,19 +31,19 @@ _PAIR = struct.Struct(">HH")
 _FRAME = struct.Struct(">BHHB")
 _START = b"\xff\xd8\xff"
 _APP1, _START_OF_SCAN, _END, _FILL = 0xFFE1, 0xFFDA, 0xFFD9, 0xFFFF
-# All frame markers; C4, C8 and CC among them are tables and a reserved number.
+# Frame markers; C4, C8 and CC are tables and a reserved marker.
 _FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
 # Tables, comments, and application data except APP1.
 _SKIPPED = frozenset((0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, *range(0xFFE2, 0xFFF0), 0xFFFE))
 _STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD9)))  # markers without a size
 _EXIF = b"Exif\0\0"
 _MAX_SEGMENTS = 4096  # before the first scan; an extended XMP of 100 MB takes 1,600
-_MAX_SCANS = 500  # encoders write about 10; each passes over the whole picture
+_MAX_SCANS = 500  # encoders write about 10; a decoder processes the whole picture for each
 _PROGRESSIVE = frozenset((0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE))
 
 
 class JpegHeader(NamedTuple):
-    """The facts before the first scan; height and width as stored."""
+    """The properties in the header; height and width are those of the stored picture."""
 
     height: int
     width: int
@@ -71,10 +71,10 @@ def read_header(data: Encoded) -> JpegHeader:
     """Parse the segments up to the first scan.
 
     Raises:
-        MediaError: a segment is truncated or invalid, or no picture is described.
+        MediaError: a segment is truncated or invalid, or there is no frame header.
     """
     at, frame, orientation = 2, None, None
-    unpack_from = _PAIR.unpack_from  # nine segments are usual: the walk costs 1 % of small pictures
+    unpack_from = _PAIR.unpack_from  # nine segments are usual: 1 % of the time of a small picture
     try:
         for _ in range(_MAX_SEGMENTS):
             marker, size = unpack_from(data, at)
@@ -98,7 +98,7 @@ def read_header(data: Encoded) -> JpegHeader:
     except struct.error:
         raise MediaError(
             f"JPEG: its {len(data)} bytes end within the header: the segment at offset {at} is "
-            "cut off, or missing"
+            "truncated or missing"
         ) from None
     raise MediaError(f"JPEG: no picture within the first {_MAX_SEGMENTS} segments")
 
@@ -116,10 +116,10 @@ def _build_header(frame: tuple[int, ...] | None, orientation: int) -> JpegHeader
 
 
 def check_scans(data: Encoded) -> None:
-    """Reject a progressive file with so many scans that it would keep a decoder busy.
+    """Reject a progressive file whose scans would take a decoder very long.
 
     Raises:
-        MediaError: there are more than 500, including those of an embedded preview.
+        MediaError: there are more than `_MAX_SCANS` scans, including those of an embedded preview.
     """
     n_scans = bytes(data).count(_START_OF_SCAN.to_bytes(2, "big"))
     if n_scans > _MAX_SCANS:
@@ -145,10 +145,11 @@ def decode(
     channels: int,
     out: Pixels | None,
 ) -> Pixels:
-    """Decode into `out`, or new memory, as stored: `height` x `width` x `channels` (1 or 3).
+    """Decode the picture as stored: `height` x `width` x `channels` (1 or 3).
 
-    The size is the header's, or that divided by the `scale_divisor`, rounded up. CMYK and YCCK are
-    read inverted, as Adobe writes them, and converted without a profile.
+    The size is the header's, divided by 1, 2, 4 or 8 and rounded up. The pixels are written to
+    `out`, or to new memory. CMYK and YCCK are read inverted, as Adobe writes them, and converted
+    without a profile.
 
     Raises:
         MediaError: libjpeg-turbo rejects the data, or would have to conceal damage.
@@ -194,7 +195,7 @@ def load_simplejpeg() -> ModuleType:
     """Import simplejpeg, which bundles its own libjpeg-turbo.
 
     Raises:
-        UnsupportedEnvironment: it is not installed.
+        UnsupportedEnvironment: simplejpeg is not installed.
     """
     try:
         import simplejpeg

@@ -1,10 +1,9 @@
-"""Decode image and video files: to frames with exact times, or directly into a row of a batch.
+"""Decode image and video files to frames with exact times, or directly into a row of a batch.
 
-Frames are upright RGB of one size, each with its exact integer time. Strict on purpose: FFmpeg
-conceals damage where it can (grey blocks, repeated frames), which suits a player and not a training
-set. Here every sign of damage is an error: errors of the decoder (its `explode` mode), packets and
-frames that are marked corrupt, and files that are shorter than their container declares. Damage
-that changes pixels within the rules of the codec shows no sign.
+Frames are upright RGB of one size with integer times. FFmpeg conceals damage where it can (grey
+blocks, repeated frames), which suits players but not training. Here any detected damage is an
+error: errors of the decoder (its `explode` mode), packets and frames marked corrupt, and files
+shorter than their container declares. Damage that still is a valid stream cannot be detected.
 """
 
 from __future__ import annotations
@@ -59,15 +58,15 @@ def library_versions() -> dict[str, str]:
 class VideoFile(Closing):
     """An open video file and its decoder; `close()` or the end of `with` releases both.
 
-    Reads the first video stream that is not a cover picture, in one thread: parallelism is across
-    files.
+    Reads the first video stream that is not a cover picture, in one thread; callers process several
+    files in parallel.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         fill_in_times: let FFmpeg guess the times and durations that the container does not store.
 
     Raises:
-        MediaError: no container is recognised, it holds no video, or there is no decoder for it.
+        MediaError: the container is unknown, or has no video for which there is a decoder.
         FileNotFoundError: there is no such file.
     """
 
@@ -93,7 +92,7 @@ class VideoFile(Closing):
         return 1 / (self._stream.average_rate or Fraction(25))
 
     def facts(self) -> dict[str, Any]:
-        """Return a record, in JSON types, of the stream and of the properties that were normalised.
+        """Return the properties of the stream, including the normalised ones, as JSON values.
 
         Complete once a frame has been decoded.
         """
@@ -124,13 +123,13 @@ class VideoFile(Closing):
     ) -> Iterator[tuple[int, Picture | None]]:
         """Decode every frame once, in presentation order, as (time, picture).
 
-        The time is in ticks of `time_base`. The picture is uint8, `size` x `size` x 3, RGB, and
-        lives as long as it is referenced. It is None if `wanted(n)` is false for the n-th frame,
-        which saves its conversion. `size` may be (height, width); with `pixels` "yuv420" the
-        pictures are in the form that encoders take: see `FrameWriter`.
+        The time is in ticks of `time_base`. The picture is a new uint8 array, `size` x `size` x 3,
+        RGB. It is None if `wanted(n)` is false for the n-th frame, which saves the conversion.
+        `size` may be (height, width). With `pixels` "yuv420", pictures have the form that encoders
+        take: see `FrameWriter`.
 
         Raises:
-            MediaError: the file breaks; the pictures before that are valid.
+            MediaError: the file is damaged; the pictures yielded before are valid.
         """
         renderer = FrameRenderer(size, self._stream.sample_aspect_ratio or Fraction(1), pixels)
         return in_presentation_order(self._render_timed(renderer, wanted))
@@ -138,15 +137,15 @@ class VideoFile(Closing):
     def _render_timed(
         self, renderer: FrameRenderer, wanted: Callable[[int], bool]
     ) -> Iterator[tuple[int, Picture | None]]:
-        """Decode and convert."""
+        """Decode frames, and convert the wanted ones."""
         import av
 
         n = 0
         rotation, display = 0, None
         try:
             for time, frame in self._timed_frames():
-                # Not of every frame: PyAV's `side_data` makes a cycle with its frame, and cycles
-                # of 3 MB each pile up to a gigabyte before the collector looks at them.
+                # Not for every frame: PyAV's `side_data` forms a reference cycle with its frame,
+                # and cycles of 3 MB add up to a gigabyte before the garbage collector runs.
                 if not n or frame.rotation != rotation:
                     rotation, display = frame.rotation, display_matrix(frame)
                 if not n:
@@ -164,14 +163,14 @@ class VideoFile(Closing):
             raise MediaError(f"{self.path}: its video stream holds no frame")
 
     def _record_facts(self, frame: VideoFrame) -> None:
-        """Record the facts that the first frame gives."""
+        """Record the properties of the first frame."""
         aspect = self._stream.sample_aspect_ratio
         self._facts |= frame_facts(frame)
         if aspect and aspect != 1:
             self._facts["pixel_aspect"] = f"{aspect.numerator}:{aspect.denominator}"
 
     def _timed_frames(self) -> Iterator[tuple[int, VideoFrame]]:
-        """Decode every frame, and count the times that the container does not store."""
+        """Yield every frame with its time; compute the times that the container does not store."""
         interval = frame_interval(self._stream.average_rate, self.time_base)
         counted = self._count_times(interval) if self._is_guessed else None
         following = Fraction(0)
@@ -185,10 +184,10 @@ class VideoFile(Closing):
             yield time, frame
 
     def _count_times(self, interval: Fraction) -> list[int]:
-        """Return the time of every frame up to the end or a break, by `fill_missing_times`.
+        """Return the time of every frame up to the end or an error, by `fill_missing_times`.
 
-        The file is decoded a second time: only a decoder can count the frames before the first
-        known time, and buffering their pictures could take any amount of memory.
+        The file is decoded a second time, because only a decoder can count the frames before the
+        first known time, and buffering their pictures would take unlimited memory.
         """
         import av
 
@@ -223,14 +222,14 @@ class VideoFile(Closing):
                 yield frame
 
     def close(self) -> None:
-        """Release the file and the decoder; pictures already returned stay valid."""
+        """Release the file and the decoder. Returned pictures stay valid."""
         self._container.close()
 
 
 Fit = Literal["crop", "stretch"]
 _FITS: Final = ("crop", "stretch")
 _MAX_FRAMES: Final = 1 << 31
-"""The upper limit for `start` and `step`; no video has more frames."""
+"""The limit for `start` and `step`; no video has more frames."""
 
 
 def load_image(
@@ -243,13 +242,14 @@ def load_image(
 
     Args:
         source: a path, or the bytes of a file.
-        out: uint8, height x width x 3, C-contiguous, as a row of a batch. Undefined after an error.
-        fit: "crop" takes the largest part in the centre that has the proportions of `out`;
-            "stretch" takes the whole picture and ignores its proportions.
+        out: uint8, height x width x 3, C-contiguous, such as a row of a batch. Its contents are
+            undefined after an error.
+        fit: "crop" takes the largest centred part with the aspect ratio of `out`; "stretch" takes
+            the whole picture and changes its aspect ratio.
 
     Raises:
-        MediaError: the picture is damaged, truncated, too large or in no known format.
-        InvalidArgument: an option is not valid, or `out` does not fit.
+        MediaError: the picture is damaged, truncated, too large or in an unknown format.
+        InvalidArgument: an option is invalid, or `out` does not fit.
         FileNotFoundError: there is no such file.
     """
     if fit not in _FITS:
@@ -279,18 +279,19 @@ def load_clip(
 ) -> Pixels:
     """Decode frames of a video into `out`, whose shape sets their number and size, and return it.
 
-    Each frame is the largest part in the centre that has the proportions of `out`. The whole file
-    is read: to take many clips out of long videos, make a dataset of them.
+    Each frame is cropped to the largest centred part with the aspect ratio of `out`. The whole file
+    is read: to load many clips of long videos, convert the videos to a dataset.
 
     Args:
         source: a path, or the bytes of a file.
-        out: uint8, frames x height x width x 3, as a row of a batch. Undefined after an error.
+        out: uint8, frames x height x width x 3, such as a row of a batch. Its contents are
+            undefined after an error.
         start: the number of the first frame in presentation order, from 0.
         step: the distance between frames.
 
     Raises:
         MediaError: the video is damaged, or there is no decoder for it.
-        InvalidArgument: it has no such frames, or `out` has the wrong shape.
+        InvalidArgument: the video has fewer frames, or `out` has the wrong shape.
         FileNotFoundError: there is no such file.
     """
     _check_out(out, "frames", "height", "width", "3")
@@ -323,7 +324,7 @@ def _check_n_frames(name: str, value: Any) -> None:
 
 
 def _with_file_name(path: str | os.PathLike[str], decode: Callable[[], Pixels]) -> Pixels:
-    """Call `decode`, and name the file in its errors."""
+    """Call `decode`, and add the file name to its errors."""
     name = os.fspath(path)
     try:
         return decode()

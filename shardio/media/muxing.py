@@ -1,7 +1,7 @@
-"""Mux the packets of a stream, untouched, into a file that players open, and verify the result.
+"""Mux the packets of a stream into a file for players, and verify the result.
 
-The file is demuxed again and compared with the stream before it is returned. The only change to
-packets: units of H.264 and HEVC with start codes get lengths instead, as containers require.
+The file is demuxed again and compared with the stream before it is returned. Packets are unchanged,
+except that start codes of H.264 and HEVC units are replaced by lengths, as containers require.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["MuxedStream", "mux", "write_mp3_trim"]
 
 
 _DECODER_DELAY: Final = 529
-"""Samples of delay of every decoder, which neither number in the file includes."""
+"""The delay of every MP3 decoder in samples; the numbers in the file do not include it."""
 _MAX: Final = (1 << 12) - 1
-_NAME_AT: Final = 120  # bytes from the mark to the encoder's name
-_NUMBERS_AT, _CRC_AT = 21, 34  # bytes from there
+_NAME_AT: Final = 120  # offset of the encoder's name from the tag
+_NUMBERS_AT, _CRC_AT = 21, 34  # offsets from the encoder's name
 
 
 def write_mp3_trim(data: bytes, stream: EncodedStream) -> bytes:
-    """Write the numbers of padding samples at start and end into the first frame of an MP3 file.
+    """Write the number of padding samples at start and end into the tag frame of an MP3 file.
 
-    Returns the data unchanged if it has no such frame, or the numbers do not fit.
+    Return the data unchanged if it has no such frame, or the numbers do not fit.
     """
     n_tags = 10 + int.from_bytes(data[6:10]) if data.startswith(b"ID3") else 0  # one of 127 at most
     mark_at = max(data.find(mark, n_tags, n_tags + 64) for mark in (b"Xing", b"Info"))
@@ -64,7 +64,7 @@ def _crc16(data: bytes | bytearray) -> int:
     return crc
 
 
-# PyAV needs an open encoder for a stream that it writes; it never encodes a frame.
+# PyAV needs an open encoder for a stream that it writes, although no frame is encoded.
 _ENCODERS: Final = {
     "av1": "libsvtav1",
     "h264": "libx264",
@@ -94,7 +94,7 @@ _COLOURS: Final = ("color_range", "colorspace", "color_primaries", "color_trc")
 
 @dataclass(frozen=True, slots=True)
 class MuxedStream:
-    """A file with one stream: its bytes, and the suffix of its name, with the dot."""
+    """The bytes of a file with one stream, and the suffix for its name, with the dot."""
 
     data: bytes
     suffix: str
@@ -104,13 +104,13 @@ class MuxedStream:
 
 
 def mux(stream: EncodedStream) -> MuxedStream:
-    """Make a file of a stream; demuxing it gives the same packets and times.
+    """Return a file with a stream; demuxing the file gives the same packets and times.
 
-    The clock of audio may begin elsewhere; its audible samples are the same. Video that begins
-    before 0, where few containers store times, may begin at 0.
+    Times of audio may be shifted; the audible samples are the same. Video that begins before 0,
+    where few containers can store times, may be shifted to 0.
 
     Raises:
-        MediaError: none of the containers tried represents the stream unchanged; gives the reasons.
+        MediaError: no container represents the stream unchanged; the message has the reasons.
         ShardCorrupt: the stream is damaged.
     """
     is_sound = "rate" in stream.parameters
@@ -162,7 +162,7 @@ def _write_file(stream: EncodedStream, form: str, shift: int, is_sound: object) 
     base = stream.time_base
     options = {"video_track_timescale": str(base.denominator)} if form in ("mp4", "mov") else {}
     if form == "mp3" and not stream.parameters.get("skip"):
-        options = {"write_xing": "0"}  # that frame always leaves samples out
+        options = {"write_xing": "0"}  # FFmpeg's tag frame always drops samples
     os.environ.setdefault("SVT_LOG", "0")
     try:
         with av.open(content, "w", format=form, container_options=options) as container:
@@ -223,7 +223,7 @@ def _encoder(stream: EncodedStream) -> str:
 
 
 def _packets(stream: EncodedStream, shift: int, is_sound: object) -> Iterator[Any]:
-    """Yield the packets with decoding times, which are no later than any presentation time."""
+    """Yield the packets, with decoding times that are not later than presentation times."""
     import av
 
     table = stream.packets
@@ -231,7 +231,7 @@ def _packets(stream: EncodedStream, shift: int, is_sound: object) -> Iterator[An
     in_order = np.sort(pts)
     dts = in_order - max(0, int((in_order - pts).max(initial=0)))
     durations = table["duration"].astype(np.int64)
-    if is_sound and len(pts):  # the part of the last packet behind the end is silent
+    if is_sound and len(pts):  # the last packet ends with the stream
         end = int(pts[0]) + int(stream.parameters.get("skip", 0)) + stream.n_frames
         durations = np.clip(end - pts, 0, durations)
     keys = packet_flags(table) & PacketFlag.KEY != 0

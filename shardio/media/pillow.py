@@ -1,11 +1,11 @@
 """Decode still pictures other than JPEG with Pillow, to upright 8-bit grey or RGB, and resample.
 
-Pillow supports many formats, some of them harmful (EPS runs Ghostscript): only the formats listed
-here are tried. JPEG 2000 is not among them, because a truncated file decodes to a black picture.
-PNG checksums, which Pillow checks only in part, are checked here.
+Only the formats listed here are tried, because some of Pillow's formats are dangerous (EPS runs
+Ghostscript). JPEG 2000 is excluded, because a truncated file decodes to a black picture. PNG
+checksums are checked here, because Pillow checks only some of them.
 
-Resampling is bilinear over all source pixels that a new one covers. Pillow's arithmetic is in
-integers and the same everywhere; shrinking does not alias.
+Resampling is bilinear with antialiasing, in integer arithmetic that gives the same result on every
+machine.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _BITS_PER_SAMPLE = 258  # a tag of TIFF
 
 @contextmanager
 def open_picture(data: bytes | memoryview) -> Iterator[Image]:
-    """Open a picture by its header; turns any exception of Pillow within the block into MediaError.
+    """Open a picture; turn any exception within the `with` block into MediaError.
 
-    Hostile data makes Pillow raise more exception types than its documentation lists.
+    Pillow raises more types of exceptions for invalid data than its documentation lists.
     """
     image = pillow_image()
     try:
@@ -70,9 +70,9 @@ def open_picture(data: bytes | memoryview) -> Iterator[Image]:
 
 
 def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
-    """Return the channels and the bits of each as encoded; for a palette, those of its colours."""
+    """Return the number of channels and their bits as encoded, or those of a palette's colours."""
     mode, transparent = picture.mode, picture.has_transparency_data
-    if picture.format == "PNG":  # Pillow's mode for grey and alpha of 16 bits has colours
+    if picture.format == "PNG":  # Pillow's mode for 16-bit grey with alpha is RGBA
         channels = _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
         return channels, 8 if mode == "P" else _bits_per_channel(picture, data)
     if mode == "P":
@@ -87,7 +87,7 @@ def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[
 
 
 def _bits_per_channel(picture: Image, data: bytes | memoryview) -> int:
-    """Return the encoded bit depth, which Pillow does not report after reducing it to 8."""
+    """Return the encoded bit depth, which Pillow does not report if it reduces it to 8."""
     if picture.format == "PNG":
         return int(data[24])
     if picture.format == "TIFF":
@@ -110,9 +110,9 @@ def _ppm_max_value(picture: Image) -> int:
 
 
 def orientation(picture: Image) -> int:
-    """Return the orientation, 1 to 8, of a picture that is opened and not yet decoded.
+    """Return the orientation, 1 to 8, of an open picture that has not been decoded.
 
-    For TIFF this is the orientation that Pillow has applied already.
+    For TIFF this is the orientation that Pillow has already applied.
     """
     if picture.format == "TIFF":
         found = picture.getexif().get(0x0112, UPRIGHT)
@@ -122,7 +122,7 @@ def orientation(picture: Image) -> int:
 
 
 def decode_pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pixels:
-    """Decode the first frame, upright, in 1 or 3 channels, transparent parts over black."""
+    """Decode the first frame upright, to 1 or 3 channels, with transparent parts over black."""
     turned = orientation(picture) if picture.format != "TIFF" else UPRIGHT
     bits = _bits_per_channel(picture, data)
     picture.load()
@@ -141,7 +141,7 @@ def _flatten(picture: Image) -> Pixels:
     if picture.has_transparency_data:
         rgba = np.asarray(picture.convert("RGBA"))
         alpha = rgba[..., 3:]
-        # As for video frames: the colour under transparent pixels has no meaning.
+        # As for video frames, because the colour of transparent pixels has no meaning.
         blended: Pixels = ((rgba[..., :3].astype(np.uint16) * alpha + 127) // 255).astype(np.uint8)
         return blended
     if picture.mode in ("1", "L"):
@@ -157,14 +157,14 @@ def _scale_transparent_color(picture: Image, bits: int) -> None:
     if picture.mode == "L" and bits < 8:
         picture.info["transparency"] = key * 255 // (2**bits - 1)
     elif picture.mode == "RGB" and bits == 16:
-        del picture.info["transparency"]  # colours that differ in their lower bytes are equal now
+        del picture.info["transparency"]  # colours that differ in their lower bytes became equal
 
 
 def _high_bytes_of_grey(picture: Image) -> Pixels:
     """Return the upper 8 bits of 16-bit grey, as Pillow and libpng do for 16-bit colours.
 
     Raises:
-        MediaError: the picture has 32-bit numbers, whose black and white are not defined.
+        MediaError: the picture has 32-bit numbers, for which black and white are not defined.
     """
     if picture.mode[:4] != "I;16" and picture.format != "PPM":
         raise MediaError(
@@ -185,9 +185,9 @@ def to_luma(rgb: Pixels) -> Pixels:
 
 
 def check_png_checksums(data: bytes | memoryview) -> None:
-    """Check a PNG's chunks against their checksums, up to IEND; other formats pass.
+    """Check the checksums of a PNG's chunks, up to IEND; do nothing for other formats.
 
-    Pillow checks the chunks before and after the pixels, and not those of the pixels.
+    Pillow does not check the chunks of the pixels.
 
     Raises:
         MediaError: a chunk is damaged, truncated or missing.
@@ -219,7 +219,7 @@ def pillow_image() -> ModuleType:
     """Import Pillow's module Image.
 
     Raises:
-        UnsupportedEnvironment: it is not installed.
+        UnsupportedEnvironment: Pillow is not installed.
     """
     try:
         from PIL import Image
@@ -236,11 +236,11 @@ _MAX_SIDE = 16384
 def resize(pixels: Pixels, size: tuple[int, int], *, out: Pixels | None = None) -> Pixels:
     """Resize uint8 pixels, height x width x 3 (RGB) or 1 (grey), to `size` (height, width).
 
-    Bilinear; the same bytes on every run and machine. `out` is filled and returned: uint8,
-    C-contiguous, of the new shape.
+    Bilinear with antialiasing; the same bytes on every run and machine. `out`, if given, is filled
+    and returned: uint8, C-contiguous, of the new shape.
 
     Raises:
-        InvalidArgument: the pixels, the size, or `out` does not fit.
+        InvalidArgument: the pixels, the size or `out` is invalid.
     """
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
         raise InvalidArgument(
@@ -258,9 +258,9 @@ def resample(
     size: tuple[int, int],
     out: Pixels | None,
 ) -> Pixels:
-    """Resample the part `box` (top, left, height, width, in fractions of pixels) to `size`.
+    """Resample the part `box` (top, left, height, width; may be fractional) to `size`.
 
-    Only pixels that the box touches contribute to the result.
+    Only pixels within the box contribute to the result.
     """
     if not all(0 < side <= _MAX_SIDE for side in size):
         raise InvalidArgument(f"size: expected height and width of 1 to {_MAX_SIDE}, found {size}")

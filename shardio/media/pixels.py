@@ -1,15 +1,15 @@
 """Orient, convert and copy decoded pixels: EXIF for images, swscale for frames of video.
 
 EXIF numbers the eight orientations: 1 is upright, 2 to 4 are mirrored or upside down, 5 to 8 are
-transposed, so that height and width are swapped.
+transposed, with height and width swapped.
 
-Frames are converted to other sizes and colour spaces with swscale. Accurate and bit-exact flags
-give the same bytes on every machine of an architecture. Colour range, matrix, bit depth and chroma
-layout are read from the frame; untagged frames are limited range and BT.601, as FFmpeg treats them.
+swscale converts frames to other sizes and colour spaces. Its accurate and bit-exact flags give the
+same bytes on every machine of an architecture. Colour range, matrix, bit depth and chroma layout
+are read from the frame; untagged frames count as limited range and BT.601, as in FFmpeg.
 
 The frames of a stream usually share one format. `PlaneCopyPath` and `PlanarRgbPath` write upright
-frames of one format with as little Python as possible: the caller compares five attributes per
-frame. Their output equals that of the general path bit for bit; a test compares the two.
+frames of one format with little Python; the caller compares five attributes per frame. Their output
+equals that of the general path bit for bit, which a test checks.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ __all__ = [
 
 
 UPRIGHT = 1
-TRANSPOSED = 5  # from here on, height and width as shown are width and height as stored
+TRANSPOSED = 5  # from this orientation on, height and width are swapped
 
 _TAG = 0x0112
-_SHORT, _LONG = 3, 4  # TIFF's types of a number; the standard says SHORT, some writers LONG
+_SHORT, _LONG = 3, 4  # TIFF's types of a number; some writers use LONG instead of SHORT
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _MARK = b"Exif\0\0"
 
 
 def exif_orientation(exif: bytes) -> int:
-    """Read the orientation, 1 to 8, from an EXIF block, with or without its leading signature.
+    """Return the orientation, 1 to 8, in an EXIF block with or without its leading signature.
 
-    Returns 1 if the block has no valid orientation: it never makes a picture fail.
+    Return 1 if the block has no valid orientation, which is not an error.
     """
     block = exif.removeprefix(_MARK)
     order = _BYTE_ORDERS.get(block[:4])
@@ -82,7 +82,7 @@ def exif_orientation(exif: bytes) -> int:
 
 
 def turn_upright(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
-    """Rotate and mirror stored `pixels` (height x width x channels) for display; returns a view."""
+    """Return a view of stored pixels (height x width x channels), rotated and mirrored upright."""
     if orientation >= TRANSPOSED:
         pixels = pixels.transpose(1, 0, 2)
     down = -1 if orientation in (3, 4, 7, 8) else 1
@@ -96,7 +96,7 @@ _UINT8 = np.dtype(np.uint8)
 
 
 def to_output(pixels: Pixels, out: Pixels | None) -> Pixels:
-    """Copy pixels into `out`; without one, return them C-contiguous."""
+    """Copy pixels into `out` and return it; for None, return the pixels C-contiguous."""
     if out is None:
         return np.ascontiguousarray(pixels)
     check_out(out, pixels.shape)
@@ -105,7 +105,7 @@ def to_output(pixels: Pixels, out: Pixels | None) -> Pixels:
 
 
 def check_out(out: Pixels, shape: tuple[int, ...]) -> None:
-    """Check that pixels of that shape can be written to `out` directly.
+    """Check that pixels of this shape can be written to `out` directly.
 
     Raises:
         InvalidArgument: `out` has another shape or dtype, or is strided or read-only.
@@ -126,9 +126,9 @@ def check_out(out: Pixels, shape: tuple[int, ...]) -> None:
 _FULL_RANGE = 2
 _NAMES = {1: "bt709", 4: "fcc", 7: "smpte240m", 9: "bt2020"}
 MATRICES = {"bt709": 1, "fcc": 4, "bt601": 5, "smpte240m": 7, "bt2020": 9}
-"""FFmpeg's numbers of the colour matrices."""
+"""FFmpeg's numbers for colour matrices."""
 RANGES = {"limited": 1, "full": 2}
-"""FFmpeg's numbers of the colour ranges."""
+"""FFmpeg's numbers for colour ranges."""
 
 
 def is_full_range(frame: VideoFrame) -> bool:
@@ -148,7 +148,7 @@ def display_matrix(frame: VideoFrame) -> bytes | None:
 
 
 def frame_facts(frame: VideoFrame) -> dict[str, Any]:
-    """Describe a stream's first frame in JSON types, including properties that are normalised."""
+    """Return properties of a stream's first frame, including normalised ones, as JSON values."""
     facts: dict[str, Any] = {
         "width": frame.width,
         "height": frame.height,
@@ -164,7 +164,7 @@ def frame_facts(frame: VideoFrame) -> dict[str, Any]:
 
 Picture = np.ndarray[Any, np.dtype[np.uint8]]
 FrameFormat = tuple[int, int, str, int, int]
-"""All properties that decide how a frame is converted, except its rotation."""
+"""The properties that determine the conversion of a frame, apart from its rotation."""
 
 _UINT8_DTYPE = np.dtype(np.uint8)
 
@@ -175,7 +175,7 @@ def frame_format(frame: VideoFrame) -> FrameFormat:
 
 
 class PlaneCopyPath:
-    """A fast path that copies a part of frames that are 4:2:0 already.
+    """A fast path that copies a part of frames that already are 4:2:0.
 
     Args:
         size: height and width of the part; even.
@@ -188,7 +188,7 @@ class PlaneCopyPath:
 
     def write(self, frame: VideoFrame, out: Picture) -> None:
         """Copy Y, and below it U and V side by side."""
-        planes: Any = frame.planes  # a buffer each, which PyAV's types do not say
+        planes: Any = frame.planes  # buffers, which PyAV's types do not declare
         luma, blue, red = planes
         (top, left), line = self._luma_at, luma.line_size
         tall, wide = self._luma
@@ -204,11 +204,11 @@ class PlaneCopyPath:
 
 
 class PlanarRgbPath:
-    """A fast path through planes of green, blue and red, which swscale makes and this interleaves.
+    """A fast path that interleaves planes of green, blue and red made by swscale.
 
     Args:
         reformatter: borrowed; used for frames of one format.
-        arguments: for `reformat`, after the frame, with the target "gbrp".
+        arguments: the arguments of `reformat` after the frame, with the target "gbrp".
         size: height and width of the part.
         top, left: position of the part in the scaled picture.
     """
@@ -235,10 +235,10 @@ class PlanarRgbPath:
         out[..., 0] = np.ndarray(size, _UINT8_DTYPE, red, start, (line, 1))
 
 
-_RESERVED_MATRIX = 3  # "for future use": swscale refuses it, and writers mean "unspecified"
+_RESERVED_MATRIX = 3  # reserved: swscale refuses it, and writers mean "unspecified"
 _BT601 = MATRICES["bt601"]
-# From these, swscale makes planes of red, green and blue five times faster than packed pixels, and
-# the same values, unless the height is enlarged or chroma is uneven: a test compares them.
+# swscale converts these formats to planes of RGB five times faster than to packed pixels, with the
+# same values unless the height is enlarged or chroma is uneven; a test compares them.
 _PLANAR_FORMATS = frozenset(
     f"yuv{j}{chroma}p{deep}"
     for j, deep in (("", ""), ("j", ""), ("", "10le"))
@@ -248,9 +248,9 @@ _GBR = (1, 2, 0)  # the channels of the planes, in their order
 
 
 class FrameConverter:
-    """A converter of frame sizes and colours; owns swscale's contexts and keeps them across frames.
+    """A converter of frame sizes and colours. It owns swscale's contexts and reuses them.
 
-    Creating a context for every frame costs three times the conversion itself.
+    Creating a context takes three times as long as converting a frame.
     """
 
     def __init__(self) -> None:
@@ -258,7 +258,7 @@ class FrameConverter:
 
         self._new = VideoReformatter
         self._reformatters: dict[tuple[str, str], VideoReformatter] = {}
-        # As an int: PyAV would look the combination up in its enum for every frame.
+        # An int, because PyAV would look the combination up in its enum for every frame.
         self._flags = int(
             Interpolation.BILINEAR
             | Interpolation.ACCURATE_RND
@@ -269,7 +269,7 @@ class FrameConverter:
         self._alpha: dict[str, bool] = {}
 
     def rgb(self, frame: VideoFrame, width: int, height: int) -> list[tuple[int | slice, Picture]]:
-        """Scale `frame` to RGB: pairs of a channel (or all) and its values, views of new memory."""
+        """Scale `frame` to RGB; return pairs of a channel (or slice of all) and its values."""
         if self._has_alpha(frame):
             frame = self._blend_over_black(frame)
         planar = _converts_to_planes(frame, height)
@@ -291,7 +291,7 @@ class FrameConverter:
         size: tuple[int, int],
         corner: tuple[int, int],
     ) -> PlanarRgbPath | None:
-        """Return a fast path for upright frames of this format; None if swscale makes no planes."""
+        """Return a fast path for upright frames of this format, or None if there is none."""
         width, height = scaled
         if not _converts_to_planes(frame, height):
             return None
@@ -317,9 +317,9 @@ class FrameConverter:
         color_range: str,
         chroma: str = "yuv420p",
     ) -> VideoFrame:
-        """Convert `frame` to this size, as 8-bit planes of this matrix and range.
+        """Convert `frame` to 8-bit planes of this size, matrix and range.
 
-        Returns the frame itself if it has them already.
+        Return the frame itself if it needs no conversion.
         """
         full = is_full_range(frame)
         alike = matrix_name(frame) == matrix and full == (color_range == "full")
@@ -360,7 +360,7 @@ class FrameConverter:
     def _blend_over_black(self, frame: VideoFrame) -> VideoFrame:
         """Blend a frame with transparent parts over black.
 
-        Done before scaling: afterwards, the colour under transparent pixels would have bled out.
+        Blending precedes scaling, which would mix in the colours of transparent pixels.
         """
         from av import VideoFrame
 

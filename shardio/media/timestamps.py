@@ -1,4 +1,4 @@
-"""Compute the presentation time of every frame, as integers in the stream's own time base."""
+"""Compute the presentation time of every frame, in ticks of the stream's time base."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-REORDER_WINDOW = 16  # frames: no coding standard in use lets a decoder hold back more
+REORDER_WINDOW = 16  # frames; no coding standard in use lets a decoder delay more
 
 
 def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[int, _T]]:
     """Assign times to frames so that times rise in presentation order.
 
-    `frames` are (time, frame) in decoder output order, which is presentation order. If the
-    container stores presentation times, they rise already and nothing changes. AVI stores none: its
-    times number the frames in *coding* order, so that with B-frames they are the right times in the
-    wrong places (1, 2, 4, 3, …). Hence the n-th frame gets the n-th smallest time, looking
-    `REORDER_WINDOW` frames ahead.
+    `frames` are pairs of (time, frame) in decoder output order, which is presentation order.
+    Presentation times in a container already rise and do not change. The times of an AVI number
+    frames in *coding* order: with B-frames, they are the right times in the wrong order (1, 2, 4,
+    3, …). Therefore the n-th frame gets the n-th smallest time, looking `REORDER_WINDOW` frames
+    ahead.
 
-    A time before one that was already assigned means that the stream's clock restarted (recordings
-    joined end to end); ordering restarts there.
+    A time before an already assigned one means that the clock has restarted (joined recordings);
+    ordering restarts there.
 
     Raises:
         MediaError: re-raised from `frames` after the frames before it have been yielded.
@@ -72,35 +72,35 @@ def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[in
 def frame_interval(rate: Fraction | None, time_base: Fraction) -> Fraction:
     """Return the ticks from one frame to the next at `rate` frames per second; at least 1.
 
-    A stream without a rate is taken to have 25 frames per second.
+    The default rate is 25 frames per second.
     """
     return max(Fraction(1), 1 / ((rate or Fraction(25)) * time_base))
 
 
 def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
-    """Return a frame's duration in ticks: `interval` if a container rounds it or stores none."""
+    """Return a frame's duration in ticks: `interval` if the stored one is missing or rounded."""
     if not duration or abs(duration - interval) < 1:
         return interval
     return Fraction(duration)
 
 
 def round_to_tick(time: Fraction) -> int:
-    """Round to whole ticks, halves up: times that are a tick or more apart stay distinct."""
+    """Round to whole ticks, halves up; times that are a tick or more apart stay distinct."""
     return math.floor(time + Fraction(1, 2))
 
 
 def fill_missing_times(
     times: Sequence[int | None], durations: Sequence[int], interval: Fraction
 ) -> list[int]:
-    """Return the time of every frame: its stored time, or one counted from frames that have one.
+    """Return the time of every frame: the stored one, or one computed from its neighbours.
 
-    Frames before the first known time are counted back from it, all others onwards from the latest
-    known time before them. If the next known time is too near for that, they are spread evenly in
-    between. If no time is known, the first frame is shown at 0.
+    Missing times before the first known time are counted back from it; others are counted up from
+    the last known time before them, or spread evenly if the next known time is too near. Without
+    any known time, the first frame has time 0.
 
     Args:
-        times: in ticks, in presentation order; None if the container stores none.
-        durations: in ticks; 0 if unknown.
+        times: stored times in ticks, in presentation order; None if missing.
+        durations: durations in ticks; 0 if unknown.
         interval: ticks from one frame to the next, from `frame_interval`.
     """
     found = [0 if time is None else time for time in times]
@@ -123,10 +123,10 @@ def fill_missing_times(
 
 
 class MonotonicTimestamps:
-    """A function that makes times strictly rise: packet tables do not allow a clock that restarts.
+    """A function that makes times strictly rise, as packet tables require.
 
-    After a restart, times continue from the end of the last frame; of two frames with one time, the
-    second is shown a tick later. `n_changed` counts the changed times.
+    After a restart of the clock, times continue from the end of the last frame. A frame with the
+    time of the previous one is moved by a tick. `n_changed` counts the changed times.
     """
 
     def __init__(self) -> None:
@@ -154,8 +154,8 @@ def frame_durations(times: Sequence[int], last: int = 0) -> npt.NDArray[np.int64
     """Return the duration of each frame in ticks: the time until the next one.
 
     Args:
-        times: of the frames, rising.
-        last: duration of the last frame; 0 repeats the one before.
+        times: the times of the frames, rising.
+        last: duration of the last frame; 0 repeats the previous one.
     """
     found: npt.NDArray[np.int64] = np.diff(np.array([*times, 0], np.int64)).view(np.int64)
     found[-1] = last or (found[-2] if len(found) > 1 else 1)

@@ -105,7 +105,7 @@ def test_a_box_outside_of_the_picture_is_refused() -> None:
         CropBox(0, 0, 0, 5),
         CropBox(0, 55, 5, 6),
     ):
-        with pytest.raises(InvalidArgument, match="does not lie within a picture of 100x60"):
+        with pytest.raises(InvalidArgument, match="is not within a picture of 100x60"):
             crop_geometry(SQUARE, (8, 8), box)
 
 

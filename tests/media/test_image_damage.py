@@ -126,8 +126,8 @@ def frame(height: int, width: int, components: int, bits: int = 8) -> bytes:
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (START + b"\xff", "cut off"),
-        (START + frame(8, 8, 3), "cut off"),
+        (START + b"\xff", "truncated or missing"),
+        (START + frame(8, 8, 3), "truncated or missing"),
         (START + segment(0xFFE0, b"JFIF") + SCAN, "before any frame header"),
         (START + b"\xff\xd9\0\0", "0xffd9"),
         (START + b"\xff\xd8\xff\xd8", "0xffd8"),
