@@ -1,6 +1,6 @@
-"""Export a dataset: read samples, write them with an exporter, publish the folder as a whole.
+"""Export a dataset: read samples, write them with an exporter, publish the output folder.
 
-The output folder is built in a hidden folder, which is then renamed.
+The output is written to a hidden folder, which is then renamed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PACKAGES: Final = {"parquet": ("pyarrow", "arrow")}
 
 @dataclass(frozen=True, slots=True)
 class ExportProgress:
-    """Progress of an export, with bytes as the dataset stores them.
+    """Progress of an export; bytes are those stored in the dataset.
 
     `is_syncing` is True once all samples are written and the export waits for the disk.
     """
@@ -79,17 +79,17 @@ def export(
     overwrite: bool = False,
     progress: Callable[[ExportProgress], None] | None = None,
 ) -> ExportReport:
-    """Write the samples of a dataset as files of another format, into a folder of their own.
+    """Write the samples of a dataset as files of another format, into a new folder.
 
     The folder appears once everything is written and synced to disk.
 
     Args:
-        dataset: a folder, or an open dataset, whose current selection of samples is exported.
-        out: the folder to create; an empty one may exist already.
+        dataset: a folder, or an open dataset, whose selection of samples is exported.
+        out: the folder to create; it may exist if it is empty.
         format: "webdataset", "parquet" or "files".
         fields: names of the fields to export; all by default. The name of a nested record stands
-            for all fields in it.
-        subset: the name of a subset; only with the path of a dataset.
+            for all its fields.
+        subset: the name of a subset, if `dataset` is a folder.
         shard_bytes: approximate size of one tar or Parquet file.
         on_error: "stop" at the first damaged sample, or "skip" it.
         overwrite: replace an earlier export in `out` once the new one is complete.
@@ -184,7 +184,9 @@ def _open(
     if not isinstance(dataset, Dataset):
         return ShardDataset(dataset, subset=subset)
     if subset is not None:
-        raise InvalidArgument("subset applies to paths only; open the dataset with the subset")
+        raise InvalidArgument(
+            "subset needs the path of a dataset; open the dataset with the subset"
+        )
     if dataset.rows.clips is not None or dataset.rows.packed is not None:
         raise InvalidArgument(
             f"{dataset.path}: opened as clips or windows; only whole samples can be exported"
@@ -248,7 +250,7 @@ def _write_samples(
 
 
 def _provenance(dataset: Dataset, samples: SampleReader) -> dict[str, Any]:
-    """Return what `_export.json` records about the exported dataset."""
+    """Return the contents of `_export.json` about the exported dataset."""
     return {
         "fields": list(samples.fields),
         "classes": list(dataset.classes),

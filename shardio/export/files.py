@@ -1,4 +1,4 @@
-"""The exporter for plain files: one file per value in folders, and a table of all samples."""
+"""The exporter for plain files: a file per value, in folders, and a table of all samples."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _CONCURRENT_SYNCS: Final = 16
 
 
 class FilesExporter:
-    """An exporter that writes CLASS/NAME.jpg and the like, and `samples.jsonl`, a sample a line.
+    """An exporter that writes files such as CLASS/NAME.jpg, and `samples.jsonl`, a line per sample.
 
     If several fields are stored as files, each gets a folder. NAME comes from the field `source` if
-    it is exported, else from the sample's number. CLASS is the folder of the label's class, if
+    that is exported, else from the sample's number. CLASS is the name of the label's class, if
     labels are exported.
     """
 
@@ -138,11 +138,11 @@ class FilesExporter:
     def _write_file(
         self, folder: str, sample_stem: str, number: int, suffix: str, data: bytes
     ) -> str:
-        """Write a file and return its relative path; the sample's number makes a name unique."""
+        """Write a file and return its relative path; add the sample's number to a name in use."""
         stem = os.path.join(folder, sample_stem)
         try:
             self._make_folder((self._root / local_name(stem)).parent)
-        except (FileExistsError, NotADirectoryError):  # a file already has the name of this folder
+        except (FileExistsError, NotADirectoryError):  # a file has the name of this folder
             stem = os.path.join(folder, f"{number:09d}")
         for name in (stem, f"{stem}-{number}", *(f"{stem}-{number}-{i}" for i in range(2, 99))):
             path = self._root / local_name(f"{name}{suffix}")

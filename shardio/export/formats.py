@@ -1,7 +1,7 @@
-"""The interface between an export and its formats, and what formats share.
+"""The interface between an export and its formats, and helpers that formats share.
 
-Options, batches of samples and exporters; values as files: their bytes, suffixes, field specs, and
-safe names built from any text.
+Options, batches of samples and exporters; values as files: bytes, suffixes, field specs, and safe
+file names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardio.format.types import Array, Audio, Bytes, Field, Image, Json, List, 
 from shardio.media import MuxedStream, mux
 
 Prepare = Mapping[str, Callable[[Any], Any]]
-"""Functions applied to values of fields that are not columns, before they are written."""
+"""Functions to apply to the values of fields that are not columns, before writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,9 @@ class Exporter(Protocol):
 
 
 def refuse_fields(options: ExportOptions, reasons: Mapping[str, str]) -> None:
-    """Raise if there are fields that a format cannot hold.
+    """Raise InvalidArgument if there are fields that a format cannot hold.
 
-    Raises:
-        InvalidArgument: `reasons` is not empty; the message names the fields that can be exported.
+    `reasons` has the reason for each such field; the message lists the other fields.
     """
     if not reasons:
         return
@@ -79,16 +78,14 @@ def refuse_fields(options: ExportOptions, reasons: Mapping[str, str]) -> None:
 
 _MAX_ROWS: Final = 4096
 _MAX_BYTES: Final = 16 << 20
-"""Maximum bytes of columns, and of all other values, in one batch; a larger sample is its own
-batch.
-"""
+"""The limit for columns, and for all other values, of one batch; a larger sample is a batch."""
 _NUMBER_BYTES: Final = 8  # approximate; true, false and null count the same
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A damaged sample that was left out: its number and the reason."""
+    """A damaged sample that was skipped: its number and the reason."""
 
     sample: int
     reason: str
@@ -126,8 +123,8 @@ class SampleBatch:
 class SampleReader:
     """An iterable over batches of a dataset's samples, in order, with every byte verified.
 
-    `prepare` maps fields that are not columns to a function applied to their values. A damaged
-    sample raises an error; with `skip_damaged` it is left out and listed in `skipped`.
+    `prepare` has functions to apply to the values of fields that are not columns. A damaged sample
+    raises an error; with `skip_damaged` it is skipped and listed in `skipped`.
     """
 
     dataset: Dataset
@@ -185,7 +182,7 @@ class SampleReader:
     def _records(
         self, shard: int, numbers: Rows, rows: Rows, names: Sequence[str]
     ) -> Iterator[tuple[list[int] | slice, dict[str, list[Any]]]]:
-        """Yield (positions read, values) of fields that are not columns, `_MAX_BYTES` at a time."""
+        """Yield (indices into rows, values) of fields that are not columns, `_MAX_BYTES` each."""
         if not names:
             yield slice(None), {}
             return
@@ -239,7 +236,7 @@ def _memory_bytes(values: Iterable[Any]) -> int:
 
 
 def widen_bfloat16(bits: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return bfloat16 numbers, given as their bits, as float32."""
+    """Return the float32 values of bfloat16 numbers, given as uint16 bits."""
     found: npt.NDArray[np.float32] = np.left_shift(bits.astype("<u4"), 16).view("<f4")
     return found
 
@@ -267,7 +264,7 @@ def field_spec(field: Field) -> str:
 
 
 Encode = Callable[[Any], tuple[str, bytes]]
-"""A function that returns a value's suffix, with its dot, and the bytes of its file."""
+"""A function that returns the suffix, with its dot, and the bytes of a value's file."""
 
 _INTEGER_SUFFIXES: Final = ("cls", "cls2", "id", "index", "inx")
 _SUFFIXES: Final = {
@@ -281,7 +278,7 @@ _SUFFIXES: Final = {
     Video: ("avi", "flv", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "ogv", "webm", "wmv"),
     Audio: ("aac", "aiff", "flac", "m4a", "mp3", "ogg", "opus", "wav", "wma"),
 }
-"""Suffixes that WebDataset readers decode as each field type."""
+"""Suffixes by field type that WebDataset readers decode as this type."""
 _NOT_BYTES_SUFFIXES: Final = {*_INTEGER_SUFFIXES, "npz", "pickle", "pkl", "pt", "pth", "pyd"}.union(
     *_SUFFIXES.values()
 )
@@ -342,7 +339,7 @@ def file_encoder(name: str, field: Field) -> Encode | None:
 
 
 def preparation_of(field: Field) -> Callable[[Any], Any] | None:
-    """Return the function applied to values as they are read: it muxes streams, which may fail."""
+    """Return a function to apply to values when they are read, such as muxing, which may fail."""
     return mux if isinstance(field, Video | Audio) else None
 
 
@@ -359,7 +356,7 @@ def npy_encoder(field: Array) -> Callable[[Any], bytes]:
         array = numbers(np.asarray(value, field.numpy))
         head = heads.get(array.shape)
         if head is None:
-            if len(heads) > 4096:  # bounded: each sample may have a shape of its own
+            if len(heads) > 4096:  # every sample may have another shape
                 heads.clear()
             header = {"descr": dtype.str, "fortran_order": False, "shape": array.shape}
             file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Exporter for Parquet, with the column metadata that Hugging Face readers and ours use."""
+"""Exporter for Parquet, with the column metadata that Hugging Face readers and shardio use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardio.format.types import Array, Audio, Bytes, Field, Image, Json, List, 
 from shardio.storage.fs import create, sync
 
 _GROUP_BYTES: Final = 64 << 20
-"""Size at which collected rows are written as a row group."""
+"""The size at which rows are written as a row group."""
 _MEDIA: Final[dict[type, str]] = {Image: "Image", Audio: "Audio", Video: "Video"}
 _FILE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

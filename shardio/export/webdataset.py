@@ -1,4 +1,4 @@
-"""Exporter for WebDataset tars: the fields of a sample are members with the same key."""
+"""Exporter for WebDataset tars: the fields of a sample are members with a common key."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KEY: Final = "key"
 class WebDatasetExporter:
     """An exporter that writes 000000.tar, 000001.tar, …: one member KEY.FIELD.SUFFIX per field.
 
-    The key is the sample's number, or the text of its field `key` if all of them are usable keys.
+    The key is the sample's number, or the text of its field `key` if all samples have usable keys.
     """
 
     schema_spec = None  # member names and headers are enough
@@ -125,18 +125,14 @@ class WebDatasetExporter:
 
 
 def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
-    """Check that the member names of a sample differ and can be converted back to field names.
-
-    Raises:
-        InvalidArgument: they cannot.
-    """
+    """Raise InvalidArgument unless member names differ and can be converted back to field names."""
     if not fields:
         raise InvalidArgument(
             f"{options.dataset_name}: select a field besides {_KEY!r} for the tar"
         )
     found: set[str] = set()
     for name, field in fields.items():
-        # A suffix chosen by the content may be any of several.
+        # ".any" stands for a suffix that depends on the content.
         suffix = "" if has_suffix(name, field) else suffix_of(name, field) or ".any"
         member_name = f"{name}{suffix}".lower()
         if member_name in found:

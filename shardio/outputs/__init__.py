@@ -1,6 +1,6 @@
 """Loader outputs: NumPy arrays, or tensors of tinygrad, torch or JAX.
 
-A framework is imported only when its adapter is created: workers and output="numpy" need none.
+A framework is imported when its adapter is created; workers and output="numpy" need none.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ OUTPUTS: Final = get_args(Output)
 
 
 class TensorAdapter(Protocol):
-    """An adapter that makes tensors of arrays over a block.
+    """A converter from arrays over a block to tensors.
 
-    `aliases` is True if a tensor shares the memory of its array, and so shows later writes to the
+    `aliases` is True if a tensor shares the memory of its array: it then shows later writes to the
     block.
     """
 
     aliases: bool
 
     def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
-        """Make a tensor of one field; it holds `owner` while it or a part of it is referenced."""
+        """Return a tensor of a field; the tensor and its views keep `owner`."""
 
     def fixed(
         self, array: npt.NDArray[Any], dtype: str | None = None
     ) -> Callable[[npt.NDArray[Any]], Any]:
-        """Return a function that copies values of one field into a tensor reused for batches."""
+        """Return a function that copies a field's values into a tensor that batches share."""
 
     def synchronize(self) -> None:
-        """Wait until queued work no longer reads memory that was released."""
+        """Wait until queued work no longer reads released memory."""
 
 
 def create_adapter(output: str, device: Any) -> TensorAdapter | None:
-    """Return the adapter for an output, on a device; None for NumPy arrays.
+    """Return the adapter for an output on a device; None for NumPy arrays.
 
     Raises:
         InvalidArgument: the framework has no such device.
-        UnsupportedEnvironment: it is not installed, or cannot open the device.
+        UnsupportedEnvironment: the framework is not installed, or cannot open the device.
     """
     if output == "tinygrad":
         from shardio.outputs.tinygrad.adapter import TinygradAdapter
@@ -63,7 +63,7 @@ def create_adapter(output: str, device: Any) -> TensorAdapter | None:
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used (PEP 562): it imports tinygrad."""
+    """Import a public name on first use (PEP 562), because it imports tinygrad."""
     if name not in __all__:
         raise AttributeError(f"module 'shardio.outputs' has no attribute {name!r}")
     from shardio.outputs.tinygrad.adapter import yuv420_to_rgb

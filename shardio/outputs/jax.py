@@ -1,7 +1,7 @@
 """Convert arrays to JAX arrays, sharing memory if JAX supports it.
 
-JAX keeps the source array for as long as anything refers to its memory, including queued
-computations and copies to other devices. The block that contains the array is kept as well.
+JAX keeps the source array, and so its block, for as long as anything refers to the memory,
+including queued computations and copies to other devices.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ Ndarray = npt.NDArray[Any]
 
 
 class JaxAdapter:
-    """An adapter for JAX arrays on a device: "cpu", "gpu", "gpu:1"; JAX's default if None.
+    """An adapter for JAX arrays on a device: "cpu", "gpu", "gpu:1"; None for JAX's default.
 
-    JAX arrays are immutable, so one array cannot serve two batches: `aliases` is False, and `fixed`
-    copies each time. Without `jax_enable_x64`, JAX stores 64-bit types in 32 bits.
+    JAX arrays are immutable and cannot be reused for another batch: `aliases` is False, and the
+    function from `fixed` returns a new array each time. Without `jax_enable_x64`, JAX stores 64-bit
+    types in 32 bits.
 
     Raises:
-        InvalidArgument: JAX has no such device here.
+        InvalidArgument: JAX has no such device.
         UnsupportedEnvironment: JAX is not installed.
     """
 
@@ -34,9 +35,9 @@ class JaxAdapter:
         self._device = None if device is None else _find_device(self._jax, device)
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Make an array of the same shape and dtype, or with its bits reinterpreted as `dtype`.
+        """Return a JAX array of an array, with its bits reinterpreted if `dtype` is given.
 
-        The result keeps the source array, whose memory `owner` owns; `owner` itself is not used.
+        The result keeps the source array, which refers to the memory of `owner`.
         """
         jax = self._jax
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -49,7 +50,7 @@ class JaxAdapter:
         return lambda values: self.wrap(values.copy(), None, dtype)
 
     def synchronize(self) -> None:
-        """Return at once: JAX keeps all memory that it still reads."""
+        """Do nothing: JAX keeps all memory that it still reads."""
 
 
 def _jax() -> Any:
@@ -67,8 +68,8 @@ def _find_device(jax: Any, name: str) -> Any:
     """Return the device with this platform name and optional number after a colon."""
     platform, _, number = name.partition(":")
     try:
-        if number.startswith("-"):  # which would count from the last device
-            raise ValueError("numbers are from 0 up")
+        if number.startswith("-"):  # would count from the last device
+            raise ValueError("device numbers start at 0")
         return jax.devices(platform)[int(number or 0)]
     except (IndexError, RuntimeError, ValueError) as error:
         known = ", ".join(map(str, jax.devices()))

@@ -1,7 +1,6 @@
 """Convert arrays to torch tensors: shared memory on the CPU, copies elsewhere.
 
-A tensor made of an array keeps it, and so the block that contains it; so do views of the tensor,
-and arrays made of it.
+A tensor, its views, and arrays made from it keep the source array, and so its block.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class TorchAdapter:
         self.aliases: bool = self._device.type == "cpu"
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Make a tensor of the array's shape and dtype, or with its bits reinterpreted as `dtype`.
+        """Return a tensor of an array, with its bits reinterpreted if `dtype` is given.
 
-        On the CPU it keeps the array, whose memory `owner` owns; `owner` itself is not used.
+        On the CPU it keeps the array, which refers to the memory of `owner`.
 
         Raises:
             InvalidArgument: torch has no such dtype.
@@ -44,18 +43,18 @@ class TorchAdapter:
         return tensor if self.aliases else tensor.to(self._device)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
-        """Return a function that copies an array's values into one tensor, reused for many arrays.
+        """Return a function that copies an array's values into one tensor, always the same.
 
         Work queued before on torch's current stream reads the old values.
 
         Raises:
-            InvalidArgument: as for `wrap`.
+            InvalidArgument: as in `wrap`.
         """
         tensor = self._torch.empty_like(self._cpu_tensor(array, dtype), device=self._device)
         return lambda values: tensor.copy_(self._cpu_tensor(values, dtype))
 
     def synchronize(self) -> None:
-        """Return at once: torch has read CPU memory when its calls return."""
+        """Do nothing: torch has read CPU memory when its calls return."""
 
     def _cpu_tensor(self, array: Ndarray, dtype: str | None) -> Any:
         """Return a CPU tensor that shares the array's memory, or a copy in native byte order."""
@@ -91,7 +90,7 @@ def _open(torch: Any, name: str) -> Any:
         raise InvalidArgument(f"torch has no device {name!r}: {error}") from error
     try:
         torch.empty(1, device=device)
-    # Any error that the backend may raise
+    # The errors that backends raise.
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise UnsupportedEnvironment(
             f"torch {torch.__version__} cannot open device {name} "

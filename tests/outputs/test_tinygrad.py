@@ -601,8 +601,8 @@ def test_a_second_cpu_device_aliases_too() -> None:
     ("device", "message"),
     [
         ("WARP", "no device 'WARP'"),
-        ("NPY", "computes nothing"),
-        ("DISK:/nowhere", "computes nothing"),
+        ("NPY", "cannot compute"),
+        ("DISK:/nowhere", "cannot compute"),
         ((), "different devices"),
         (("PYTHON", "PYTHON:0"), "different devices"),
     ],

@@ -1,6 +1,6 @@
 """Convert arrays to tinygrad tensors, sharing memory where the device allows it.
 
-`yuv420_to_rgb` is for users, to call on batches in their own step: half the bytes to the device.
+`yuv420_to_rgb` is for users' code: loading YUV halves the bytes copied to the device.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _DTYPES: Final[dict[np.dtype[Any], DType]] = {
     np.dtype(name): getattr(dtypes, name) for name in _NAMES
 }
 
-# A float32 kernel on memory at 8 bytes past a multiple of 16 ends in SIGSEGV: compilers use aligned
-# vector loads. Blocks align every field to a cache line, which no vector is longer than.
+# A float32 kernel crashes on memory at 8 bytes past a multiple of 16, because compilers use aligned
+# vector loads. Blocks align every field to a cache line, the length of the longest vectors.
 _ALIGNMENT: Final = 64
 
-# Devices whose copy has read the source when it returns, by their runtimes in tinygrad 0.14. After
-# a copy to any other (CL reads later) we wait, which costs the overlap with queued work.
+# Devices that have read the source when a copy returns (tinygrad 0.14). After a copy to another
+# device (CL reads later) we wait, and lose the overlap with queued work.
 _READS_AT_ONCE: Final = frozenset({"CPU", "CUDA", "METAL", "NV", "AMD", "PYTHON", "QCOM"})
 
-# CUDA copies through pinned memory, one piece per copy, released only by `synchronize`: a loop
-# that never reads a result would pin more and more.
+# CUDA pins memory for every copy, and releases it only in `synchronize`: a loop that never reads a
+# result would pin more and more memory.
 _KEEPS_STAGING: Final = frozenset({"CUDA"})
 _STAGING_BYTES: Final = 512 << 20
 
@@ -44,14 +44,14 @@ _HOLDS_ONLY: Final = frozenset({"DISK", "NPY", "TINYFS"})
 class TinygradAdapter:
     """An adapter for tinygrad Tensors: shared memory on the CPU device, copies on others.
 
-    Opens `device`, tinygrad's default if None; with a tuple, tensors are sharded along axis 0.
-    `aliases` is True if tensors share the arrays' memory. If not, `wrap` has read the array when it
-    returns, and the memory may be overwritten at once. Use it in the one thread that uses tinygrad,
-    which is not thread-safe.
+    `device` is tinygrad's default if None; with a tuple of devices, tensors are sharded along axis
+    0. If `aliases` is False, tensors are copies, and the array's memory may be overwritten once
+    `wrap` has returned. tinygrad is not thread-safe: use the adapter in the thread that uses
+    tinygrad.
 
     Raises:
         InvalidArgument: there is no such device, or it cannot compute.
-        UnsupportedEnvironment: the device cannot be opened here.
+        UnsupportedEnvironment: the device cannot be opened.
     """
 
     def __init__(self, device: str | tuple[str, ...] | None = None) -> None:
@@ -67,15 +67,15 @@ class TinygradAdapter:
         self._copies = find_copies(self._devices[0]) if is_one_copy else None
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Tensor:
-        """Make a Tensor of the array's shape and dtype, or with its bits reinterpreted as `dtype`.
+        """Return a Tensor over an array, with its bits reinterpreted if `dtype` is given.
 
-        `owner` keeps the array's memory valid. If tensors alias, it is held until the Tensor and
-        everything made from it are released or realized (a view realizes to the same memory); do
-        not write to the memory until then. Arrays that are not C-contiguous, not in native byte
-        order, empty, or not aligned to 64 bytes are copied even so.
+        `owner` keeps the array's memory valid. If tensors alias, the Tensor and everything computed
+        from it keep `owner` until they are released or realized (a view realizes to the same
+        memory); do not write to the memory until then. Arrays that are empty, not C-contiguous, not
+        in native byte order, or not aligned to 64 bytes are copied in any case.
 
         Raises:
-            InvalidArgument: tinygrad has no such dtype, or the rows do not divide by the devices.
+            InvalidArgument: tinygrad has no such dtype, or the devices do not divide the rows.
         """
         native = _DTYPES.get(array.dtype) if self._view is not None else None
         if self._view is None or native is None or not array.flags.c_contiguous or not array.size:
@@ -89,13 +89,13 @@ class TinygradAdapter:
         return _as_dtype(tensor, array, dtype)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Tensor]:
-        """Return a function that copies an array's values into one Tensor, reused for many arrays.
+        """Return a function that copies an array's values into one Tensor, always the same.
 
-        It returns the same Tensor each time, over the same memory, if the device allows writing
-        there; else a new one. Work queued before reads the old values.
+        If the device does not support overwriting a Tensor, the function returns a new one. Work
+        queued before reads the old values.
 
         Raises:
-            InvalidArgument: as for `wrap`.
+            InvalidArgument: as in `wrap`.
         """
         copies, tensor = self._copies, self._copy(array)
         if copies is None or not array.size:
@@ -110,17 +110,17 @@ class TinygradAdapter:
         return put
 
     def synchronize(self) -> None:
-        """Wait until the devices have done all work queued so far.
+        """Wait until the devices have finished all queued work.
 
-        If tensors alias, call it after owners were released and before their memory is written:
-        queued kernels may still read it.
+        If tensors alias, call it after owners were released and before their memory is overwritten:
+        queued kernels may still read the memory.
         """
         for wait in self._waits:
             wait()
         self._n_staged_bytes = 0
 
     def _copy(self, array: Ndarray) -> Tensor:
-        """Copy to the device, or shard over the devices; the array has been read on return."""
+        """Copy an array to the device, or shard it; the array has been read on return."""
         native = array.dtype.newbyteorder("=")
         if native not in _DTYPES:
             raise InvalidArgument(
@@ -131,7 +131,7 @@ class TinygradAdapter:
         if n_devices > 1 and (not array.ndim or len(array) % n_devices):
             raise InvalidArgument(
                 f"shape {array.shape} cannot be sharded along axis 0 over {n_devices} devices: "
-                'choose a batch_size that divides by them, and tail="drop"'
+                'choose a batch_size that is a multiple of their number, and tail="drop"'
             )
         if not array.size:
             tensor = Tensor.empty(*array.shape, dtype=_DTYPES[native], device=first)
@@ -150,12 +150,12 @@ class TinygradAdapter:
         try:
             tensor = source.shard(self._devices, axis=0) if is_sharded else source.to(first)
             return tensor.realize()
-        except NotImplementedError:  # before 0.14, NumPy's memory is not cut without a kernel
+        except NotImplementedError:  # before 0.14, slicing NumPy's memory needs a kernel
             tensor = source.to(first).contiguous().realize()
             return tensor.shard(self._devices, axis=0).realize()
 
     def _wait_if_needed(self, array: Ndarray) -> None:
-        """Wait if the copy to the device reads its source later, or keeps its staging memory."""
+        """Wait if the device reads the source of a copy later, or keeps its staging memory."""
         kinds = set(_kinds(self._devices))
         self._n_staged_bytes += array.nbytes if kinds & _KEEPS_STAGING else 0
         if not kinds <= _READS_AT_ONCE or self._n_staged_bytes > _STAGING_BYTES:
@@ -163,17 +163,17 @@ class TinygradAdapter:
 
 
 def _writeable(array: Ndarray) -> Ndarray:
-    """Return the array, or a copy if it is read-only: backends need writable memory."""
+    """Return the array, or a copy if it is read-only, because backends need writable memory."""
     return array if array.flags.writeable else array.copy()
 
 
 def _as_dtype(tensor: Tensor, array: Ndarray, dtype: str | None) -> Tensor:
-    """Return the tensor made of an array, or its bits reinterpreted as another dtype."""
+    """Return the tensor of an array, with its bits reinterpreted if `dtype` is given."""
     if dtype is None or dtype == array.dtype.name:
         return tensor
     target = getattr(dtypes, dtype, None)
     if not isinstance(target, DType) or target.itemsize != array.dtype.itemsize:
-        raise InvalidArgument(f"the bits of {array.dtype} cannot be taken as {dtype!r}")
+        raise InvalidArgument(f"the bits of {array.dtype} cannot be reinterpreted as {dtype!r}")
     return tensor.bitcast(target)
 
 
@@ -187,7 +187,7 @@ def _open(name: str | None) -> str:
     try:
         canonical = Device.canonicalize(name)
         if canonical.partition(":")[0] in _HOLDS_ONLY:
-            raise InvalidArgument(f"device {canonical} holds data but computes nothing; try CPU")
+            raise InvalidArgument(f"device {canonical} holds data but cannot compute; try CPU")
         Device[canonical]
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tinygrad.runtime.ops_"):
@@ -214,7 +214,7 @@ Range = Literal["limited", "full"]
 Siting = Literal["left", "center"]
 Levels = Literal["uint8", "float16", "float32"]
 
-# The weights of red and blue in luma: MatrixCoefficients 5 (and 6), 1, 9, 4, 7 of ITU-T H.273.
+# Weights of red and blue in luma: MatrixCoefficients 5 (and 6), 1, 9, 4, 7 of ITU-T H.273.
 _WEIGHTS: Final[dict[Matrix, tuple[float, float]]] = {
     "bt601": (0.299, 0.114),
     "bt709": (0.2126, 0.0722),
@@ -232,23 +232,23 @@ def yuv420_to_rgb(
     siting: Siting = "left",
     dtype: Levels = "uint8",
 ) -> Tensor:
-    """Convert frames of YUV 4:2:0 to RGB; the result is (..., H, W, 3), and lazy.
+    """Convert frames of YUV 4:2:0 to RGB of (..., H, W, 3).
 
-    Nothing is realized, so it may be called in a TinyJit. Colours outside of RGB are clipped.
-    Chroma is interpolated linearly between its samples, and repeated at the edges.
+    The result is lazy, so the function may be used in a TinyJit. Colours outside of RGB are
+    clipped. Chroma is interpolated linearly between its samples, and repeated at the edges.
 
     Args:
         frames: uint8 (..., H * 3 / 2, W), H and W even. The first H rows are luma. Each of the H /
             2 rows below has a row of U in its left half, and the same row of V in its right half.
         matrix: the matrix by which RGB was converted to luma and chroma.
         range: "limited" is luma from 16 to 235 and chroma from 16 to 240; "full" is 0 to 255.
-        siting: the horizontal position of chroma relative to the two pixels that share it: on the
-            "left" one, the default of H.264, HEVC, MPEG-2 and MPEG-4, or in the "center" of both,
-            as in JPEG and MPEG-1. Vertically it lies in the centre with either.
-        dtype: of the result: levels 0 to 255, rounded for "uint8" only.
+        siting: the horizontal position of a chroma sample relative to its two pixels: on the "left"
+            one, the default of H.264, HEVC, MPEG-2 and MPEG-4, or in the "center", as in JPEG and
+            MPEG-1. The vertical position is the centre.
+        dtype: the dtype of the result; levels are 0 to 255, rounded for "uint8" only.
 
     Raises:
-        InvalidArgument: an argument or the shape is not valid.
+        InvalidArgument: an argument or the shape is invalid.
     """
     _check("matrix", matrix, Matrix)
     _check("range", range, Range)
@@ -257,7 +257,7 @@ def yuv420_to_rgb(
     height, width = _size(frames)
     luma, chroma = frames.split([height, height // 2], -2)
     lead = frames.shape[:-2]
-    # (..., H / 2, 2, W / 2): U and V are processed together until they meet luma.
+    # (..., H / 2, 2, W / 2): U and V are interpolated together.
     both = chroma.reshape(*lead, height // 2, 2, width // 2).transpose(-3, -2).cast(dtypes.float)
     both = _wider(_doubled(both - 128, -2), siting)
     u, v = both.split(1, -3)
@@ -267,7 +267,7 @@ def yuv420_to_rgb(
 
 
 def _mixed(y: Tensor, u: Tensor, v: Tensor, matrix: Matrix, range: Range) -> Tensor:
-    """Return unclipped RGB levels: the definition of the matrix, inverted."""
+    """Return unclipped RGB levels, by the inverse of the matrix."""
     red, blue = _WEIGHTS[matrix]
     green = 1 - red - blue
     grey, colour = (1.0, 1.0) if range == "full" else (255 / 219, 255 / 224)
@@ -286,7 +286,7 @@ def _wider(chroma: Tensor, siting: Siting) -> Tensor:
 
 
 def _doubled(chroma: Tensor, axis: int) -> Tensor:
-    """Double an axis: each old sample lies in the middle of two new ones."""
+    """Double an axis; each old sample is in the middle of two new ones."""
     chroma = chroma.transpose(axis, -1)
     before = chroma[..., :1].cat(chroma[..., :-1], dim=-1)
     after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)

@@ -1,18 +1,17 @@
 """Fast paths through tinygrad's internals, each probed when created, with a public fallback.
 
 Views: tensors that share a block's memory on the CPU device. The owner of the memory is attached to
-tinygrad's `Buffer`: everything that still needs the bytes (a tensor, a slice or a lazy sum of it)
-refers to that Buffer. The public way, `Tensor.from_blob`, costs three times as much.
+tinygrad's `Buffer`, which everything that needs the bytes refers to, such as a slice or a lazy sum
+of the tensor. The public `Tensor.from_blob` takes three times as long.
 
-Copies: tensors on devices that do not share the host's memory. The public way,
-`Tensor(array).to(device).realize()`, builds and runs a schedule for every copy, which takes
-milliseconds and ends in one call of the allocator's `_copyin`.
+Copies: tensors on devices that do not share the host's memory. The public
+`Tensor(array).to(device).realize()` builds and runs a schedule for every copy, which takes
+milliseconds, only to call the allocator's `_copyin`.
 
 Templates: tinygrad builds and checks the same small graph for every tensor of a shape and dtype.
-The graph is kept here per shape and dtype, over a buffer without memory, and only the buffer is
-replaced.
+A template is such a graph over a buffer without memory; a new tensor only replaces the buffer.
 
-Synchronizing: checking tinygrad's queue counters costs little if nothing is queued.
+Synchronizing: reading tinygrad's queue counters is fast if nothing is queued.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ INTERNALS_CHANGED: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions raised if an internal of tinygrad differs from that of the known versions."""
+"""The exceptions raised if an internal of tinygrad differs from the known versions."""
 
 
 class _Template(NamedTuple):
-    """The graph of every tensor of one shape and dtype, over a buffer without memory.
+    """The graph of the tensors of one shape and dtype, over a buffer without memory.
 
-    `wrapping` has the arguments of the graph's topmost node, None if that is the buffer; `leaf` is
-    the buffer's node, and `number` makes its argument from a number, if it takes one.
+    `wrapping` has the arguments of the graph's top node, or None if the buffer is the top node.
+    `leaf` is the buffer's node; `number` makes the node's argument from a number, if it takes one.
     """
 
     tensor: Tensor
@@ -58,13 +57,13 @@ class _Template(NamedTuple):
 
 
 class TensorTemplates:
-    """A cache of graphs that makes tensors over buffers of one device."""
+    """A cache of templates that makes tensors over buffers of one device."""
 
-    # More shapes than a loop uses at a time; varying shapes must not pile up.
+    # More shapes than a loop usually has; a limit, because shapes may vary.
     MAX_TEMPLATES = 256
 
     def __init__(self, device: str) -> None:
-        # Imported here, because any version of tinygrad may remove these names.
+        # Imported here, because a version of tinygrad may not have these names.
         from tinygrad.device import Buffer, BufferSpec
         from tinygrad.uop.ops import UOp, buffers
 
@@ -72,12 +71,12 @@ class TensorTemplates:
         self.Buffer, self.BufferSpec = Buffer, BufferSpec
         self._uop, self._buffers = UOp, buffers
         self._templates: dict[tuple[tuple[int, ...], DType], _Template] = {}
-        # Without the wrapper that records the calling method, which is half of the cost.
+        # Bypasses the wrapper that records the calling method, half of the time.
         derive: Any = Tensor._apply_uop
         self._derive: Callable[..., Tensor] = getattr(derive, "__wrapped__", derive)
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, buffer: Any) -> Tensor:
-        """Make a tensor over a buffer of the same number of elements, which it owns."""
+        """Return a tensor over a buffer with as many elements. The tensor owns the buffer."""
         template, leaf, number, wrapping = self._template(shape, dtype)
         fresh = self._fresh(leaf, number)
         self._buffers[fresh] = buffer.ref(1)  # this owns the Buffer, and is released with `fresh`
@@ -88,11 +87,10 @@ class TensorTemplates:
         return self._derive(template, lambda _: uop(op, kind, (fresh, *sources), argument, tag))
 
     def _fresh(self, leaf: Any, number: Callable[..., Any] | None) -> Any:
-        """Copy a buffer's node under a number that no node ever had.
+        """Copy a buffer's node under a number that no node had before.
 
-        tinygrad's own `UOp.from_buffer` uses the address of the Buffer object as the number, which
-        may be reused: safe only while each node is freed first. tinygrad keeps one node per number
-        and finds the memory by the node.
+        tinygrad keeps one node per number, and finds the memory by the node. Its `UOp.from_buffer`
+        uses the address of the Buffer object as the number, which may be reused too early.
         """
         uop: Any = self._uop
         if number is not None:  # tinygrad 0.14; `new_buffer` is slower
@@ -127,14 +125,14 @@ Ndarray = npt.NDArray[Any]
 
 
 class DeviceCopies:
-    """A factory of tensors with their own memory on a device, which it can overwrite."""
+    """A factory of tensors with their own memory on a device; `refill` overwrites a tensor."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._graphs = TensorTemplates(device)
 
     def new(self, array: Ndarray, dtype: DType) -> Tensor:
-        """Make a tensor with the values of an array: C-contiguous, not empty."""
+        """Return a tensor with the values of an array, which is C-contiguous and not empty."""
         buffer: Any = self._graphs.Buffer(self._device, math.prod(array.shape), dtype).allocate()
         _fill(buffer, array)
         return self._graphs.tensor(array.shape, dtype, buffer)
@@ -153,7 +151,7 @@ def _fill(buffer: Any, array: Ndarray) -> None:
 
 
 def find_copies(device: str) -> DeviceCopies | None:
-    """Return the fast copies for a device; None if only the public way works."""
+    """Return the fast copies for a device; None if only the public API works."""
     try:
         copies = DeviceCopies(device)
         return copies if _copies_work(copies, device) else None
@@ -162,7 +160,7 @@ def find_copies(device: str) -> DeviceCopies | None:
 
 
 def _copies_work(copies: DeviceCopies, device: str) -> bool:
-    """Return True if tensors get the values of their array, and others when refilled."""
+    """Return True if new and refilled tensors have the values of their arrays."""
     first, second = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 7, np.float32)
     tensor = copies.new(first, dtypes.float32)
     fits = (tensor.shape, tensor.dtype, tensor.device) == ((2, 3), dtypes.float32, device)
@@ -171,12 +169,12 @@ def _copies_work(copies: DeviceCopies, device: str) -> bool:
     return fits and np.array_equal(tensor.numpy(), second)
 
 
-# (address, shape, dtype, owner) -> tensor over the memory there, which keeps the owner
+# (address, shape, dtype, owner) -> a tensor over the memory at the address, which keeps the owner
 MakeView = Callable[[int, tuple[int, ...], DType, object], Tensor]
 
 
 class BlobViews:
-    """Views by the public way, except for attaching the owner."""
+    """Views through the public API, except for attaching the owner."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -191,7 +189,7 @@ class BlobViews:
 class GraphViews:
     """Views that put a new buffer under a cached graph."""
 
-    # More than the fields of all blocks; an address that recurs has the same meaning.
+    # More than the fields of all blocks. An entry is valid for any memory at the same address.
     MAX_PLACES = 1024
 
     def __init__(self, device: str) -> None:
@@ -212,7 +210,7 @@ class GraphViews:
     def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
         """Return a Buffer's arguments for external memory: the handle and the specification."""
         spec = self._graphs.BufferSpec(external_ptr=address)
-        # Not `alloc`, which would keep an entry per address for ever.
+        # Not `alloc`, which keeps an entry per address forever.
         found = self._allocator._alloc(n_bytes, spec), spec
         if len(self._places) >= self.MAX_PLACES:
             self._places.clear()
@@ -228,19 +226,19 @@ def find_view(device: str) -> MakeView | None:
             if _view_works(view, device):
                 return view
         except INTERNALS_CHANGED:
-            continue  # the next method is slower, and depends on less of tinygrad
+            continue  # the next method is slower, but depends on fewer internals
     return None
 
 
 class _ProbeOwner:
-    """A stand-in for a lease while a way to make views is probed."""
+    """A stand-in for a lease, to probe a method of making views."""
 
 
 def _view_works(view: MakeView, device: str) -> bool:
-    """Return True if a view is the expected tensor, and keeps and releases its owner."""
+    """Return True if a view has the right values, and keeps and releases its owner."""
     owner = _ProbeOwner()
     is_gone = weakref.ref(owner)
-    memory = np.zeros((2, 3), np.float32)  # is not read, so it need not be aligned
+    memory = np.zeros((2, 3), np.float32)  # not read by a kernel, so it need not be aligned
     tensor = view(memory.ctypes.data, memory.shape, dtypes.float32, owner)
     fits = (tensor.shape, tensor.dtype, tensor.device) == ((2, 3), dtypes.float32, device)
     fits &= bool(tensor.uop.base.is_realized)
@@ -252,14 +250,14 @@ def _view_works(view: MakeView, device: str) -> bool:
 
 
 class FastSynchronize:
-    """A synchronization with tinygrad's CPU device that reads its counters first.
+    """A faster `synchronize` of tinygrad's CPU device, which reads the queues' counters first.
 
-    `synchronize` looks up the counters of issued and finished work for each queue and for the
-    device each time, which takes 5 us. Here they are looked up once per queue.
+    tinygrad's own looks up the counters of issued and finished work of each queue and of the device
+    every time, which takes 5 us. Here they are looked up once per queue.
     """
 
-    # The names and strings in the code of `synchronize` in tinygrad 0.14, from the class to its
-    # bases; if they differ, `synchronize` itself is called.
+    # Names and strings in the code of `synchronize` in tinygrad 0.14, from the class to its bases.
+    # If they differ, tinygrad's own `synchronize` is used.
     KNOWN: Final = (
         "Q _buf _wait_signal cpu_view done fmt getattr put super synchronize view workers",
         "CPU Device HCQ_RUNTIME_DEV Q _buf _wait_signal collect_prof cpu_view device fmt prof_ents "
@@ -277,11 +275,11 @@ class FastSynchronize:
         self._queues: list[tuple[Any, Any]] = []
 
     def __call__(self) -> None:
-        """Wait until the device has done all queued work."""
+        """Wait until the device has finished all queued work."""
         device = self._device
         if len(self._queues) != len(device.workers):
             self._queues = [(_counter(each.put), _counter(each.done)) for each in device.workers]
-        # Queues first: work that one queue issues to another is counted before it is done.
+        # Work that one queue issues to another is counted before it is done.
         is_idle = all(done[0] >= put[0] for put, done in self._queues)
         if not is_idle or self._done[0] < self._issued[0] - 1 or device.prof_ents:
             device.synchronize()
@@ -304,7 +302,7 @@ def _names_and_strings(code: types.CodeType) -> set[str]:
 
 
 def synchronizer_for(name: str) -> Callable[[], object]:
-    """Return a function that waits until a device has done all queued work."""
+    """Return a function that waits until a device has finished all queued work."""
     device: Any = Device[name]
     try:
         return FastSynchronize(device)
