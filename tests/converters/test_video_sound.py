@@ -149,7 +149,7 @@ def test_a_sound_that_breaks_makes_its_file_broken(tmp_path: Path) -> None:
     report = shardio.convert(tmp_path / "in", tmp_path / "silent", **options)
     assert report.counts == {"converted": 1}
     report = shardio.convert(tmp_path / "in", tmp_path / "out", audio=True, **options)
-    assert "its sound: packet 9 " in report.broken[0].reason
+    assert "its audio: packet 9 " in report.broken[0].reason
     options |= {"audio": True, "keep_partial": True}
     for store in ("packets", "raw"):
         made = tmp_path / store

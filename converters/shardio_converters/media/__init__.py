@@ -1,1 +1,1 @@
-"""Converters of audio, images and videos: the files as they are, or their pixels."""
+"""Converters of audio, images and videos, which store the original files or their pixels."""

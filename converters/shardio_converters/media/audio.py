@@ -1,6 +1,6 @@
-"""Audio: packets are stored untouched, and any span is decoded when it is loaded.
+"""The converter of audio files, which stores their packets unchanged.
 
-Also the audio track of a video, which the converter of videos stores beside the frames.
+`AudioTrack` is the audio of a video, for the converter of videos.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _NO_SOUND = "no sound"
 
 @dataclass(frozen=True, kw_only=True)
 class AudioFiles(Converter):
-    """A converter that makes one sample per file with audio, of its first track.
+    """A converter that makes a sample of the first audio track of each file.
 
-    Every packet is decoded once, to find damaged files.
+    Every packet is decoded once, to detect damaged files.
 
-    Fields: `audio`; `label` int64; `source`, the file's name below the source folder.
+    Fields: `audio`; `label` int64; `source`, the file's path relative to the source folder.
     """
 
     kind: ClassVar[str] = "audio"
@@ -51,11 +51,11 @@ class AudioFiles(Converter):
         return Schema({"audio": Audio(), "label": Array("int64"), "source": Text()})
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of PyAV and FFmpeg, which detect audio and damage."""
+        """Return the versions of PyAV and FFmpeg, which determine the result."""
         return library_versions()
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the one sample of a file."""
+        """Yield the sample of a file."""
         if not is_media(source):
             return Outcome("unsupported", _NO_SOUND)
         stream = sound_of(source.path)
@@ -66,7 +66,7 @@ class AudioFiles(Converter):
 
 
 def is_media(source: Input) -> bool:
-    """Return True if a file should hold video or audio, judging by its first bytes or suffix.
+    """Return True if a file is video or audio by its first bytes or suffix.
 
     Raises:
         MediaError: the file cannot be read.
@@ -76,7 +76,7 @@ def is_media(source: Input) -> bool:
             return has_media_signature(file.read(HEAD_BYTES)) or has_media_suffix(source.name)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP) and not has_media_suffix(source.name):
-            return False  # a dangling link: there is nothing to read
+            return False  # a dangling link
         raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
 
 
@@ -84,9 +84,9 @@ _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_str
 
 
 class AudioTrack:
-    """The audio of a video file: the first of several tracks; none if unwanted or absent.
+    """The first audio track of a video file, if there is one and it is wanted.
 
-    A damaged track is left out; if anything of the file is kept, it is the pictures.
+    A damaged track is dropped; the pictures are stored without it.
     """
 
     def __init__(self, path: str, *, is_wanted: bool) -> None:
@@ -99,11 +99,11 @@ class AudioTrack:
             self.failure = error
 
     def whole(self) -> dict[str, EncodedStream | None]:
-        """Return the audio field of a sample that is a video."""
+        """Return the audio field of a sample that is a whole video."""
         return {"audio": self.stream} if self._is_wanted else {}
 
     def part(self, begin: Fraction, seconds: Fraction) -> dict[str, EncodedStream | None]:
-        """Return the audio field of a sample that is a clip, from a time on the video's clock."""
+        """Return the audio field of a clip that begins at a time on the video's clock."""
         if not self._is_wanted:
             return {}
         stream = self.stream
@@ -125,14 +125,14 @@ def facts_of(stream: EncodedStream) -> dict[str, Any]:
 def with_sound(
     samples: Generator[Mapping[str, Any], None, Outcome], sound: AudioTrack
 ) -> Generator[Mapping[str, Any], None, Outcome]:
-    """Yield the samples of a file, and add the facts about its audio to the outcome.
+    """Yield the samples of a file; return their outcome with facts about the audio added.
 
     Raises:
         MediaError: the file is damaged.
     """
     outcome = yield from samples
     if sound.failure is not None:
-        # The frames read so far may be kept, so the facts about them are recorded.
+        # The frames before the damage may be kept, so facts about their audio are recorded.
         if outcome.kind == "broken":
             return outcome
         reason = str(sound.failure).removeprefix(f"{sound.path}: ")

@@ -1,4 +1,4 @@
-"""Images: the files untouched, or resized and stored as JPEG or pixels."""
+"""The converter of images, which stores the original files, or JPEGs or pixels of a given size."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ _HEAD_BYTES: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Converter):
-    """A converter that makes one sample per image; each is decoded once, to find damaged files.
+    """A converter that makes a sample of each image, which it decodes to detect damaged files.
 
     With `size`, the short side is scaled to `size` pixels and the centre is cropped square;
     without it, images keep their displayed size.
 
     Stores:
         original: the file, byte for byte; no `size`.
-        jpeg: a JPEG made of its pixels, with `quality` from 1 to 100.
+        jpeg: a JPEG of the pixels, with `quality` from 1 to 100.
         raw: the pixels, uint8 (height, width, 3), RGB.
 
-    Fields: `image`; `label` int64; `source`, the file's name below the source folder.
+    Fields: `image`; `label` int64; `source`, the file's path relative to the source folder.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "images"
@@ -73,7 +73,7 @@ class Images(Converter):
         if self.size is not None:
             if self.store == "original":
                 raise InvalidArgument(
-                    "size is for store 'jpeg' or 'raw': the original keeps its own; a loader scales"
+                    "size is for store 'jpeg' or 'raw'; originals are not resized"
                 )
             _check_number("size", self.size, MAX_SIDE)
         if self.store == "jpeg":
@@ -93,7 +93,7 @@ class Images(Converter):
         return {name: version(name) for name in ("pillow", "simplejpeg")}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the one sample of a file."""
+        """Yield the sample of a file."""
         data = _read(source)
         if data is None:
             return Outcome("unsupported", "not a picture")
@@ -104,7 +104,7 @@ class Images(Converter):
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
         """Compare the pixels of a stored image with its source at the stored size.
 
-        Returns the sum of squared differences and the number of values; None for a lossless store.
+        Return the sum of squared differences and the number of values; None for a lossless store.
         """
         if self.store != "jpeg" or (data := _read(source)) is None:
             return None
@@ -129,7 +129,7 @@ class Images(Converter):
 
 
 def _read(source: Input) -> bytes | None:
-    """Return the bytes of a file that should be an image by its first bytes or suffix; else None.
+    """Return the bytes of a file if it is an image by its first bytes or suffix; else None.
 
     Raises:
         MediaError: the file cannot be read.
@@ -143,7 +143,7 @@ def _read(source: Input) -> bytes | None:
             return head + file.read()
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP) and not promised:
-            return None  # a dangling link: there is nothing to read
+            return None  # a dangling link
         raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
 
 

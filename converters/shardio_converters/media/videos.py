@@ -1,4 +1,4 @@
-"""Videos: stored whole, for clips to be decoded from, or cut into clips of decoded frames.
+"""The converter of videos, which stores whole videos, or clips of decoded frames.
 
 Contains the options of each store, the encoders, and the converter.
 """
@@ -49,7 +49,7 @@ JPEG_QUALITY: Final = 90
 GOP: Final = 16
 
 LIMITS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62, "size": MAX_SIDE}
-"""The largest value of each number: a clip's span, their product, is counted in 64 bits."""
+"""The largest value of each option; the span of a clip, frames * stride, has to fit in 64 bits."""
 _STORES_OF: Final = {
     "codec": ("h264",),
     "gop": ("h264",),
@@ -65,7 +65,7 @@ def settled(options: Any) -> Mapping[str, Any]:
     """Return the options with defaults filled in and equivalent values normalised.
 
     Raises:
-        InvalidArgument: an option is not acceptable, or does not apply to the store.
+        InvalidArgument: an option is invalid, or does not apply to the store.
     """
     found = {"step": options.step}
     if options.step is None:
@@ -146,14 +146,14 @@ _FACTS: Final = {
     "rotation": "rotation",
     "sample_aspect": "pixel_aspect",
 }
-"""Names of recorded facts about a stream stored as it is, by stream parameter."""
+"""Names of the recorded facts about an unchanged stream, by stream parameter."""
 
 
 def libraries(store: str, codec: str | None) -> Mapping[str, str]:
-    """Return the versions of the encoders, besides PyAV and FFmpeg.
+    """Return the versions of the encoders, apart from PyAV and FFmpeg.
 
     Raises:
-        UnsupportedEnvironment: FFmpeg lacks the encoder; the message names a store that needs none.
+        UnsupportedEnvironment: FFmpeg lacks the encoder; the message names stores without one.
         ModuleNotFoundError: a package is not installed.
     """
     if store == "h264":
@@ -161,18 +161,18 @@ def libraries(store: str, codec: str | None) -> Mapping[str, str]:
             StreamEncoder(16, 16, Fraction(1), codec=codec or "h264")
         except UnsupportedEnvironment as error:
             raise UnsupportedEnvironment(
-                f"{error}; --store raw needs none (bit-exact frames, many times the bytes), nor "
-                "does --store packets"
+                f"{error}; --store raw (exact frames, many times the bytes) and --store packets "
+                "need no encoder"
             ) from error
     return {"simplejpeg": version("simplejpeg")} if store == "jpeg" else {}
 
 
 def packets(path: str, size: int, *, check: bool | None) -> tuple[EncodedStream, dict[str, Any]]:
-    """Split a file into packets; return the stream and the facts to record.
+    """Demux a file; return the stream and the facts to record.
 
     Raises:
-        MediaError: the file is damaged, packets alone do not carry it, or no clip of `size` can be
-            made of it, as with the other stores.
+        MediaError: the file is damaged, packets alone cannot represent it, or its frames cannot be
+            scaled to `size`.
     """
     stream = demux(path, check=check)
     short, long = sorted((stream.width, stream.height))
@@ -207,12 +207,12 @@ def encoded(
     pictures: Iterable[tuple[int, Picture | None]],
     name: str,
 ) -> tuple[EncodedStream, int, MediaError | None]:
-    """Encode frames until they end or break.
+    """Encode frames up to the end or an error.
 
-    Returns the stream, the number of frames whose non-increasing time was replaced, and the error.
+    Return the stream, the number of frames whose non-increasing time was replaced, and the error.
 
     Raises:
-        MediaError: there is no frame before the break.
+        MediaError: there is no frame before the error.
     """
     rising, failure = MonotonicTimestamps(), None
     try:
@@ -232,7 +232,7 @@ def error(
 ) -> tuple[float, int]:
     """Compare the first frames of a stream with their sources.
 
-    Returns the sum of squared differences and the number of values.
+    Return the sum of squared differences and the number of values.
     """
     n_frames = min(_COMPARED, stream.n_frames)
     wanted = np.stack([picture for _, picture in islice(pictures, n_frames) if picture is not None])
@@ -250,28 +250,28 @@ VIEW_KEYS: Final = ("frames", "stride", "step")
 class Videos(Converter):
     """A converter that stores videos whole, or as clips of `frames` frames, `stride` apart.
 
-    A clip starts every `step` frames; by default where the one before it ends. The short side is
+    A clip starts every `step` frames, by default where the previous clip ends. The short side is
     scaled to `size` pixels, then the centre is cropped square. `fps` takes the first frame of each
-    interval of that rate, and no frame twice.
+    interval of 1 / `fps` seconds, and no frame twice.
 
     Stores:
-        h264: the default; a sample is a video, encoded anew at `size` by `codec`, with a keyframe
+        h264: the default. A sample is a video, re-encoded at `size` by `codec`, with a keyframe
             every `gop` frames. Lossy: `quality` is the codec's crf, lower is better.
-        raw: a sample is a clip, exact. `frames` uint8 (frames, size, size, 3), RGB; `pts` int64
-            (frames,), every frame's time in units of `time_base` int64 (2,), a fraction of seconds
-            as numerator and denominator.
-        jpeg: a sample is a video, every frame a JPEG at `size`; `quality` is 1 to 100.
-        packets: a sample is a video, its packets untouched; `size` is the size at which clips of it
-            are decoded. `check` decodes every frame once, whatever the container declares.
+        raw: a sample is a clip of exact pixels. `frames` uint8 (frames, size, size, 3), RGB; `pts`
+            int64 (frames,), the times in units of `time_base` int64 (2,), a fraction of a second as
+            numerator and denominator.
+        jpeg: a sample is a video, each frame a JPEG at `size`; `quality` is 1 to 100.
+        packets: a sample is a video with unchanged packets; clips of it are decoded at `size`.
+            `check` decodes every frame once.
 
-    Samples that are videos have the field `frames`, and the default view of the dataset yields the
-    clips that `raw` would hold. All samples have `label` int64, and `source`, the file's name below
-    the source folder. With `audio` all have an optional field `audio`: the untouched packets of the
-    file's first audio track, with times on the clock of the video; a clip has the packets around
-    it.
+    Samples that are videos have the field `frames`; the default view of the dataset yields the
+    clips that `raw` would store. All samples have `label` int64, and `source`, the file's path
+    relative to the source folder. With `audio` they have an optional field `audio`: the unchanged
+    packets of the file's first audio track, with times on the clock of the video. A clip has the
+    packets around it.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "videos"
@@ -302,8 +302,7 @@ class Videos(Converter):
     """Also store the audio, its packets untouched."""
 
     def __post_init__(self) -> None:
-        # Given or by default, the same values are recorded: options that give the same bytes are
-        # equal.
+        # Record defaults like given values: options that give the same bytes are equal.
         for name, value in settled(self).items():
             object.__setattr__(self, name, value)
 
@@ -324,7 +323,7 @@ class Videos(Converter):
         )
 
     def view(self) -> Mapping[str, Any]:
-        """Return the default view: the clips that `raw` would hold."""
+        """Return the default view: the clips that `raw` would store."""
         if self.store == "raw":
             return {"kind": "rows"}
         numbers = {name: getattr(self, name) for name in VIEW_KEYS}
@@ -375,7 +374,7 @@ class Videos(Converter):
     def _whole(
         self, source: Input, sound: AudioTrack
     ) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield a file as one video; if it breaks midway, the frames before the break."""
+        """Yield a file as one video; of a damaged file, the frames before the damage."""
         failure: MediaError | None = None
         if self.store == "packets":
             stream, facts = packets(source.path, self.size, check=self.check)
@@ -406,7 +405,7 @@ class Videos(Converter):
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
         """Compare the first frames of a stored video with its source at the stored size.
 
-        Returns the sum of squared differences and the number of values; None for a lossless store.
+        Return the sum of squared differences and the number of values; None for a lossless store.
         """
         if self.store in ("raw", "packets"):
             return None
@@ -430,7 +429,7 @@ class Videos(Converter):
         return (self.frames - 1) * self.stride + 1
 
     def _is_used(self, n: int) -> bool:
-        """Return True if the n-th frame belongs to a clip: others need not be converted."""
+        """Return True if the n-th frame belongs to a clip; others need not be converted."""
         first = max(0, -(-(n - self._span + 1) // self._step))
         return any(
             (n - k * self._step) % self.stride == 0 for k in range(first, n // self._step + 1)
