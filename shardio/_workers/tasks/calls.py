@@ -1,13 +1,13 @@
-"""Call one function for item after item: a worker's loop and messages, or this process alone.
+"""Call a function for one item after another: a worker's loop and messages, or in this process.
 
-A call has 32 bytes and a pickled item; an answer has 32 bytes and the result: the value itself if
-it is small, else it lies in the block that came with the call (see `values`).
+A call has 32 bytes and a pickled item. An answer has 32 bytes and the result: a small value follows
+directly, a larger one is in the block that came with the call (see `values`).
 
-A generator's results come in chunks, which main requests one after the other. A chunk is a list of
-results, or `FailedCall` if the generator has raised. Results are pickled as they come, so that a
-generator may go on to write into an array that it has yielded.
+A generator's results come in chunks, which the main process requests one after another. A chunk is
+a list of results, or `FailedCall` if the generator has raised. Results are pickled one by one, so
+that a generator may write again to an array that it has yielded.
 
-For num_workers=0, `InlinePool` makes this process the only worker; one caller at a time.
+For num_workers=0, `InlinePool` calls the function in this process, for one caller at a time.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
 _MAX: Final = 64
 _MAX_BYTES: Final = 64 << 10
 _MAX_NS: Final = 10_000_000
-"""A chunk ends with the result that exceeds its limit of count, size or time."""
+"""The limits of number, size and time of a chunk; it ends with the result that exceeds one."""
 _ALONE_BYTES: Final = 16 << 10
-"""A result with an array of this size is sent as a separate chunk."""
+"""A result with an array of at least this size is sent as a separate chunk."""
 _END: Final = object()
 
 
 class FailedCall:
-    """The results of a generator before it raised, and its exception, packed as failures are."""
+    """The results of a generator before it raised, and its exception; pickles like a failure."""
 
     def __init__(self, found: list[Any], error: BaseException, name: str) -> None:
         self.found, self.error, self._name = found, error, name
@@ -72,7 +72,7 @@ def _broken(found: list[Any], failure: bytes, name: str) -> FailedCall:
 
 
 class _Pickled:
-    """A result as it was when it came."""
+    """A result, pickled when the generator yielded it."""
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
@@ -86,23 +86,23 @@ class ResultChunks:
 
     Args:
         results: the generator.
-        name: its name in messages.
+        name: the name of the function in messages.
     """
 
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
-        self._large: list[Any] = []  # results that each need a chunk of their own
+        self._large: list[Any] = []  # results that each need a separate chunk
         self.n_passed_over = 0
-        """The number of results to omit, since main has them from a worker that exited."""
+        """The number of results to skip: the main process has them from a worker that exited."""
         self.is_over = False
 
     def take(self) -> list[Any] | FailedCall:
-        """Return the next results; none only if the generator is exhausted."""
+        """Return the next results; an empty list only if the generator is exhausted."""
         found: list[Any] = []
         end_ns = now_ns() + _MAX_NS
         try:
             self._gather(found, end_ns)
-        except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
+        except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
             self.is_over = True
             return FailedCall(found, error, self._name)
         return found
@@ -134,21 +134,21 @@ class ResultChunks:
 
 
 CALL: Final = struct.Struct("<HHIQQQ")
-"""Request kind, 0, block, step, results to omit, 0. An item follows a call."""
+"""Request kind, 0, block, step, number of results to skip, 0. A call is followed by an item."""
 ANSWER: Final = struct.Struct("<HHIQQQ")
-"""Outcome, results of a generator that has more (else 0), block, step, bytes in the block,
+"""Outcome, number of results if the generator has more (else 0), block, step, bytes in the block,
 nanoseconds in the function.
 """
 
 MAX_INLINE_BYTES: Final = 32 << 10
-"""A value up to this size travels with its answer; beyond, memory is cheaper than messages."""
+"""The maximum size of a value sent with its answer; for larger values, a block is cheaper."""
 
 
 class CallRequest(IntEnum):
-    """The kind of a message from main."""
+    """The kind of a message from the main process."""
 
     CALL = 1  # call the function with the item that follows
-    BLOCK = 2  # a block, whose descriptor is attached
+    BLOCK = 2  # a block; its descriptor is attached
     HELLO = 3  # the file for stacks is attached
     GO_ON = 4  # send more results of the generator that a call returned
 
@@ -157,28 +157,28 @@ class CallOutcome(IntEnum):
     """The outcome of a call."""
 
     INLINE = 1  # the value follows
-    IN_BLOCK = 2
+    IN_BLOCK = 2  # the value is in the block
     FAILED = 3  # the pickled exception follows, and its traceback as text
-    FORKED = 4  # a fork of the worker returned from the call, and has ended
+    FORKED = 4  # the call also returned in a fork of the worker, which has exited
 
 
 def pack_call(
     request_kind: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0
 ) -> bytes:
-    """Pack a message of main, without the payload of a call."""
+    """Pack a message from the main process, without the item of a call."""
     return CALL.pack(request_kind, 0, block, step, n_passed_over, 0)
 
 
 def call_for_main(
     function: Callable[[Any], Any], most_bytes: int, is_called: str, channel: Channel
 ) -> None:
-    """Call the function for one item after the other until main closes the channel.
+    """Call the function for one item after another until the main process closes the channel.
 
     Args:
-        function: takes one item; it returns a value, or `ResultChunks`, which are sent one by one.
+        function: receives an item; returns a value, or `ResultChunks`, which are sent one by one.
         most_bytes: the maximum size of a block.
-        is_called: the function's name in messages.
-        channel: of this worker; its first file is for `map_steps`.
+        is_called: the name of the function in messages.
+        channel: the channel of this worker; its first descriptor is the file for `map_steps`.
     """
     yield_to_main()
     keep_freed_memory()
@@ -195,26 +195,26 @@ def call_for_main(
             at_work[0] = step + 1
             with pack_message(caller.answer(unpack_message(message, fds))) as parcel:
                 channel.send(*parcel)
-            # Reset after sending: an answered item is never attributed to a crash
+            # Reset after sending, so that no crash is attributed to an answered item.
             at_work[0] = at_work[1] = 0
 
 
 class _Here:
     line: npt.NDArray[np.uint64] | None = None
-    """The two words of this process, if it is a worker."""
+    """The two words of this process in the step file, if it is a worker."""
 
 
 _here: Final = _Here()
 
 
 def note_place(place: int | None) -> None:
-    """Note where in its item the function is, from 0 up: a crash here is attributed to it."""
+    """Note the position in the item, from 0 up, that a crash is attributed to; None for none."""
     if _here.line is not None:
         _here.line[1] = 0 if place is None else place + 1
 
 
 class _Caller:
-    """The state of one worker: the function, and the blocks it has received."""
+    """The state of one worker: the function, and the blocks that it has received."""
 
     def __init__(
         self, function: Callable[[Any], Any], most_bytes: int, is_called: str, channel: Channel
@@ -244,7 +244,7 @@ class _Caller:
                 head = ANSWER.pack(CallOutcome.INLINE, n_results, number, step, 0, taken_ns)
                 return head + found.to_bytes()
             self._put(found, self.blocks[number])
-        except BaseException as error:  # noqa: BLE001  # sys.exit and all: main raises it there
+        except BaseException as error:  # noqa: BLE001  # the main process raises even SystemExit
             self._suspended.pop(step, None)
             failure = pack_failure(error, self._is_called)
             taken_ns = now_ns() - start_ns
@@ -252,7 +252,7 @@ class _Caller:
         return ANSWER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
     def _next_chunk(self, step: int, chunks: ResultChunks) -> tuple[Any, int]:
-        """Return the next results of a generator, and their number if there are more."""
+        """Return the next results of a generator, and their number; 0 if there are no more."""
         found = self._guarded(step, chunks.take)
         if chunks.is_over:
             return found, 0
@@ -260,11 +260,11 @@ class _Caller:
         return found, len(found)
 
     def _guarded(self, step: int, function: Callable[[], Any]) -> Any:
-        """Return the result of a function; a fork of this process in which it returns is ended."""
+        """Return the result of a function; end a fork of this process in which it also returns."""
         try:
             return function()
         finally:
-            if this_process.pid != self._pid:  # only one of the two may answer
+            if this_process.pid != self._pid:  # a fork; only the worker may answer
                 self._channel.send(ANSWER.pack(CallOutcome.FORKED, 0, 0, step, 0, 0))
                 os._exit(1)
 
@@ -275,7 +275,7 @@ class _Caller:
                 f"{self._most_bytes}: raise it, or return less at a time"
             )
         if (n_lacking := found.n_bytes - block.backed_bytes()) > 0:
-            # First, with a message that names the result: the check below speaks of batches.
+            # Checked here, with a message that names the result; `grow` would speak of batches.
             what = f"the bytes that {self._is_called} returned"
             require(n_lacking, what, "return less, or load fewer at a time")
         block.grow(found.n_bytes)
@@ -283,10 +283,10 @@ class _Caller:
 
 
 class SingleCaller:
-    """A guard that admits one caller to its `with` and refuses others, also of the same thread.
+    """A guard whose `with` admits one caller and refuses others, even in the same thread.
 
     Args:
-        refusal: the message for refused callers.
+        refusal: the message of the error for refused callers.
     """
 
     def __init__(self, refusal: str) -> None:
@@ -301,12 +301,12 @@ class SingleCaller:
 
 
 class InlinePool(Closing):
-    """A pool of one item at a time, whose function is called when the value is taken.
+    """A pool of one item at a time in this process; `take` calls the function.
 
     Args:
-        function: takes one item; nothing is pickled.
-        max_skips: how many items may fail and be left out; None raises the first failure.
-        is_called: the function's name in messages.
+        function: receives an item; nothing is pickled.
+        max_skips: the number of items that may fail and be skipped; None raises the first failure.
+        is_called: the name of the function in messages.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class InlinePool(Closing):
     ) -> None:
         self._function, self._is_called = function, is_called
         self.error_budget = ErrorBudget(max_skips)
-        """The items that were left out, and how many more may be."""
+        """The skipped items, and how many more may be skipped."""
         self._waiting: list[tuple[Any, Any]] = []
         self.n_put = self._n_taken = self._calling_ns = 0
         self._has_ended = False
@@ -330,12 +330,12 @@ class InlinePool(Closing):
 
     @property
     def is_over(self) -> bool:
-        """True if all items have been taken and no more will be put."""
+        """True if all items were taken and no more will be put."""
         return self._has_ended and not self._waiting
 
     @property
     def stats(self) -> ItemStats:
-        """Return the figures so far."""
+        """The figures so far."""
         return ItemStats(
             n_put=self.n_put,
             n_taken=self._n_taken,
@@ -350,17 +350,17 @@ class InlinePool(Closing):
         return self.n_put - 1
 
     def end(self) -> None:
-        """No more items will be put. Idempotent."""
+        """Declare that no more items will be put. Idempotent."""
         self._has_ended = True
 
     def take(self) -> tuple[int, Any] | None:
-        """Call the function with the queued item.
+        """Call the function with the queued item; return its number and value.
 
-        Return its number and value, or None if it failed.
+        Return None if there is no item, or if it failed and is skipped.
 
         Raises:
-            Exception: raised by the function, with a note of where.
-            TooManySkipped: one more item failed than may.
+            Exception: raised by the function, with a note that names the item.
+            TooManySkipped: more items failed than may be skipped.
         """
         if not self._waiting:
             return None
@@ -369,13 +369,13 @@ class InlinePool(Closing):
         error: Exception | None = None
         try:
             value = self._function(request)
-        except KeyboardInterrupt:  # meant for this process
+        except KeyboardInterrupt:  # meant for this process, not an error of the item
             raise
-        except BaseException as raised:  # noqa: BLE001  # sys.exit and all, as in a worker
+        except BaseException as raised:  # noqa: BLE001  # even sys.exit, as in a worker
             error = as_failure(raised, self._is_called)
             add_note(error, f"in this process, item {number} ({shortened(item)})")
             if not self.error_budget.forgives(error):
-                raise error  # noqa: B904  # its cause, if it has one, is what was raised
+                raise error  # noqa: B904  # `as_failure` has set its cause
             self.error_budget.skip(number, item, error)
             return None
         finally:
@@ -385,10 +385,10 @@ class InlinePool(Closing):
         return number, value
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Do nothing: a queued item can be taken at once."""
+        """Do nothing: a queued item can be taken immediately."""
 
     def overdue(self, timeout_s: float) -> BatchTimeout:
-        """Return the error for a value that did not come in time."""
+        """Return the error for a value that did not arrive in time."""
         slow = self.n_put - 1
         return BatchTimeout(f"item {slow} of {self._is_called} took over {timeout_s:g} s")
 

@@ -25,15 +25,16 @@ from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 
 _PATIENCE_S: Final = 5.0
-"""Workers have a second to report what they do, and the thread has to ask them first."""
+"""The time to wait for reports; workers have a second, and the thread must ask them first."""
 
 
 def create_executors(
     runner: PipelineRunner, stages: Mapping[Stage, PipeStep | None]
 ) -> dict[Stage, StageExecutor]:
-    """Make what works at the stages of a line: one event loop for all that is async, else threads.
+    """Create the executors of a pipeline's stages: an event loop for all async ones, else threads.
 
-    Stages whose steps name one thread group share its threads; a step with an executor uses that.
+    Stages whose steps have the same thread group share its threads. A step with an executor uses
+    that executor.
     """
     found: dict[Stage, StageExecutor] = {}
     asynchronous: list[Stage] = []
@@ -57,25 +58,25 @@ def create_executors(
 
 
 class ThreadExecutor(StageExecutor):
-    """Threads that share some stages; each works at the last stage that has a job.
+    """Threads that share some stages; each takes a job of the last stage that has one.
 
-    They are started on demand. One at a time is woken, and wakes the next if there is more to do:
-    if functions are quick, one thread does it all and none is woken in vain.
+    Threads are started on demand. Only one is woken at a time, and it wakes the next if there is
+    more to do. If functions are quick, one thread does everything and none is woken in vain.
 
     Args:
         runner: the pipeline runner that receives the results.
-        stages: in the order of the pipeline.
+        stages: the stages, in the order of the pipeline.
         n_threads: the maximum number of threads.
     """
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
         self._runner, self._stages, self._n_left = runner, stages[::-1], n_threads
-        self._idle: list[threading.Lock] = []  # the one that worked last is woken first
+        self._idle: list[threading.Lock] = []  # the thread that worked last is woken first
         self._is_waking = self._is_closed = False
         self._left: list[Any] = []
 
     def wake(self) -> None:
-        """Wake a thread, or start one, if there is a job and no thread is on its way."""
+        """Wake or start a thread if there is a job, unless one is being woken."""
         if self._is_waking or not any(stage.has_work for stage in self._stages):
             return
         if self._idle:
@@ -88,9 +89,9 @@ class ThreadExecutor(StageExecutor):
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Wake all threads that are idle, for them to end."""
+        """Wake all idle threads, so that they end."""
         with self._runner.lock:
-            # Generators are closed in a thread: their cleanup may take long.
+            # Generators are closed in a thread, because their cleanup may take long.
             self._left = [each for stage in self._stages for each in stage.take_suspended()]
             self._is_closed = True
             for bell in self._idle:
@@ -113,19 +114,19 @@ class ThreadExecutor(StageExecutor):
                 else:
                     bell.acquire()
                 is_woken = job is None
-                del job  # an idle thread holds no object of the user's
-        except BaseException as error:  # noqa: BLE001 - ours; the loop must not wait for ever
+                del job  # an idle thread must not hold the user's objects
+        except BaseException as error:  # noqa: BLE001  # internal; the loop must not wait for ever
             self._runner.break_down(error)
 
     def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
-        """Return the next job; without one, arrange for `bell` to be released for the next."""
+        """Return the next job; if there is none, let `bell` be released for the next one."""
         runner = self._runner
         with runner.lock:
             if is_woken:
                 self._is_waking = False
             if self._is_closed:
                 return None
-            # Once closed, the stages hold nothing more to do
+            # After `close`, the stages have no more jobs.
             for stage in self._stages if not runner.is_closed else ():
                 job = stage.begin()
                 if job is not None:
@@ -144,13 +145,13 @@ class ThreadExecutor(StageExecutor):
                 self._go_on(job)
                 return
             value = checked(call.function(job.item))
-        except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
+        except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
             runner.fail(job, error, now_ns() - start_ns)
         else:
             runner.finish(job, value, now_ns() - start_ns)
 
     def _go_on(self, job: StageJob) -> None:
-        """Advance a generator until it ends or the line has no room for more results."""
+        """Advance a generator until it ends or the pipeline has no room for more results."""
         start_ns = now_ns()
         if job.results is None:
             job.results = iter(job.stage.call.function(job.item))
@@ -162,18 +163,18 @@ class ThreadExecutor(StageExecutor):
                 return
             if not self._runner.give(job, (value,), now_ns() - start_ns):
                 if self._runner.is_closed:
-                    job.results = None  # the generator is closed here, not by whoever drops the job
+                    job.results = None  # close the generator in this thread
                 return
             start_ns = now_ns()
             del value
 
 
 class AsyncExecutor(StageExecutor):
-    """An executor of stages with async functions; owns a thread and an event loop.
+    """An executor of stages with async functions. It owns a thread and an event loop.
 
     Args:
         runner: the pipeline runner that receives the results.
-        stages: in the order of the pipeline.
+        stages: the stages, in the order of the pipeline.
     """
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage]) -> None:
@@ -195,7 +196,7 @@ class AsyncExecutor(StageExecutor):
         """Stop the event loop, which cancels all coroutines."""
         try:
             self._loop.call_soon_threadsafe(self._loop.stop)
-        except RuntimeError:  # the loop is closed already
+        except RuntimeError:  # the loop is already closed
             return
 
     def _run(self) -> None:
@@ -206,7 +207,7 @@ class AsyncExecutor(StageExecutor):
             loop.run_forever()
             loop.run_until_complete(self._end())
             loop.run_until_complete(loop.shutdown_asyncgens())
-        except BaseException as error:  # noqa: BLE001 - ours; the loop must not wait for ever
+        except BaseException as error:  # noqa: BLE001  # internal; the loop must not wait for ever
             self._runner.break_down(error)
         finally:
             loop.close()
@@ -218,7 +219,7 @@ class AsyncExecutor(StageExecutor):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self) -> None:
-        """Begin, or go on with, every job that may be."""
+        """Start or resume every job that can run."""
         with self._runner.lock:
             self._is_waking = False
             jobs = [] if self._runner.is_closed else self._next_jobs()
@@ -233,7 +234,7 @@ class AsyncExecutor(StageExecutor):
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._runner.break_down(error)  # our own failure; the consumer must not wait for ever
+            self._runner.break_down(error)  # internal; the consumer must not wait for ever
 
     def _next_jobs(self) -> list[StageJob]:
         jobs = []
@@ -251,8 +252,8 @@ class AsyncExecutor(StageExecutor):
                 await self._go_on(job, result)
                 return
             value = await result
-        except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
-            if self._runner.is_closed:  # it was cancelled for that reason
+        except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
+            if self._runner.is_closed:  # the job was cancelled by `close`
                 return
             self._runner.fail(job, error, now_ns() - start_ns)
         else:
@@ -260,11 +261,11 @@ class AsyncExecutor(StageExecutor):
         self._begin()
 
     async def _go_on(self, job: StageJob, results: Any) -> None:
-        """Advance an async generator to its end, waiting while the line has no room."""
+        """Advance an async generator to its end; wait while the pipeline has no room."""
         start_ns = now_ns()
         async for value in results:
             if not self._runner.give(job, (value,), now_ns() - start_ns):
-                # `_begin` finds it here: both run in this thread, one after the other.
+                # `_begin` finds the event here, as both run in this thread.
                 room = self._suspended[job] = asyncio.Event()
                 await room.wait()
             start_ns = now_ns()
@@ -285,7 +286,7 @@ class ProcessExecutor(StageExecutor):
     def __init__(self, runner: PipelineRunner, stage: Stage, n_workers: int) -> None:
         self._runner, self._stage, self._n_workers = runner, stage, n_workers
         self._task_pool: TaskPool | None = None
-        self._jobs: dict[int, StageJob] = {}  # by the number that the task pool gives them
+        self._jobs: dict[int, StageJob] = {}  # by item number of the task pool
         self._has_thread = self._is_waking = False
         self._asked: Future[list[str]] | None = None
 
@@ -302,13 +303,13 @@ class ProcessExecutor(StageExecutor):
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Wake the driving thread, which ends the processes once the line is closed."""
+        """Wake the driving thread, which ends the processes once the pipeline is closed."""
         with self._runner.lock:
             if self._task_pool is not None:
                 self._task_pool.nudge()
 
     def tell(self) -> list[str]:
-        """Return lines on what each worker is doing; [] if the thread does not answer in time."""
+        """Return lines that describe each worker's activity; [] if the thread does not answer."""
         asked: Future[list[str]] = Future()
         with self._runner.lock:
             if self._task_pool is None:
@@ -328,7 +329,7 @@ class ProcessExecutor(StageExecutor):
                 _chunked(stage.call, stage.name),
                 self._n_workers,
                 most_items=stage.concurrency,
-                in_order=False,  # the stage itself keeps the order, if any
+                in_order=False,  # the stage keeps the order, if needed
                 is_called=stage.name,
             ) as task_pool:
                 task_pool.error_budget = _ReportingBudget(self._fail)
@@ -339,19 +340,19 @@ class ProcessExecutor(StageExecutor):
                 finally:
                     with self._runner.lock:
                         self._task_pool = None
-        except BaseException as error:  # noqa: BLE001 - the loop must not wait for ever
+        except BaseException as error:  # noqa: BLE001  # the loop must not wait for ever
             self._runner.break_down(error)
 
     def _drive(self, task_pool: TaskPool) -> None:
         while not self._runner.is_closed:
             if (asked := self._asked) is not None:
-                self._asked = None  # the only one that asks is waiting
+                self._asked = None  # only one thread asks, and it is waiting
                 asked.set_result(task_pool.at_work(lambda number: describe_job(self._jobs[number])))
             self._put_all(task_pool)
             found = task_pool.take()
             if found is not None:
                 self._hand_on(task_pool, *found)
-                del found  # it holds a block
+                del found  # it would keep a block
             elif not self._stage.has_work:
                 task_pool.wait()
 
@@ -367,10 +368,10 @@ class ProcessExecutor(StageExecutor):
                 task_pool.go_on(job.results)
                 continue
             try:
-                job.results = task_pool.put(job.item)  # this also asks its generator for more
+                job.results = task_pool.put(job.item)  # also the number that requests more results
             except (UnsupportedEnvironment, InsufficientMemory):
-                raise  # it was put despite the interrupt
-            except BaseException as error:  # noqa: BLE001 - the item cannot be pickled
+                raise  # not an error of the item
+            except BaseException as error:  # noqa: BLE001  # the item cannot be pickled
                 self._runner.fail(job, error, 0)
             else:
                 self._jobs[job.results] = job
@@ -388,7 +389,7 @@ class ProcessExecutor(StageExecutor):
 
 
 class _ReportingBudget(ErrorBudget):
-    """Leaves it to the line whether what failed is skipped, or raised in its turn."""
+    """A budget that reports each failure to the pipeline, which skips or raises it."""
 
     def __init__(self, report: Callable[[int, BaseException], None]) -> None:
         super().__init__(0)
@@ -400,12 +401,12 @@ class _ReportingBudget(ErrorBudget):
 
 
 class FutureExecutor(ThreadExecutor):
-    """A thread that submits jobs to an executor of the caller, who owns it.
+    """A thread that submits jobs to an executor, which the caller owns.
 
     Args:
         runner: the pipeline runner that receives the results.
         stage: the stage whose jobs are submitted.
-        executor: runs them.
+        executor: the executor that runs them.
     """
 
     def __init__(self, runner: PipelineRunner, stage: Stage, executor: Executor) -> None:
@@ -414,7 +415,7 @@ class FutureExecutor(ThreadExecutor):
         self._futures: set[Future[Any]] = set()
 
     def close(self) -> None:
-        """Cancel jobs that have not begun."""
+        """Cancel jobs that have not started."""
         super().close()
         for future in list(self._futures):
             future.cancel()
@@ -422,11 +423,11 @@ class FutureExecutor(ThreadExecutor):
     def _perform(self, job: StageJob) -> None:
         try:
             future = self._executor.submit(self._function, job.item)
-        except Exception as error:  # noqa: BLE001 - it was shut down
+        except Exception as error:  # noqa: BLE001  # the executor was shut down
             self._runner.fail(job, error, 0)
             return
         self._futures.add(future)
-        if self._runner.is_closed:  # and `close` may have gone through the jobs before
+        if self._runner.is_closed:  # `close` may have cancelled the futures before this one
             future.cancel()
         future.add_done_callback(partial(self._take, job))
 
@@ -435,7 +436,7 @@ class FutureExecutor(ThreadExecutor):
         self._futures.discard(future)
         try:
             value = future.result()
-        except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
+        except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
             runner.fail(job, error, busy_ns)
         else:
             _conclude(runner, job, value, busy_ns)
@@ -445,7 +446,7 @@ class FutureExecutor(ThreadExecutor):
 
 
 def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
-    """Report the result of `_in_one` for a job to the pipeline runner."""
+    """Report the result of a job, as `_in_one` returned it, to the pipeline runner."""
     if not job.stage.call.yields_many:
         runner.finish(job, value, busy_ns)
     elif isinstance(value, FailedCall):
@@ -455,12 +456,12 @@ def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -
 
 
 def _in_one(call: UserCall, name: str) -> Callable[[Any], Any]:
-    """Wrap a call so that it returns a generator's results at once: a list, or `FailedCall`."""
+    """Wrap a call so that it returns all results of a generator: a list, or `FailedCall`."""
     return partial(_all_results if call.yields_many else _one_result, call.function, name)
 
 
 def _chunked(call: UserCall, name: str) -> Callable[[Any], Any]:
-    """Return a function that gives the result of a call; for a generator, its `ResultChunks`."""
+    """Return a function that returns the result of a call; for a generator, `ResultChunks`."""
     return partial(_chunks_of if call.yields_many else _one_result, call.function, name)
 
 
@@ -472,7 +473,7 @@ def _all_results(function: Callable[[Any], Any], name: str, item: Any) -> list[A
     found: list[Any] = []
     try:
         found.extend(function(item))
-    except BaseException as error:  # noqa: BLE001 - of the user's function, whatever it is
+    except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
         return FailedCall(found, error, name)
     return found
 

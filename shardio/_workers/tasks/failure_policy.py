@@ -1,8 +1,8 @@
-"""The policy for items that fail and workers that crash, alike for all that runs in workers.
+"""The policy for items that fail and workers that crash, the same for all work in workers.
 
-A worker that crashes is replaced, and what it was at is done again. What has crashed MAX_CRASHES
-workers is not tried any more: it is reported, or left out if it may be. Workers that crash one
-after the other without having done anything end the work.
+A worker that crashes is replaced, and its items are tried again. An item that has crashed
+MAX_CRASHES workers is not tried again: it is reported, or skipped if allowed. If workers crash one
+after another without completing anything, the work ends with an error.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ _NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemor
 
 
 MAX_CRASHES: Final = 2
-"""An item that has crashed this many workers is reported or left out, not tried again."""
+"""The number of crashed workers after which an item is reported or skipped, not tried again."""
 
 
 class CrashLoop:
-    """The crashes of workers since one of them last did something.
+    """A counter of the crashes since a worker last completed something.
 
     Args:
-        n_workers: how many there are.
+        n_workers: the number of workers.
     """
 
     def __init__(self, n_workers: int) -> None:
         self._most = 2 * n_workers + MAX_CRASHES
         self.n_crashes = 0
-        """Set to 0 by the owner whenever a worker has done something."""
+        """The number of crashes; reset by the owner whenever a worker completes something."""
 
     def count(self, how: str) -> None:
-        """Count one more crash; `how` describes it.
+        """Count a crash; `how` describes it.
 
         Raises:
-            UnsupportedEnvironment: each place was filled twice, and to no avail.
+            UnsupportedEnvironment: every worker was restarted about twice without success.
         """
         self.n_crashes += 1
         if self.n_crashes > self._most:
@@ -44,16 +44,16 @@ class CrashLoop:
 
 
 class ErrorBudget:
-    """The number of items that may fail and be skipped; without one the first failure is raised.
+    """The number of items that may fail and be skipped.
 
     Args:
-        most: the maximum number of skipped items; None for none.
+        most: the maximum number of skipped items; None if the first failure is raised.
     """
 
     def __init__(self, most: int | None) -> None:
         self.most = most
         self.skipped: list[SkippedItem] = []
-        """The skipped items."""
+        """The items skipped so far."""
 
     def forgives(self, error: BaseException) -> bool:
         """Return True if an item that failed with this error may be skipped."""
@@ -61,10 +61,10 @@ class ErrorBudget:
         return self.most is not None and is_its_own
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
-        """Leave an item out.
+        """Record that an item is skipped.
 
         Raises:
-            TooManySkipped: that is one more than may be.
+            TooManySkipped: more items failed than may be skipped.
         """
         found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
         self.skipped.append(found)

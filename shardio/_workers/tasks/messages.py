@@ -1,4 +1,4 @@
-"""Main's ZeroMQ socket for samples, in a folder that only this user can enter."""
+"""The main process's ZeroMQ socket for samples, in a folder that only this user can enter."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.storage.fs import remove_tree
 
 OWN_FILES: Final = 16
-"""More than a context and a socket of ZeroMQ take, without those who are connected."""
+"""An upper bound of the files that a ZeroMQ context and socket open, without connections."""
 _NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # as in the names that `tempfile.mkdtemp` makes
 _MAX_BYTES: Final = 107
-"""Of the path of a socket: the kernel has no room for more."""
+"""The maximum length of the path of a socket, set by the kernel."""
 
 
 def zeromq(user: str = "MultiLoader") -> ModuleType:
-    """Load pyzmq; `user` is named in the error if it is missing.
+    """Import pyzmq; the error for a missing package names `user`.
 
     Raises:
-        UnsupportedEnvironment: Ray is not installed.
+        UnsupportedEnvironment: pyzmq is not installed.
     """
     try:
         import zmq
@@ -38,10 +38,10 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
 
 
 def check_prefix(prefix: Any) -> str:
-    """Return the prefix if a folder for a socket can be made with it.
+    """Return the absolute prefix, if a folder for a socket can be created with it.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: `prefix` is not a usable path.
     """
     if not isinstance(prefix, str | os.PathLike):
         raise InvalidArgument(f"prefix must be the beginning of a path; found {prefix!r}")
@@ -59,14 +59,14 @@ def check_prefix(prefix: Any) -> str:
 
 
 class Receiver(Closing):
-    """Owns a ZeroMQ socket, and until `hide` a folder with its file; for one thread at a time.
+    """A ZeroMQ socket, and until `hide` its folder; owns both. For one thread at a time.
 
     Args:
-        prefix: of the folder, as returned by `check_prefix`.
-        n_senders: how many will connect.
+        prefix: the prefix of the folder, as returned by `check_prefix`.
+        n_senders: the number of processes that will connect.
 
     Raises:
-        UnsupportedEnvironment: too few files may be open for that.
+        UnsupportedEnvironment: the limit on open files is too low.
     """
 
     def __init__(self, prefix: str, n_senders: int) -> None:
@@ -91,7 +91,7 @@ class Receiver(Closing):
         return f"ipc://{self.path}"
 
     def fileno(self) -> int:
-        """Return a descriptor, readable when a message arrives after `take` returned None."""
+        """Return a descriptor that is readable if a message arrives after `take` returned None."""
         fd: int = self._socket.fileno()
         return fd
 
@@ -104,7 +104,7 @@ class Receiver(Closing):
         return found
 
     def hide(self) -> None:
-        """Remove the folder: workers stay connected, and no process can connect any more."""
+        """Remove the folder: workers stay connected, and no other process can connect."""
         if self._folder is not None:
             with files_explained():
                 remove_tree(self._folder)

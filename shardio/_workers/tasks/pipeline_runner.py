@@ -1,9 +1,10 @@
-"""Runs a pipeline: items of a source go through functions to the loop, several at once.
+"""Run a pipeline: items of a source pass through functions to the loop, several at a time.
 
     source ─▶ stage ─▶ batches ─▶ stage ─▶ … ─▶ results ─▶ the loop
 
-No thread drives the pipeline: each thread of a stage, and the loop, moves on the results it can and
-wakes the threads that have work by it. All of that is under one lock; user code runs outside it.
+No thread drives the pipeline: each thread of a stage, and the loop, moves results on as far as
+there is room, and wakes the threads that then have work. This is done under one lock; user code
+runs outside it.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ from shardio._workers.tasks.stage import (
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 
 _NAMED: Final = 4
-"""Jobs of which the stacks are shown: those that have taken longest."""
+"""The number of calls whose stacks are shown: those that have taken longest."""
 
 
 def late(
     number: int, timeout_s: float | None, jobs: Sequence[StageJob], elsewhere: Sequence[str] = ()
 ) -> BatchTimeout:
-    """Return the error for a late result, with the calls under way and the stacks of threads.
+    """Return the error for a late result, with the running calls and the stacks of their threads.
 
     Args:
-        number: of the result, from 0.
-        timeout_s: how long the loop waited.
-        jobs: those that have begun.
-        elsewhere: lines about jobs outside of this process's threads.
+        number: the number of the result, from 0.
+        timeout_s: the time that the loop waited.
+        jobs: the jobs that have started.
+        elsewhere: lines that describe jobs outside of this process's threads.
     """
     lines = [f"result {number} did not come within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
@@ -74,7 +75,7 @@ def late(
 
 
 def describe_job(job: StageJob) -> str:
-    """Describe a call."""
+    """Return a description of a call."""
     if job.origin.first < 0:
         return f"{job.stage.name}, item {job.n_given}"
     return f"{job} ({shortened(job.item)})"
@@ -96,16 +97,16 @@ class StageExecutor(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Look for jobs: there may be one. Called under the runner's lock."""
+        """Look for jobs, as there may be one. Called under the runner's lock."""
 
     @abstractmethod
     def close(self) -> None:
-        """Begin no job any more, and wait for none; the line is closed, its lock free."""
+        """Start no more jobs, and wait for none. Called without the lock, once closed."""
 
     def tell(self) -> list[str]:
-        """Describe, line by line, the jobs that run outside of this process's threads.
+        """Return lines that describe the jobs running outside of this process's threads.
 
-        Any thread may call it.
+        May be called in any thread.
         """
         return []
 
@@ -113,21 +114,21 @@ class StageExecutor(ABC):
 ExecutorFactory = Callable[
     ["PipelineRunner", Mapping[Stage, PipeStep | None]], Mapping[Stage, StageExecutor]
 ]
-"""Makes the executor of every stage, given a runner and its stages.
+"""Creates the executor of every stage, given a runner, and the step of each stage.
 
-The source's comes with None.
+The source has no step, but None.
 """
 
 
 class PipelineRunner(Closing):
-    """One pass over a source; owns its threads, which are daemons and are never joined.
+    """One iteration over a source. It owns its threads, which are daemons and never joined.
 
     Args:
-        source: iterable or async iterable; its items, or SourcePosition ones.
+        source: an iterable or async iterable of items, or of SourcePosition objects.
         steps: the steps of the pipeline.
-        create_executors: makes the executors of the stages (`executors.create_executors`).
-        n_buffered: how many results may wait for the loop.
-        most_skips: how many calls may fail, their items being dropped; None for none.
+        create_executors: creates the executors of the stages (`executors.create_executors`).
+        n_buffered: the number of results that may wait for the loop.
+        most_skips: the number of calls that may fail, whose items are skipped; None for none.
         start: the position at which the source begins.
     """
 
@@ -169,20 +170,20 @@ class PipelineRunner(Closing):
     def _active(self) -> list[Stage]:
         return [stage for stage in self._stages if isinstance(stage, Stage)]
 
-    # --- the loop's side --------------------------------------------------------------------
+    # --- called by the loop -----------------------------------------------------------------
 
     def take(self, timeout_s: float | None) -> Entry | None:
         """Return the next result and its source position; None when there are no more.
 
-        Of several threads that ask, one waits for a result and the others for their turn.
+        If several threads call this, one waits for a result and the others for their turn.
 
         Raises:
-            Exception: raised by a function, once the results before it have been taken.
-            BatchTimeout: the result does not come in time.
-            ClosedError: the runner was closed, or this is a fork of its process.
+            Exception: raised by a function, once the results before it were taken.
+            BatchTimeout: the result did not arrive in time.
+            ClosedError: the runner was closed, or this process is a fork of its process.
         """
         if not self._is_through:
-            # Checked first: in a fork the turn may belong to a thread that does not exist there
+            # Checked first: in a fork, the lock may belong to a thread that does not exist there.
             self._check_open()
         with self._turn:
             return None if self._is_through else self._take(timeout_s)
@@ -201,7 +202,7 @@ class PipelineRunner(Closing):
                 if self._results.is_over:
                     break
                 if self.is_closed or self._breakdown is not None:
-                    continue  # closed since the check: no wake-up will come
+                    continue  # closed since the check, so no wake-up will come
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):
                 raise self._overdue(timeout_s)
@@ -233,12 +234,12 @@ class PipelineRunner(Closing):
             raise ClosedError("the iteration was closed; begin another one")
 
     def close(self) -> None:
-        """Begin nothing any more. What runs ends by itself, and its results are dropped."""
+        """Start nothing more. Running calls end by themselves, and their results are dropped."""
         with interrupts_held():  # a second Ctrl-C
             self._end()
 
     def _end(self) -> None:
-        # The threads, and possibly the lock, belong to the parent
+        # In a fork, the threads and possibly the lock belong to the parent.
         if self._pid != this_process.pid:
             return
         with self.lock:
@@ -249,12 +250,12 @@ class PipelineRunner(Closing):
             self._results.ring()
         for hands in {id(each): each for each in self._executors.values()}.values():
             hands.close()
-        for stage in self._stages:  # nothing reads these queues any more
+        for stage in self._stages:  # these queues are no longer read
             stage.clear()
         self._results.entries.clear()
 
     def abandon(self) -> None:
-        """Close, from a finalizer: in any thread, in the middle of anything, also of this line."""
+        """Close from a finalizer, which may run in any thread at any point, even under the lock."""
         if self.lock.locked():
             _thread.start_new_thread(self._end, ())
         else:
@@ -266,10 +267,10 @@ class PipelineRunner(Closing):
             self._breakdown = as_failure(error, "a thread of the pipeline")
             self._results.ring()
 
-    # --- the side of who works --------------------------------------------------------------
+    # --- called by executors ----------------------------------------------------------------
 
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
-        """Accept results of a job that has more; return False if the job is to be suspended."""
+        """Accept results of a job that has more; return False if the job must be suspended."""
         stage = job.stage
         with self.lock:
             if self.is_closed:
@@ -297,7 +298,7 @@ class PipelineRunner(Closing):
         self.finish_with(job, (value,), busy_ns)
 
     def finish_with(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> None:
-        """Accept all results of a job at once."""
+        """Accept the last results of a job."""
         stage = job.stage
         with self.lock:
             if self.is_closed:
@@ -309,13 +310,13 @@ class PipelineRunner(Closing):
             self._settle(self._places[stage])
 
     def end(self, job: StageJob, busy_ns: int) -> None:
-        """Record that a job has given all of its results."""
+        """Record that a job has no more results."""
         self.finish_with(job, (), busy_ns)
 
     def fail(
         self, job: StageJob, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
     ) -> None:
-        """Record that a job raised after these results and those before."""
+        """Record that a job raised after the given results."""
         stage = job.stage
         failure = as_failure(error, stage.name)
         add_note(failure, f"in {self._place_of(job)}")
@@ -338,7 +339,7 @@ class PipelineRunner(Closing):
         return f"{job} ({shortened(job.item)})"
 
     def _refusal(self, job: StageJob, failure: Exception) -> Exception | None:
-        """Return the error to raise for a failed call; None if its item is dropped."""
+        """Return the error to raise for a failed call; None if its item is skipped."""
         if job.stage is self._source or not self._error_budget.forgives(failure):
             return failure
         try:
@@ -348,7 +349,7 @@ class PipelineRunner(Closing):
         return None
 
     def settle_before(self, stage: Stage) -> None:
-        """There is room before a stage: move on what waits for it; under the lock."""
+        """Move on what waits for a stage that has room now. Called under the lock."""
         place = self._places[stage]
         if place:
             self._settle(place - 1)

@@ -1,4 +1,4 @@
-"""The parts of a pipeline: start, source items, steps, and the functions they call."""
+"""The parts of a pipeline: start, source items, steps, and the functions that steps call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal["function", "generator", "coroutine", "async generator"]
 
 @dataclass(frozen=True, slots=True)
 class UserCall:
-    """A function of one argument, and its kind: one value or several, at once or awaited."""
+    """A function of one argument, and its kind: one or many results, synchronous or async."""
 
     function: Callable[[Any], Any]
     kind: Kind
@@ -35,10 +35,10 @@ class UserCall:
 
 
 def user_call(name: str, function: Any) -> UserCall:
-    """Classify a function; an object that can be indexed is a function of the index.
+    """Classify a function; an object that supports indexing becomes a function of the index.
 
     Raises:
-        InvalidArgument: it is neither.
+        InvalidArgument: `function` is neither.
     """
     if not callable(function):
         look_up = getattr(function, "__getitem__", None)
@@ -52,7 +52,7 @@ def user_call(name: str, function: Any) -> UserCall:
 
 
 def _kind(function: Callable[..., Any]) -> Kind:
-    # For a callable object its `__call__` decides; for a class, its instances' methods do not.
+    # For a callable object, its `__call__` decides; for a class, the methods do not.
     method = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
     for each in (function, method):
         if inspect.iscoroutinefunction(each):
@@ -65,7 +65,7 @@ def _kind(function: Callable[..., Any]) -> Kind:
 
 
 def checked(value: Any) -> Any:
-    """Return a function's result, unless it is a coroutine that would never be awaited."""
+    """Return a function's result; raise TransformError for a coroutine: nothing awaits it."""
     if type(value) is CoroutineType:
         value.close()
         raise TransformError(
@@ -75,14 +75,14 @@ def checked(value: Any) -> Any:
 
 
 Where = Literal["process"] | Executor | None
-"""The place of calls: threads of the pipeline, worker processes, or an executor of the caller."""
+"""The place of calls: threads of the pipeline, worker processes, or the caller's executor."""
 
 
 def checked_where(executor: Any) -> Where:
     """Return `executor` if it is None, "process" or an Executor.
 
     Raises:
-        InvalidArgument: it is something else.
+        InvalidArgument: `executor` is something else.
     """
     if executor is None or executor == "process" or isinstance(executor, Executor):
         return executor  # type: ignore[no-any-return]
@@ -93,9 +93,9 @@ def checked_where(executor: Any) -> Where:
 
 
 class PipeStep(NamedTuple):
-    """A function for every item.
+    """A step that calls a function for every item.
 
-    Steps with the same `thread_group` have `concurrency` threads together.
+    Steps with the same `thread_group` share `concurrency` threads.
     """
 
     call: UserCall
@@ -107,14 +107,14 @@ class PipeStep(NamedTuple):
 
     @property
     def most_under_way(self) -> int:
-        """The maximum number of jobs in flight: more for processes, so that no worker idles."""
+        """The maximum number of jobs in flight; more for processes, so that no worker idles."""
         if self.executor == "process":
             return DEPTH * self.concurrency + 2
         return self.concurrency
 
 
 class BatchStep(NamedTuple):
-    """Lists of `n` items; the last, partial list is kept or dropped."""
+    """A step that makes lists of `n` items; an incomplete last list is kept or dropped."""
 
     n: int
     drop_last: bool
@@ -129,7 +129,7 @@ class SourcePosition(NamedTuple):
 
 
 class PipelineStart(NamedTuple):
-    """The point where a pipeline resumes: its first item, and how many of its results to skip."""
+    """The point where a pipeline resumes: the first item, and how many of its results to skip."""
 
     item: int = 0
     n_passed_over: int = 0

@@ -1,13 +1,13 @@
 """A worker that iterates a whole dataset and sends every sample as soon as it may.
 
-Each sample is one message of ZeroMQ; ZeroMQ's own thread writes several at a time. A message is
+Each sample is one ZeroMQ message; ZeroMQ's own thread writes several at a time. A message is
 
     head     kind, number of the worker, number of the sample   uint32 2, uint64
-    payload  the sample as `values` packs it, or of a large one the block it lies in and its bytes;
+    payload  the sample as packed by `values`; for a large sample, its block and its size there;
              or an exception
 
-Main grants credit: a worker may have a limited number of bytes under way that main has not handed
-over yet.
+The main process grants credit: a worker may have a limited number of bytes in flight, which the
+main process has not yet handed over to the loop.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ HEAD: Final = struct.Struct("<IIQ")
 PLACE: Final = struct.Struct("<QQ")
 """The number of a block, and the bytes in it."""
 WORD: Final = struct.Struct("<QQ")
-"""A message of main to a sender: a `Command` and a number."""
+"""A message from the main process to a sender: a `Command` and a number."""
 WANT: Final = b"?"
-"""A worker has a large sample, and no block for it."""
+"""A message from a worker that has a large sample and no block for it."""
 MIN_IN_BLOCK_BYTES: Final = 64 << 10
-"""A larger sample travels in a block: main takes 31 us for 70 KiB there, 41 us in a message."""
+"""Larger samples are sent in a block: 70 KiB take 31 µs there, 41 µs in a message."""
 _MIN_APART_BYTES: Final = 4 << 10
-"""Smaller arrays are part of the pickle, which takes less time."""
+"""Smaller arrays become part of the pickle, which takes less time."""
 OVERHEAD_BYTES: Final = 256
-"""The cost of a message beyond the bytes of its sample: most of a small one's."""
+"""The cost of a message beyond the bytes of its sample; dominates for small samples."""
 
 
 class MessageKind(IntEnum):
@@ -48,17 +48,17 @@ class MessageKind(IntEnum):
     HELLO = 1  # the worker is connected
     SAMPLE = 2
     IN_BLOCK = 3  # a sample, in a block
-    SKIPPED = 4  # instead of a sample an exception
-    FAILED = 5  # an exception ended the worker's iteration
-    END = 6  # no more samples: the number is that of all samples of this worker
+    SKIPPED = 4  # an exception instead of a sample
+    FAILED = 5  # an exception that ended the worker's iteration
+    END = 6  # no more samples; the number is the number of this worker's samples
 
 
 class Command(IntEnum):
-    """The command of a message from main."""
+    """The command of a message from the main process."""
 
     CREDIT = 1  # the number of bytes handed over since the last credit
     BLOCK = 2  # a block that may be filled; its descriptor is attached the first time
-    GOODBYE = 3  # main has received everything that the worker has sent
+    GOODBYE = 3  # the main process has received everything that the worker has sent
 
 
 class WorkerInfo(NamedTuple):
@@ -72,10 +72,10 @@ _here: WorkerInfo | None = None
 
 
 def worker_info() -> WorkerInfo | None:
-    """Return the MultiLoader worker that runs this code; None outside of such a worker.
+    """Return the number of this MultiLoader worker and the number of workers; None elsewhere.
 
-    A dataset that yields every n-th sample, from the worker's number on, is iterated once by all
-    workers together.
+    If each worker of a dataset yields every n-th sample, starting with its own number, all workers
+    together iterate the dataset once.
     """
     return _here
 
@@ -87,28 +87,30 @@ def send_all(
     may_skip: bool,  # noqa: FBT001  # bound by position, as a target of a pool
     channel: Channel,
 ) -> None:
-    """Iterate the dataset and send its samples to the address that main sends. Runs in a worker.
+    """Iterate the dataset and send its samples to the address that arrives on the channel.
+
+    Runs in a worker.
 
     Args:
-        dataset: to iterate, once.
-        n_workers: how many processes do the same.
-        most_bytes: that may be under way from this one.
-        may_skip: True if the iteration goes on after a sample that failed.
-        channel: of this worker, with a file for the stacks of each.
+        dataset: the dataset, iterated once.
+        n_workers: the number of workers.
+        most_bytes: the maximum number of bytes in flight from this worker.
+        may_skip: True if the iteration continues after a sample that failed.
+        channel: the channel of this worker; its descriptors are the stack files of all workers.
     """
     global _here
     yield_to_main()
     keep_freed_memory()
     answer_with_stacks(channel.fds[channel.index])
     _here = WorkerInfo(channel.index, n_workers)
-    # Webdataset reads these variables
+    # webdataset reads these variables.
     os.environ["WORKER"], os.environ["NUM_WORKERS"] = map(str, _here)
     zmq = zeromq()
     address = channel.recv()
     if address is None:
         return
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.linger = 0  # nothing is unsent when a worker ends, unless main is gone
+        socket.linger = 0  # nothing is unsent when a worker ends, unless the main process is gone
         socket.sndhwm = 0  # bytes are bounded, not messages
         socket.connect(os.fsdecode(address))
         sender = SampleSender(socket, channel, most_bytes, may_skip=may_skip)
@@ -118,11 +120,11 @@ def send_all(
 
 
 class MainExited(BaseException):
-    """Main has closed the channel: not for the user's code to catch."""
+    """The main process has closed the channel; user code must not catch this."""
 
 
 class SampleSender:
-    """The samples that one worker has sent and may send; borrows its socket and channel."""
+    """Sends the samples of one worker as far as its credit allows; borrows socket and channel."""
 
     def __init__(self, socket: Any, channel: Channel, most_bytes: int, *, may_skip: bool) -> None:
         self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
@@ -131,7 +133,7 @@ class SampleSender:
         self._n_under_way = self._n_sent = 0
 
     def send_samples(self, dataset: Iterable[Any]) -> None:
-        """Send a greeting, every sample or that it is skipped, and how it ended."""
+        """Send a greeting, every sample or its exception, and how the iteration ended."""
         self._send(MessageKind.HELLO)
         try:
             samples = iter(dataset)
@@ -139,20 +141,20 @@ class SampleSender:
                 self._n_sent += 1
         except MainExited:
             raise
-        except BaseException as error:  # noqa: BLE001  # sys.exit and all: main raises it there
+        except BaseException as error:  # noqa: BLE001  # the main process raises even SystemExit
             self._send(MessageKind.FAILED, self._packed(error))
         else:
             self._send(MessageKind.END)
 
     def await_goodbye(self) -> None:
-        """Wait until main has received everything: an earlier exit may lose messages."""
+        """Wait until the main process has received all: an earlier exit may lose messages."""
         while self._receive_command() != Command.GOODBYE:
             pass
 
     def _send_next(self, samples: Iterator[Any]) -> bool:
-        """Send a sample, or that it is skipped; return False if there are no more."""
+        """Send a sample, or the exception for which it is skipped; return False at the end."""
         try:
-            # Not a `for`: an object whose `__iter__` starts again would never end
+            # Not a `for` loop, which would never end if `__iter__` starts again.
             sample = next(samples, _END)
             if sample is _END:
                 return False
@@ -160,7 +162,7 @@ class SampleSender:
             self._send_sample(sample)
         except MainExited:
             raise
-        except BaseException as error:  # user code may raise anything, sys.exit included
+        except BaseException as error:  # user code may raise anything, even SystemExit
             if not self._may_skip:
                 raise
             self._send(MessageKind.SKIPPED, self._packed(error))
@@ -183,9 +185,9 @@ class SampleSender:
         self._send(MessageKind.IN_BLOCK, PLACE.pack(number, n_bytes), n_bytes)
 
     def _send(self, kind: MessageKind, payload: bytes | bytearray = b"", n_bytes: int = 0) -> None:
-        """Send a message, once there is room for it; a single one may have any size.
+        """Send a message as soon as the credit allows; a single message may have any size.
 
-        `n_bytes` are those of its sample.
+        `n_bytes` is the size of its sample.
         """
         self._check_process()
         n_bytes += OVERHEAD_BYTES
@@ -195,7 +197,7 @@ class SampleSender:
         self._socket.send(HEAD.pack(kind, self._channel.index, self._n_sent) + payload)
 
     def _check_process(self) -> None:
-        """End a fork of this worker that has come back from the dataset: the socket is not its."""
+        """End a fork of this worker that returned from the dataset: the socket is the parent's."""
         if this_process.pid != self._pid:
             self._channel.report_failure(
                 f"at sample {self._n_sent} of worker {self._channel.index}, a process that was "
@@ -204,7 +206,7 @@ class SampleSender:
             os._exit(1)
 
     def _ask_for_block(self) -> None:
-        """Wait until there is a block to be filled."""
+        """Request a block, and wait for it."""
         try:
             self._channel.send(WANT)
         except (BrokenPipeError, ConnectionResetError):
@@ -213,7 +215,7 @@ class SampleSender:
             self._receive_command()
 
     def _receive_command(self) -> Command:
-        """Wait for a command of main, and act upon it."""
+        """Wait for a command from the main process, and carry it out."""
         received = self._channel.recv_fds()
         if received is None:
             raise MainExited

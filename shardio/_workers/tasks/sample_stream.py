@@ -1,11 +1,11 @@
-"""One iteration of a dataset by several workers, each of which iterates all of it.
+"""One iteration of a dataset by several workers, each of which iterates the whole dataset.
 
         main                                             worker
   A  WorkerPool(send_all, dataset), Receiver ──────────▶ loads dataset and ZeroMQ
   B     address ───────────────────────────────────────▶ connects
-  C     hide: the folder is gone ◀─────────── HELLO ═══
+  C     hide: the folder is removed ◀──────── HELLO ═══
   D     next ◀══════════════════════════════ SAMPLE ═══ iterates
-  E     credit: bytes that were handed over ───────────▶ goes on sending
+  E     credit: bytes that were handed over ───────────▶ continues sending
         blocks, for larger samples (BlockLender) ──────▶ fills them, asks for more
   F     the count is checked ◀═════════════════ END ═══
   G     goodbye ───────────────────────────────────────▶ exits
@@ -52,48 +52,48 @@ from shardio.errors import ClosedError, TransformError, WorkerDied
 _NO_SAMPLE: Final = object()
 _PRELOAD: Final = ("zmq", send_all.__module__)
 _LOOK_EVERY_S: Final = 0.1
-"""The interval at which main checks for exited workers while samples keep coming."""
+"""The interval at which the main process checks for exited workers while samples arrive."""
 _QUIET_S: Final = 0.05
 _MAX_S: Final = 1.0
-"""Messages of an exited worker have all arrived when none comes for this long."""
+"""All messages of an exited worker have arrived if none comes for _QUIET_S, or after _MAX_S."""
 _SOON_MS: Final = 1
-"""Credit is worth sending when no sample comes for this long."""
+"""Credit is sent if no sample comes for this long."""
 _LONG_S: Final = 0.01
-"""A wait for a sample that is worth memory to be shorter the next time."""
+"""If a wait for a sample takes longer, more memory is granted to shorten the next one."""
 _CREDITS: Final = 16
-"""The maximum number of parts in which a worker's credit comes back, unless main has to wait."""
+"""The maximum number of parts in which a worker's credit is sent, unless the loop has to wait."""
 
 
 class _Sender:
-    """Main's view of one worker."""
+    """The main process's state of one worker."""
 
     def __init__(self) -> None:
         self.is_connected = self.ended_with_a_skip = False
         self.n_arrived = self.n_skipped = 0
-        """Samples handed over or skipped, and those skipped."""
+        """The samples handed over or skipped, and the skipped ones among them."""
         self.n_owed = 0
-        """Bytes handed over that it has not been credited."""
+        """The bytes handed over that the worker has not been credited for."""
         self.last_words = ""
 
     @property
     def counted(self) -> str:
-        """Describe how many samples it has sent."""
+        """A description of how many samples the worker has sent."""
         message = f", and {self.n_skipped} skipped" if self.n_skipped else ""
         return f"{self.n_arrived - self.n_skipped} samples{message}"
 
 
 class SampleStream(Closing):
-    """An iterator over the samples of all workers, in order of arrival; owns the workers.
+    """An iterator over the samples of all workers, in order of arrival. It owns the workers.
 
-    For one thread at a time, but `close` is for any. Nothing of it is left when it is exhausted,
-    has failed or was closed.
+    For one thread at a time, except `close`. When it is exhausted, has failed or was closed,
+    everything is released.
 
     Args:
-        dataset: every worker iterates it.
+        dataset: the dataset, which every worker iterates.
         n_workers: the number of workers.
-        prefix: of the folder for the socket.
-        most_bytes: the bytes under way from all workers together.
-        timeout_s: how long to wait for a sample; None for ever.
+        prefix: the prefix of the folder for the socket.
+        most_bytes: the maximum number of bytes in flight from all workers together.
+        timeout_s: the time to wait for a sample; None for no limit.
         start: the start method of workers.
         error_budget: decides which failed samples are skipped.
         say: receives a line about each event.
@@ -114,14 +114,14 @@ class SampleStream(Closing):
         self._is_of, self._pid = type(dataset).__name__, this_process.pid
         self._timeout_s, self._error_budget, self._say = timeout_s, error_budget, say
         self._stacks = list(stack_files(n_workers))
-        self._lock = threading.RLock()  # sockets of ZeroMQ are for one thread at a time
+        self._lock = threading.RLock()  # a ZeroMQ socket must be used by one thread at a time
         self._block_lender = BlockLender(n_workers, most_bytes)
         self._owned: list[Closing] = []
-        """The receiver and the pool, in the order in which they were made."""
+        """The pool and the receiver, in order of creation."""
         held = self._owned, self._block_lender, self._stacks
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
         self._going = dict(enumerate(_Sender() for _ in range(n_workers)))
-        """The workers that have not come to the end."""
+        """The workers that have not finished."""
         self._saved: deque[bytes] = deque()
         """The messages that had arrived when an exit was noticed."""
         self._loss: WorkerExit | None = None
@@ -148,7 +148,7 @@ class SampleStream(Closing):
         self._say(self._receiver.address)
 
     def __iter__(self) -> SampleStream:
-        """Itself."""
+        """Return itself."""
         return self
 
     def __next__(self) -> Any:
@@ -164,19 +164,19 @@ class SampleStream(Closing):
         except BaseException as error:  # Ctrl-C included
             if self._is_over and isinstance(error, ClosedError):  # another thread saw the end
                 raise StopIteration from None
-            # If the loader was closed elsewhere, every call reports it.
+            # If the loader was closed elsewhere, every further call reports that.
             self._is_over = self._finalizer.alive
             self.close()
             raise
 
     def close(self) -> None:
-        """End the workers, whatever they do, and release everything. Idempotent."""
+        """End the workers, whatever they are doing, and release everything. Idempotent."""
         with interrupts_held():
             self._finalizer()
 
     @property
     def is_open(self) -> bool:
-        """True if it has workers."""
+        """True if the workers have not been ended."""
         return self._finalizer.alive
 
     def _next(self) -> Any:
@@ -197,7 +197,7 @@ class SampleStream(Closing):
         """Return the next message, or None.
 
         Raises:
-            WorkerDied: there is none, as a worker has crashed.
+            WorkerDied: a worker has crashed, and no message is left.
         """
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._loss is None:
@@ -211,7 +211,7 @@ class SampleStream(Closing):
         return message
 
     def _open(self, message: bytes) -> Any:
-        """Act upon a message; return the sample in it, if there is one."""
+        """Process a message; return the sample in it, or _NO_SAMPLE."""
         kind, worker, number = HEAD.unpack_from(message)
         payload, sender = memoryview(message)[HEAD.size :], self._going[worker]
         if number != sender.n_arrived:
@@ -220,7 +220,7 @@ class SampleStream(Closing):
             )
         if kind == MessageKind.SAMPLE:
             self._owe(worker, len(payload))
-            # Copied: arrays that lie in it may be written to.
+            # Copied, as arrays in it may be written to.
             return self._sample(worker, memoryview(bytearray(payload)))
         if kind == MessageKind.IN_BLOCK:
             block, n_bytes = PLACE.unpack(payload)
@@ -245,16 +245,16 @@ class SampleStream(Closing):
         return _NO_SAMPLE
 
     def _sample(self, worker: int, memory: Bytes | memoryview) -> Any:
-        """Return the sample that lies in memory; _NO_SAMPLE if it cannot be read and is skipped.
+        """Return the sample in memory; _NO_SAMPLE if it cannot be unpickled and is skipped.
 
         Raises:
-            TransformError: it cannot be unpickled.
+            TransformError: the sample cannot be unpickled.
         """
         sender = self._going[worker]
         sender.ended_with_a_skip = False
         try:
             sample = read_value(memory)
-        except Exception as error:  # noqa: BLE001  # raised, or told with what was skipped
+        except Exception as error:  # noqa: BLE001  # raised, or reported with the skipped samples
             failure = TransformError(
                 f"sample {sender.n_arrived} of worker {worker} cannot be unpickled: "
                 f"{type(error).__name__}: {text_of(error)}"
@@ -266,10 +266,10 @@ class SampleStream(Closing):
         return sample
 
     def _skip(self, worker: int, error: BaseException) -> None:
-        """Leave out the next sample of a worker, or raise why it failed.
+        """Skip the next sample of a worker, or raise the error with which it failed.
 
         Raises:
-            TooManySkipped: one more is skipped than may.
+            TooManySkipped: more samples failed than may be skipped.
         """
         if not self._error_budget.forgives(error):
             raise error
@@ -279,14 +279,14 @@ class SampleStream(Closing):
         self._error_budget.skip(number, WorkerInfo(worker, len(self._pool)), error)
 
     def _owe(self, worker: int, n_bytes: int) -> None:
-        """Note that a message of a worker with a sample of n_bytes is handed over."""
+        """Count a message with a sample of n_bytes that was handed over."""
         sender = self._going[worker]
         sender.n_owed += n_bytes + OVERHEAD_BYTES
         if sender.n_owed >= self._least_credit_bytes:
             self._send_credit(worker)
 
     def _send_credit(self, worker: int) -> None:
-        """Send a worker the credit for samples that were handed over."""
+        """Send a worker the credit for the samples that were handed over."""
         sender = self._going[worker]
         owed, sender.n_owed = sender.n_owed, 0
         if owed:
@@ -302,7 +302,7 @@ class SampleStream(Closing):
         if self._loss is None:
             self._handle_events()
         sender = self._going[worker]
-        if sender.last_words:  # of a fork, as the worker itself is alive
+        if sender.last_words:  # reported by a fork, as the worker itself is alive
             raise TransformError(sender.last_words)
         self._say(f"worker {worker} has finished: {sender.counted}")
         if sender.ended_with_a_skip:
@@ -318,18 +318,18 @@ class SampleStream(Closing):
 
     def _tell(self, word: Command, worker: int, number: int = 0, fds: Sequence[int] = ()) -> None:
         if self._loss is None:
-            with suppress(WorkerDied):  # it has exited after its end had been sent
+            with suppress(WorkerDied):  # it has exited after sending its end
                 self._pool.send(worker, WORD.pack(word, number), fds)
 
     def _wait(self, end_s: float | None) -> None:
-        """Wait until there may be something new."""
+        """Wait until there may be a message or an event."""
         with self._lock:
             poll = select.poll()
             try:
                 poll.register(self._pool, select.POLLIN)
                 fd = self._receiver.fileno()
                 poll.register(fd, select.POLLIN)
-            except ValueError:  # another thread has closed it
+            except ValueError:  # closed by another thread
                 raise _closed() from None
         ready = poll.poll(_SOON_MS)
         if not ready:
@@ -349,20 +349,20 @@ class SampleStream(Closing):
         """Handle events of the worker pool."""
         for event in self._pool.wait(0):
             sender = self._going.get(event.worker)
-            if sender is None:  # it has finished since
+            if sender is None:  # it has already finished
                 continue
             if isinstance(event, Failed):
                 sender.last_words = event.text
-            elif not isinstance(event, WorkerExit):  # it wants a block
+            elif not isinstance(event, WorkerExit):  # the worker asks for a block
                 self._block_lender.ask(event.worker)
             elif not self._has_come_to_its_end(event.worker):
                 self._loss = event
-                self._pool.close()  # the workers have nothing more to do
+                self._pool.close()  # the other workers are no longer needed
                 return
         self._lend()
 
     def _has_come_to_its_end(self, exited: int) -> bool:
-        """Receive all that has arrived; return True if the end of an exited worker is there."""
+        """Receive all that has arrived; return True if it contains the end of an exited worker."""
         end_s = time.monotonic() + _MAX_S
         poll = select.poll()
         poll.register(self._receiver, select.POLLIN)
@@ -392,11 +392,11 @@ def _let_go(
     stacks: list[int],
     lock: threading.RLock,
 ) -> None:
-    """End everything that an iteration owns, workers first; do nothing in a fork of its owner."""
+    """Release everything that an iteration owns, workers first; do nothing in a fork."""
     if os.getpid() != owner_pid:
         return
     for each in owned[:1]:
-        each.close()  # also wakes threads that wait
+        each.close()  # also wakes waiting threads
     with lock:
         for each in owned[1:]:
             each.close()

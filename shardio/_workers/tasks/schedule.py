@@ -1,9 +1,9 @@
-"""The schedule of steps: assigned, done, delivered, free. A pure state machine, driven by events.
+"""The schedule of steps: assigned, done, delivered, free. A pure state machine driven by events.
 
-One Schedule belongs to one pass over an epoch. It knows steps, workers and blocks by number only;
-`dispatcher`, `task_pool` and `stage` act on its decisions. Steps are assigned in order, and
-delivered in order or, by `deliver_any`, as they get ready. A block is exactly one of: free, in
-flight (with its step and worker), lost (with its step, which is to be done again), ready,
+A Schedule belongs to one iteration of an epoch. It knows steps, workers and blocks only by number;
+`dispatcher`, `task_pool` and `stage` carry out its decisions. Steps are assigned in order, and
+delivered in order or, by `deliver_any`, as they become ready. Each block is in one state: free, in
+flight (with its step and worker), lost (with its step, which must be done again), ready, or
 delivered.
 """
 
@@ -14,34 +14,34 @@ from collections import deque
 from typing import Final
 
 DEPTH = 2
-"""Tasks a worker may have: the one it works on, and the next, so that it never waits for main."""
+"""The number of tasks per worker: the current one and the next, so that it never has to wait."""
 QUICK_DEPTH = 8
-"""Tasks a worker may have that does them so quickly that messages are what takes time."""
+"""The number of tasks of a worker that is so quick that messages dominate its time."""
 QUICK_NS = 500_000
 """A task that takes less is quick; a worker holds quick answers back until this has passed."""
 ENDLESS: Final = sys.maxsize
-"""The last step of a pass whose end is not known yet: `end_at` tells."""
+"""The last step of a pass whose end is not known yet; `end_at` sets it later."""
 
 
 Assignment = tuple[int, int, int]
-"""A worker, the step it is to do, and the block for it."""
+"""A worker, the step assigned to it, and the block for the step."""
 
 
 class Schedule:
-    """The bookkeeping of one pass from step `first` to `last` - 1.
+    """The bookkeeping of one pass over the steps `first` to `last` - 1.
 
     Args:
-        first, last: the steps to deliver; ENDLESS where it is not known how many.
-        n_workers: numbers 0..n_workers-1.
-        depth: how many tasks a worker may have at a time, unless it is quick.
+        first, last: the steps to deliver; `last` is ENDLESS if it is unknown.
+        n_workers: the number of workers, which are numbered from 0.
+        depth: the number of tasks that a worker may have at a time, unless it is quick.
 
-    The load of a worker is how many tasks it has, and as many more as it may have less than
-    `_full`: for one that is not quick. So all of them are compared by one number.
+    The load of a worker is its number of tasks, plus `_full` minus the number that it may have.
+    Thus a worker is full at `_full`, and all workers are comparable.
     """
 
     def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
         self.next_step = first
-        """The step that is delivered next; as many have been where any may come first."""
+        """The step that is delivered next; with `deliver_any`, the number of delivered steps."""
         self._next_assigned, self._last = first, last
         self._base_depth, self._full = depth, max(depth, QUICK_DEPTH)
         self._is_quick = [False] * n_workers
@@ -55,7 +55,7 @@ class Schedule:
         self._lost: dict[int, int] = {}
         self._free: deque[int] = deque()
         self.n_in_flight = 0
-        """The number of tasks assigned and not answered."""
+        """The number of assigned tasks without an answer."""
         self.n_circulating = 0
         """The number of blocks that are free, in flight, lost or ready."""
 
@@ -66,18 +66,18 @@ class Schedule:
 
     @property
     def is_given_out(self) -> bool:
-        """True if no step is left to assign and none has failed or been lost."""
+        """True if no step is left to assign and none has failed or was lost."""
         return self._next_assigned >= self._last and not (self._lost or self._failed)
 
     @property
     def n_tasks(self) -> list[int]:
-        """Return the number of tasks of each worker."""
+        """The number of tasks of each worker."""
         return [len(tasks) for tasks in self._tasks]
 
     @property
     def n_wanted(self) -> int:
-        """Return the number of steps to assign to workers that have room for them."""
-        # After a failure, later steps would not be delivered.
+        """The number of steps that can be assigned to workers with room."""
+        # After a failure, later steps are not delivered.
         n_new = 0 if self._failed else max(0, self._last - self._next_assigned)
         n_left = len(self._lost) + n_new
         full = self._full
@@ -85,15 +85,15 @@ class Schedule:
 
     @property
     def is_low(self) -> bool:
-        """True if a worker may soon be idle; otherwise tasks are better given out later.
+        """True if a worker may soon be idle. Otherwise, tasks should be sent later.
 
-        Several tasks then travel in one message, which suits quick workers.
+        Several tasks then share a message, which suits quick workers.
         """
         return self._n_low > 0
 
     @property
     def wants_block(self) -> bool:
-        """True if a wanted task has no block yet."""
+        """True if an assignable step lacks a block."""
         return not (self._free or self._lost)
 
     def renewed(self) -> Schedule:
@@ -101,7 +101,7 @@ class Schedule:
         return Schedule(self.next_step, self._last, len(self._tasks), self._base_depth)
 
     def followed(self, first: int, last: int) -> Schedule:
-        """Return a schedule of the next pass, with workers as quick as they are now."""
+        """Return a schedule of the next pass; workers stay as quick as they are now."""
         found = Schedule(first, last, len(self._tasks), self._base_depth)
         for worker, is_quick in enumerate(self._is_quick):
             if is_quick:
@@ -109,7 +109,7 @@ class Schedule:
         return found
 
     def set_backlog(self, n_tasks: list[int]) -> None:
-        """Count the tasks workers have of the pass before: they get as many fewer of this one."""
+        """Set each worker's number of tasks of the previous pass; it gets that many fewer now."""
         self._before = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
             self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)
@@ -117,7 +117,7 @@ class Schedule:
 
     def free(self, block: int) -> None:
         """Record that a block may be filled again."""
-        # Last in, first out: the block that was used last is the one still in the cache.
+        # Last in, first out, as the block used last is still in the CPU cache.
         self._free.append(block)
         self.n_circulating += 1
 
@@ -160,7 +160,7 @@ class Schedule:
 
         A slow worker with as many tasks as a quick one would delay all steps after its own.
         """
-        # A worker that takes one task at a time keeps to that, even if it is quick
+        # With a depth of 1, a worker takes one task at a time even if it is quick.
         if self._base_depth == 1:
             return
         self._is_quick[worker] = is_quick
@@ -178,7 +178,7 @@ class Schedule:
         self._n_low = sum(n <= low for n, low in zip(self._loads, self._lows, strict=True))
 
     def failed(self, worker: int, step: int, error: BaseException) -> None:
-        """Record that a worker could not fill the block of a step; its turn raises the error."""
+        """Record that a worker could not do a step; `deliver` raises the error in its place."""
         self._free.append(self._answered(worker, step))
         self._failed[step] = error
 
@@ -199,14 +199,15 @@ class Schedule:
         return block
 
     def tasks_of(self, worker: int) -> dict[int, int]:
-        """Return the unanswered tasks of a worker, step to block, the current one first."""
+        """Return the unanswered tasks of a worker, step to block, the current task first."""
         return dict(self._tasks[worker])
 
     def deliver(self) -> int | None:
-        """Return the block of the next step, if it is ready; the caller has it until `free`.
+        """Return the block of the next step if it is ready; the caller has it until `free`.
 
         Raises:
-            BaseException: the error that `failed` got for this step, once; the pass is then over.
+            BaseException: the error recorded by `failed` for this step, once; the pass is then
+                over.
         """
         block = self._ready.pop(self.next_step, None)
         if block is not None:
@@ -214,21 +215,20 @@ class Schedule:
             self.n_circulating -= 1
         elif self.next_step in self._failed:
             self._last = self.next_step
-            # Not bound to any name: its traceback refers to the loop, and so to the loader, which
-            # it would keep alive.
+            # Not bound to a name: the traceback refers to the loop, and thus would keep the loader
+            # alive.
             raise self._failed.pop(self.next_step)
         return block
 
     def deliver_any(self) -> tuple[int, int] | None:
         """Return the step that was done first, and its block, if any is ready.
 
-        Not together with `deliver`.
-
-        Returns None once the pass is over, whatever is answered afterwards.
+        Must not be used together with `deliver`. Returns None once the pass is over, even if
+        further steps are done.
 
         Raises:
-            BaseException: the error that `failed` got for a step, once nothing is ready; the pass
-                is then over.
+            BaseException: the error recorded by `failed` for a step, once nothing is ready; the
+                pass is then over.
         """
         if self.is_over:
             return None

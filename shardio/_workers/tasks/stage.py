@@ -1,8 +1,8 @@
 """One stage of a pipeline: its waiting inputs, its jobs, its waiting results. Pure.
 
-A stage knows neither threads nor functions. It decides which job may begin, takes the results of
+A stage uses neither threads nor functions. It decides which job may start, accepts the results of
 jobs, and keeps the order; `pipeline_runner` moves results on to the next stage. `ListBatcher` and
-`OutputQueue` stand between stages without a thread.
+`OutputQueue` need no threads and are used between stages and at the end.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from shardio._workers.tasks.pipeline_spec import UserCall
 from shardio._workers.tasks.schedule import ENDLESS, Schedule
 
 _AHEAD: Final = 16
-"""Results that a generator may give before its turn has come, where the order is that of input."""
+"""If results are in input order, how many a generator may yield before its turn."""
 _MAX_OUT: Final = 2
-"""Results of a generator that the next stage has no room for, at which it is suspended."""
+"""The number of a generator's results waiting for the next stage at which it is suspended."""
 _S_PER_NS: Final = 1e-9
 
 
 class SourceItem(NamedTuple):
-    """The source items of a result, and the position where the source resumes.
+    """The source items of a result, and the position where the source resumes after it.
 
-    That is `after`; but where a generator yields several results for an item, of which this is the
-    one numbered `n_given` from 1, it is `before`, to make the others.
+    The position is `after`. But if a generator yields several results for an item, of which this
+    is number `n_given` (from 1), it is `before`, so that the other results can be made again.
     """
 
     first: int
@@ -47,14 +47,14 @@ Entry = tuple[SourceItem, Any]
 
 @dataclass(slots=True, eq=False)
 class StageJob:
-    """A call under way, which its stage numbers in the order of input."""
+    """A running call; `step` is its number in the order of inputs."""
 
     stage: Stage
     step: int
     origin: SourceItem
     item: Any
     results: Any = None
-    """The generator at work, if any, or its identifier in another process."""
+    """The generator, if any, or its identifier in another process."""
     n_given: int = 0
     began_ns: int = 0
     thread_id: int = 0
@@ -65,7 +65,7 @@ class StageJob:
 
 
 class _Failed(Exception):
-    """An error as a schedule raises it: raising the error itself would add to its traceback."""
+    """A wrapper that a schedule raises: raising the error itself would add to its traceback."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -76,12 +76,12 @@ class Stage:
     """The state of one stage.
 
     Args:
-        name: in errors and figures.
-        call: the call of its jobs; the stage itself never makes it.
-        concurrency: how many jobs may be under way.
-        in_order: True if results come in the order of input, else as they are ready.
-        yields_many: True if a job may give any number of results.
-        n_passed_over: how many results the first job is not to give again.
+        name: the name in errors and figures.
+        call: the function that jobs call; the stage itself never calls it.
+        concurrency: the maximum number of running jobs.
+        in_order: True if results are delivered in input order, else as they become ready.
+        yields_many: True if a job may have any number of results.
+        n_passed_over: the number of results that the first job must not yield again.
     """
 
     name: str
@@ -95,12 +95,12 @@ class Stage:
     """The results that the next stage has not taken yet."""
     running: dict[int, StageJob] = field(default_factory=dict)
     error: Exception | None = None
-    """The error with which the stage has failed; no more results follow those in `out`."""
+    """The error with which the stage has failed; no results follow those in `out`."""
     has_reported_end: bool = False
     is_halted: bool = False
-    """True if no job is to begin any more, since a later stage has failed."""
+    """True if no more jobs may start, because a later stage has failed."""
     n_workers: int = 1
-    """The number of jobs under way that can be worked on at once."""
+    """The number of jobs that can be worked on at the same time."""
     n_in: int = 0
     n_supplied: int = 0
     n_out: int = 0
@@ -117,13 +117,13 @@ class Stage:
 
     def __post_init__(self) -> None:
         self._schedule = Schedule(0, ENDLESS, 1, self.concurrency)
-        # Twice as many, so that one slow job does not hold up those behind it.
+        # Twice as many, so that one slow job does not hold up the following ones.
         for ticket in range(self.concurrency * (2 if self.in_order else 1)):
             self._schedule.free(ticket)
 
     @property
     def has_room(self) -> bool:
-        """True if it takes another input: as many as its concurrency may wait, but at least two."""
+        """True if another input may be added: up to `concurrency`, at least two, may wait."""
         return len(self.inputs) < max(2, self.concurrency)
 
     @property
@@ -135,7 +135,7 @@ class Stage:
 
     @property
     def last_words(self) -> Exception | None:
-        """The error that the next stage gets after all results when this one is over."""
+        """The error passed to the next stage after all results of this one."""
         return self.error or self._end_error
 
     def put(self, entry: Entry) -> None:
@@ -145,13 +145,13 @@ class Stage:
         self.waiting_ns -= now_ns()
 
     def end(self, error: Exception | None) -> None:
-        """Record that no further input will come; `error`, if any, follows the last one."""
+        """Declare that no more inputs follow; `error`, if any, comes after the last one."""
         self._is_ended, self._end_error = True, error
         self._schedule.end_at(self.n_in)
 
     @property
     def has_work(self) -> bool:
-        """True if `begin` has a job."""
+        """True if `begin` would return a job."""
         if self.is_halted:
             return False
         return self._may_begin or (bool(self._suspended) and self._resumable() is not None)
@@ -172,7 +172,7 @@ class Stage:
         return next((s for s in self._suspended if self._may_give(s, is_next=False)), None)
 
     def begin(self) -> StageJob | None:
-        """Return a job to resume, or else to begin; None if there is none."""
+        """Return a job to resume, or else a new one; None if there is none."""
         if self.is_halted:
             return None
         if self._suspended and (step := self._resumable()) is not None:
@@ -202,7 +202,7 @@ class Stage:
         self._add(job.step, (origin, value))
 
     def supply(self, job: StageJob, entry: Entry) -> None:
-        """Accept an item of the source."""
+        """Accept an item from the source."""
         job.n_given += 1
         self.n_supplied += 1
         self._add(job.step, entry)
@@ -215,9 +215,9 @@ class Stage:
             self._held.setdefault(step, []).append(entry)
 
     def may_go_on(self, job: StageJob) -> bool:
-        """Return True if a job may give another result.
+        """Return True if a job may have another result.
 
-        Else it is suspended until `begin` returns it.
+        Otherwise it is suspended until `begin` returns it.
         """
         if self._may_give(job.step, is_next=True):
             return True
@@ -228,8 +228,8 @@ class Stage:
     def _may_give(self, step: int, *, is_next: bool) -> bool:
         if self.in_order and step != self._schedule.next_step:
             return len(self._held.get(step, ())) < _AHEAD
-        # Resumed when everything is taken: waking a thread for every item costs more than most
-        # items.
+        # Resumed only when everything was taken: waking a thread for every item costs more than
+        # most items.
         return len(self.out) < (_MAX_OUT if is_next else 1)
 
     def finish(self, job: StageJob) -> None:
@@ -244,9 +244,9 @@ class Stage:
         self.finish(job)
 
     def fail(self, job: StageJob, error: Exception) -> None:
-        """Record that a job has failed; the stage fails when the job's turn comes."""
+        """Record that a job has failed; the stage fails when the job's results are due."""
         self.n_failed += 1
-        self._has_failed = True  # nothing behind it will be requested
+        self._has_failed = True  # results after it will not be requested
         self._leave(job)
         self._schedule.failed(0, job.step, _Failed(error))
         self._collect()
@@ -255,7 +255,7 @@ class Stage:
         del self.running[job.step]
 
     def _collect(self) -> None:
-        """Move results whose turn it is to `out`."""
+        """Move results that are due to `out`."""
         schedule = self._schedule
         try:
             while self.error is None:
@@ -273,21 +273,21 @@ class Stage:
             self.error = failed.error
 
     def take_suspended(self) -> list[Any]:
-        """Return the suspended generators, which end when the caller drops them."""
+        """Remove and return the suspended generators; they end when the caller drops them."""
         found = [job.results for job in self._suspended.values()]
         for job in self._suspended.values():
             job.results = None
         return found
 
     def clear(self) -> None:
-        """Drop all objects of user code, errors too, since tracebacks hold local variables."""
+        """Drop all objects of user code, and errors too, as tracebacks hold local variables."""
         for each in (self.inputs, self.out, self.running, self._suspended, self._held):
             each.clear()
         self.error = self._end_error = None
         self._schedule = Schedule(0, 0, 1)
 
     def stats(self, elapsed_ns: int) -> StageStats:
-        """Return its figures so far."""
+        """Return the figures so far."""
         waiting_ns = self.waiting_ns + len(self.inputs) * now_ns()
         return StageStats(
             name=self.name,
@@ -303,10 +303,9 @@ class Stage:
 
 
 class ListBatcher:
-    """Gathers `n` items into a list, one list at a time; pure.
+    """Collects `n` items into a list, one list at a time. Pure.
 
-    Of the items that are left at the end it makes a shorter list, unless that is to be dropped or
-    an error follows them.
+    The items left at the end become a shorter list, unless it is dropped or an error follows.
     """
 
     def __init__(self, n: int, *, drop_last: bool) -> None:
@@ -320,7 +319,7 @@ class ListBatcher:
 
     @property
     def has_room(self) -> bool:
-        """True if it takes another item: not while a list waits."""
+        """True if another item may be added: no list is waiting."""
         return not self.out
 
     @property
@@ -335,13 +334,13 @@ class ListBatcher:
             self._emit()
 
     def end(self, error: Exception | None) -> None:
-        """Record that no further item will come; `error`, if any, follows the last one."""
+        """Declare that no more items follow; `error`, if any, comes after the last one."""
         self._is_ended, self.last_words = True, error
         if self._gathered and not self._drop_last and error is None:
             self._emit()
 
     def clear(self) -> None:
-        """Release all objects of the user."""
+        """Drop all objects of user code."""
         self.out.clear()
         self._gathered.clear()
         self.last_words = None
@@ -353,23 +352,23 @@ class ListBatcher:
 
 
 class OutputQueue:
-    """The results that wait for the loop at the end of a pipeline, up to `most`, and its wakeup."""
+    """The results that wait for the loop at the end of a pipeline, up to `most`."""
 
     def __init__(self, most: int) -> None:
         self.entries: deque[Entry] = deque()
         self.is_over = False
         self.error: Exception | None = None
-        """The error that follows all results here."""
+        """The error that follows the results here."""
         self.n_taken = self.waiting_ns = 0
         self._most = most
         self._is_awaited = False
-        # Implemented in C: Ctrl-C strikes before it is acquired, or after.
+        # A lock is implemented in C: Ctrl-C comes before or after its acquisition, not during it.
         self._bell = threading.Lock()
         self._bell.acquire()
 
     @property
     def has_room(self) -> bool:
-        """True if another result may wait here."""
+        """True if another result may be added."""
         return len(self.entries) < self._most
 
     def put(self, entry: Entry) -> None:
@@ -378,13 +377,13 @@ class OutputQueue:
         self.waiting_ns -= now_ns()
 
     def end(self, error: Exception | None) -> None:
-        """Record that no further result will come; `error`, if any, follows the last one."""
+        """Declare that no more results follow; `error`, if any, comes after the last one."""
         self.is_over, self.error = True, error
 
     def take(self) -> Entry | None:
-        """Return a result, if there is any.
+        """Return a result; None if there is none.
 
-        Otherwise the next one, or the end, will be announced.
+        In that case, `ring` announces the next result or the end.
         """
         if not self.entries:
             self._is_awaited = not self.is_over
@@ -394,12 +393,12 @@ class OutputQueue:
         return self.entries.popleft()
 
     def ring(self) -> None:
-        """Wake the loop, if it waits."""
-        # It may have been released already, by Ctrl-C.
+        """Wake the loop if it is waiting."""
+        # Ctrl-C may have released the lock already.
         if self._is_awaited and self._bell.locked():
             self._bell.release()
         self._is_awaited = False
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until `ring`, without the line's lock; False if that takes too long."""
+        """Wait for `ring`, without the pipeline's lock; return False after the timeout."""
         return self._bell.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))

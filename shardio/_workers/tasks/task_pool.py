@@ -1,12 +1,12 @@
-"""A pool that calls one function in worker processes for item after item: main's side.
+"""A pool that calls one function in worker processes for item after item: the main process's side.
 
 The owner of a TaskPool drives it: it puts items while there is room, takes values that are ready,
-and waits otherwise. There is no thread in main.
+and waits otherwise. There is no thread in the main process.
 
         main                                                          worker
   A  put ── Schedule.assign ── BLOCK (once each), CALL: step, block ▶ the function
   B  wait ◀───────────── small value, or error, or bytes in block ─── `values`: into the block
-  C  take ── lease ─▶ value, whose arrays lie in the block
+  C  take ── lease ─▶ value, whose arrays are views of the block
   D  last view gone ─▶ deque ─▶ A
 """
 
@@ -38,8 +38,8 @@ class PendingCall:
     """The state of one item; its block belongs to the pool's `ValueBlocks`.
 
     Args:
-        step: its number.
-        item: its name in errors.
+        step: the number of the item.
+        item: the item, shown in errors.
         request: the pickled argument of the function.
     """
 
@@ -63,26 +63,25 @@ class PendingCall:
         self.block: Block | None = None
         self.n_bytes, self.n_crashes = 0, 0
         self.memory: bytearray | None = None
-        """The value, where it came with the answer."""
+        """The value, if it came with the answer."""
         self.error: BaseException | None = None
-        """Why it is to be skipped."""
+        """The error for which the item is skipped."""
         self.worker: int | None = None
-        """The worker that has it."""
+        """The worker that the item is assigned to."""
         self.is_begun = self.is_suspended = False
-        """True if that worker has a generator for it.
-
-        And True if main is to request more results.
+        """`is_begun` is True if the worker has a generator for the item, `is_suspended` if the main
+        process has not requested more results.
         """
         self.n_given = 0
-        """The number of results of the generator that have come."""
+        """The number of results of the generator that have arrived."""
 
     @property
     def named(self) -> str:
-        """Describe it for messages."""
+        """A description for messages."""
         return f"item {self.step} ({shortened(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
-        """Return the n_results results of a generator so far; more are to come."""
+        """Return the n_results results of a generator so far; more will follow."""
         part = PendingCall(self.step, self.item, b"")
         part.block, part.n_bytes, part.memory = self.block, self.n_bytes, self.memory
         self.block = self.memory = None
@@ -91,11 +90,11 @@ class PendingCall:
         return part
 
     def lose(self) -> None:
-        """Record that its worker has exited."""
+        """Record that the item's worker has exited."""
         self.worker, self.is_begun = None, False
 
     def give_back(self, blocks: ValueBlocks) -> None:
-        """Return its block to the pool."""
+        """Return the item's block to the pool."""
         if self.block is not None:
             blocks.give_back(self.block)
             self.block = None
@@ -104,8 +103,8 @@ class PendingCall:
         """Return the function's value; its arrays keep the block while they are held.
 
         Raises:
-            TransformError: it cannot be unpickled.
-            InsufficientMemory: there is no memory for it.
+            TransformError: the value cannot be unpickled.
+            InsufficientMemory: there is no memory for the value.
         """
         memory: Bytes | memoryview = memoryview(b"")
         if self.memory is not None:
@@ -126,29 +125,29 @@ _PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.calls")
 
 
 class TaskPool(Closing):
-    """A pool of worker processes that each call `function` for items; it ends them on `close`.
+    """A pool of worker processes that each call `function` for items; `close` ends them.
 
-    Everything but `nudge` is for one thread at a time. A pool that is collected without `close` is
-    closed then. The arrays of taken values stay valid for as long as they are held.
+    Everything but `nudge` must be used by one thread at a time. A pool that is collected without
+    `close` is closed then. The arrays of taken values stay valid as long as they are held.
 
     Args:
-        function: takes one item; travels by cloudpickle, once. If it returns `ResultChunks`, each
-            result is a value by itself, which comes as it is ready; see `has_more` and `go_on`.
-        n_workers: how many processes, at least 1.
-        most_items: how many items may have been put and not taken; by default two for each worker
-            and two more.
-        depth: how many items a worker may have, the one that it is at included.
-        in_order: True if values are taken in the order of their items, else as they get ready.
-        memory_bytes: the budget of the blocks that values arrive in, and the limit of one value; by
-            default half of the available memory.
-        max_skips: how many items may fail and be left out; None raises the first failure.
-        start_method: how workers start.
-        preload: names of modules to import before workers start.
-        is_called: the function's name in messages.
-        on_crash: called with an item's name, the place in it (see `note_place`) and the exit of the
-            worker that crashed over it; returns its value, or None to have another worker try once
-            more.
-        held_fds: descriptors that workers keep open, such as that of a lock.
+        function: receives an item; sent once, by cloudpickle. If it returns `ResultChunks`, each
+            result is a separate value, delivered as it becomes ready; see `has_more` and `go_on`.
+        n_workers: the number of processes, at least 1.
+        most_items: the number of items that may be put and not taken; by default two per worker,
+            plus two.
+        depth: the number of items per worker, including the current one.
+        in_order: True if values are taken in the order of their items, else as they become ready.
+        memory_bytes: the budget of the blocks for values, and the limit of one value; by default
+            half of the available memory.
+        max_skips: the number of items that may fail and be skipped; None raises the first failure.
+        start_method: the start method of workers.
+        preload: the names of modules to import before workers start.
+        is_called: the name of the function in messages.
+        on_crash: called when a worker has crashed on an item, with the item's name, the place in it
+            (see `note_place`) and the worker's exit; returns the item's value, or None to have
+            another worker try again.
+        held_fds: descriptors that workers keep open, such as the descriptor of a lock.
 
     Raises:
         InvalidArgument: the function cannot be pickled.
@@ -176,11 +175,11 @@ class TaskPool(Closing):
         self._on_crash = on_crash
         budget = default_budget() if memory_bytes is None else memory_bytes
         self.error_budget = ErrorBudget(max_skips)
-        """The items that were left out; the owner may add items that failed elsewhere."""
+        """The skipped items; the owner may add items that failed elsewhere."""
         self._schedule = Schedule(0, ENDLESS, n_workers, depth)
         self._calls: dict[int, PendingCall] = {}
         self._parts: deque[PendingCall] = deque()
-        self._resumed: deque[tuple[int, int]] = deque()  # worker and step of generators to resume
+        self._resumed: deque[tuple[int, int]] = deque()  # (worker, step) of generators to resume
         self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
         self._n_restarts, self._crash_loop = 0, CrashLoop(n_workers)
         self._last_words: dict[int, str] = {}
@@ -216,12 +215,12 @@ class TaskPool(Closing):
 
     @property
     def is_over(self) -> bool:
-        """True if all items have been taken and no more will be put, or if one has failed."""
+        """True if all items were taken and no more will be put, or if one has failed."""
         return self._schedule.is_over
 
     @property
     def stats(self) -> ItemStats:
-        """Return the figures so far."""
+        """The figures so far."""
         return ItemStats(
             n_put=self.n_put,
             n_taken=self._schedule.next_step - self._n_skipped,
@@ -235,10 +234,10 @@ class TaskPool(Closing):
     def put(self, request: Any, item: Any = None) -> int:
         """Queue a call of the function with `request`; return the item's number, from 0 up.
 
-        `item` is its name in errors, if it differs.
+        Errors show `item`, or `request` if it is None.
 
         Raises:
-            InvalidArgument: it cannot be pickled.
+            InvalidArgument: `request` cannot be pickled.
         """
         if not self.has_room:
             raise AssertionError("there is no room for another item")
@@ -246,13 +245,13 @@ class TaskPool(Closing):
         named = request if item is None else item
         self._calls[self.n_put] = PendingCall(self.n_put, named, packed_request)
         self.n_put += 1
-        # A block of the schedule stands for an item here; memory is assigned when the item is sent.
+        # A block of the schedule represents an item; memory is assigned when the item is sent.
         self._schedule.free(0)
         self._send_waiting()
         return self.n_put - 1
 
     def end(self) -> None:
-        """No more items will be put. Idempotent."""
+        """Declare that no more items will be put. Idempotent."""
         if not self._has_ended:
             self._has_ended = True
             if not self.is_over:
@@ -262,9 +261,10 @@ class TaskPool(Closing):
         """Return the number and value of a finished item, or None; does not wait.
 
         Raises:
-            Exception: raised by the function, with a note of where; the pool is then over.
-            TooManySkipped: one more item failed than may.
-            WorkerDied: two workers crashed at the item.
+            Exception: raised by the function, with a note that names the item; the pool is then
+                over.
+            TooManySkipped: more items failed than may be skipped.
+            WorkerDied: two workers crashed on the item.
             InsufficientMemory: there is no memory for the value.
         """
         self._send_waiting()
@@ -281,14 +281,14 @@ class TaskPool(Closing):
         return None
 
     def has_more(self, step: int) -> bool:
-        """Return True if more values of an item will follow the one that was taken."""
+        """Return True if more values of an item will follow the last one taken."""
         return step in self._calls
 
     def go_on(self, step: int) -> None:
-        """Request the next value of such an item, whose latest value was taken."""
+        """Request the next value of an item for which `has_more` is True, after taking the last."""
         call = self._calls[step]
         call.is_suspended = False
-        if call.worker is not None:  # otherwise the next worker with room gets it
+        if call.worker is not None:  # otherwise the next worker with room gets the item
             self._resumed.append((call.worker, step))
             self._send_waiting()
 
@@ -301,11 +301,11 @@ class TaskPool(Closing):
         return None if found is None else found[0]
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until something more may be taken, the time is up, or somebody nudges.
+        """Wait until more may be taken, the timeout has passed, or `nudge` is called.
 
         Raises:
             UnsupportedEnvironment: no worker can be started here.
-            TransformError: the function cannot be unpickled there.
+            TransformError: the function cannot be unpickled in a worker.
             ClosedError: the pool is closed.
         """
         self._send_waiting()
@@ -320,7 +320,7 @@ class TaskPool(Closing):
         self._send_waiting()
 
     def nudge(self) -> None:
-        """Make `wait` return, this time or the next; for any thread."""
+        """Make `wait` return, now or the next time; for any thread."""
         self._pool.nudge()
 
     def overdue(self, timeout_s: float) -> BatchTimeout:
@@ -330,7 +330,7 @@ class TaskPool(Closing):
         return BatchTimeout("\n".join([first, *self.at_work(lambda step: self._calls[step].named)]))
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
-        """Describe the activity of every worker; `named` describes an item by its number."""
+        """Describe every worker's activity in lines; `named` describes an item by number."""
         stacks = self._pool.stacks(self._step_files.stacks)
         workers = list(zip(self._pool.names(), stacks, strict=True))
         return describe_workers(workers, lambda w: [named(i) for i in self._begun_by(w)])
@@ -340,7 +340,7 @@ class TaskPool(Closing):
         return [step for step in tasks if not self._calls[step].is_suspended]
 
     def _send_waiting(self) -> None:
-        """Send waiting items to workers that have room, as far as there are blocks."""
+        """Send waiting items to workers with room, as far as there are blocks."""
         schedule = self._schedule
         while self._resumed or (schedule.n_wanted and not schedule.wants_block):
             block = self._blocks.take()
@@ -352,7 +352,7 @@ class TaskPool(Closing):
                 worker, step, _ = schedule.assign()
             call = self._calls[step]
             call.worker, call.block = worker, block
-            if call.is_suspended:  # its worker has exited, and no more results are requested
+            if call.is_suspended:  # its worker exited, and no more results were requested
                 call.give_back(self._blocks)
             else:
                 self._send(worker, step, call, block)
@@ -404,14 +404,14 @@ class TaskPool(Closing):
             self._schedule.failed(worker, step, error)
 
     def _on_worker_exit(self, died: WorkerExit) -> None:
-        """Replace an exited worker; others do its unanswered items, or these are given up."""
+        """Replace an exited worker; its unanswered items are assigned again or given up."""
         worker, how = died.worker, died.manner
         step, place = self._step_files.take(worker)
         if text := self._last_words.pop(worker, ""):
             raise TransformError(
                 f"{self._is_called} cannot be loaded in a worker; {how}:\n\n{text}"
             )
-        if step is None:  # a crash over an item is limited per item
+        if step is None:  # crashes on an item are counted per item
             self._crash_loop.count(how)
         tasks = self._schedule.tasks_of(worker)
         if step is not None and step in tasks and not self._calls[step].is_suspended:
@@ -445,7 +445,7 @@ class TaskPool(Closing):
         )
 
     def close(self) -> None:
-        """End the workers, whatever they do. Values that are held stay valid. Idempotent."""
+        """End the workers, whatever they are doing. Values that are held stay valid. Idempotent."""
         self._end()
 
 

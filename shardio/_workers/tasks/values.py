@@ -1,4 +1,4 @@
-"""Python values in blocks and messages: arrays are copied once and read in place.
+"""Python values in blocks and messages; arrays are copied once and read in place.
 
 Pickle's out-of-band buffers follow the rest of the pickle, each aligned to 64 bytes:
 
@@ -7,12 +7,12 @@ Pickle's out-of-band buffers follow the rest of the pickle, each aligned to 64 b
     pickle
     buffers
 
-`ValueBlocks` is main's pool of blocks, which the values of workers arrive in. A worker of a
-TaskPool gets a block with each item. A worker that iterates by itself (`BlockLender` in main,
-`LentBlocks` there) asks for a block when it has none for a large sample; from then on main keeps it
-supplied with a few, as far as memory allows. A block belongs to the worker until its content is
-handed over, and then to the arrays that view it; when the last array is gone, any worker may get
-the block.
+`ValueBlocks` is the main process's pool of blocks, in which the values of workers arrive. A worker
+of a TaskPool gets a block with each item. A worker that iterates by itself asks for a block when it
+has none for a large sample; from then on the main process keeps it supplied with a few, as far as
+memory allows (`BlockLender` there, `LentBlocks` in the worker). A block belongs to the worker until
+its content is handed over, and then to the arrays that view it. When the last array is gone, any
+worker may get the block.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _ALIGNMENT: Final = 64
 
 
 class PackedValue(NamedTuple):
-    """A value that is ready to be written: its pickle, and the memory of its arrays, in place."""
+    """A value that is ready to be written: its pickle, and the uncopied memory of its arrays."""
 
     head: bytes
-    """Sizes and the pickle."""
+    """The sizes and the pickle."""
     buffers: list[memoryview]
     n_bytes: int
     """The total size in bytes."""
 
     def to_bytes(self) -> bytes | bytearray:
-        """Return the value in memory of its own."""
+        """Return the value in separate memory."""
         if not self.buffers:
             return self.head
         memory = bytearray(self.n_bytes)
@@ -55,7 +55,7 @@ class PackedValue(NamedTuple):
 
 
 def pack_value(value: Any, least_bytes: int = 0) -> PackedValue:
-    """Pickle a value, all but the memory of its arrays of `least_bytes` or more.
+    """Pickle a value, except the memory of its arrays of at least `least_bytes`.
 
     Raises any exception that parts of the value raise when they are pickled.
     """
@@ -73,7 +73,7 @@ def pack_value(value: Any, least_bytes: int = 0) -> PackedValue:
 
 
 def write_value(packed: PackedValue, target: memoryview) -> None:
-    """Write a packed value to the beginning of memory that has room for it."""
+    """Write a packed value to the start of memory with room for it."""
     head, buffers, _ = packed
     target[: len(head)] = head
     starts = _places([buffer.nbytes for buffer in buffers], len(head))
@@ -82,10 +82,10 @@ def write_value(packed: PackedValue, target: memoryview) -> None:
 
 
 def read_value(memory: Bytes | memoryview) -> Any:
-    """Return the value written to memory; its arrays are views that keep the memory."""
+    """Return the value in memory; its arrays are views that keep the memory alive."""
     view = memoryview(memory)  # type: ignore[arg-type]  # an array has memory, too
     n_buffers, n_skeleton = _HEAD.unpack_from(view)
-    # From our own worker, never from data; so below.
+    # Written by our own worker, never external data; also below.
     if not n_buffers:
         return pickle.loads(view[_HEAD.size :])
     sizes = struct.unpack_from(f"<{n_buffers}Q", view, _HEAD.size)
@@ -107,21 +107,20 @@ def _places(sizes: Sequence[int], end: int) -> list[int]:
 
 
 _FIRST_BYTES: Final = 1 << 18
-"""Of a block, before it is known how large values are."""
+"""The initial size of a block, before the size of values is known."""
 _N_RECENT: Final = 32
 """The number of recent values that predict the size of the next."""
 
 
 class ValueBlocks(Closing):
-    """A pool of blocks that grow with the values; each block is in one known place.
+    """A pool of blocks that grow with the values.
 
-    A block is idle; or under way, from `take` to `give_back` or `hand_over`; or leased by the
-    memory that was handed over. It keeps the memory of its largest value while the budget has room
-    for that.
+    A block is idle; or in use, from `take` to `give_back` or `hand_over`; or leased, as long as
+    memory that was handed over is held. It keeps memory for its largest value if the budget allows.
 
     Args:
-        n_enough: with more blocks under way, workers have enough whatever is leased; None if their
-            number does not tell.
+        n_enough: the number of blocks in use above which workers have enough, however many are
+            leased; None if the number does not determine this.
         memory_bytes: the budget of all blocks.
     """
 
@@ -140,25 +139,25 @@ class ValueBlocks(Closing):
 
     @property
     def n_leased(self) -> int:
-        """The number of blocks that handed-over memory holds."""
+        """The number of blocks that are leased."""
         self._pool.take_back_returned(None)
         return len(self._pool) - self._pool.n_idle - self._n_under_way
 
     @property
     def _most(self) -> int:
-        """Return how many blocks may be under way if all are as large as the largest recent."""
+        """The maximum number of blocks in use if all are as large as the largest recent value."""
         return max(1, self._budget // self._pool.block_bytes)
 
     def take(self, *, is_needed: bool = False) -> Block | None:
-        """Return a block for a value; None if as many are under way as memory allows.
+        """Return a block for a value; None if as many are in use as memory allows.
 
-        Also None after `close`: a block created then would leak.
+        Also return None after `close`: a block created then would leak.
 
         Args:
-            is_needed: create one beyond that limit, because nothing else could finish.
+            is_needed: True to exceed the limit, because nothing could finish otherwise.
 
         Raises:
-            InsufficientMemory: there is no memory for a single one.
+            InsufficientMemory: there is no memory for a single block.
         """
         pool = self._pool
         pool.take_back_returned(None)
@@ -170,7 +169,7 @@ class ValueBlocks(Closing):
         if number is None:
             if self._n_under_way and not is_needed:
                 return None
-            number = pool.make_extra()  # no block is out that could be waited for
+            number = pool.make_extra()  # no block is in use that could be waited for
         self._n_under_way += 1
         return pool[number]
 
@@ -186,9 +185,9 @@ class ValueBlocks(Closing):
         self._n_under_way -= 1
 
     def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
-        """Return the first n_bytes of a block, leased for as long as they are held, or a copy.
+        """Return the first n_bytes of a block, leased as long as they are held, or a copy.
 
-        It is copied if workers would have too few blocks left, unless it is known to be spare.
+        The content is copied if workers would have too few blocks left, unless `is_spare` is True.
 
         Raises:
             InsufficientMemory: there is no memory for the copy.
@@ -212,7 +211,7 @@ class ValueBlocks(Closing):
         return memory
 
     def forget(self, worker: int) -> None:
-        """Record that a worker has exited: its successor knows no block."""
+        """Record that a worker has exited; its successor has no descriptors."""
         for number in range(len(self._pool)):
             self._pool[number].known_to.discard(worker)
 
@@ -223,16 +222,16 @@ class ValueBlocks(Closing):
 
 
 _FEW: Final = 4
-"""Blocks of a worker, at first: one is written to, the others are on their way."""
+"""The initial number of blocks per worker: one being written, the others in flight."""
 _HELD: Final = 2
-"""Samples that any loop holds for a moment, this one and the next: they are not copied."""
+"""The number of samples that any loop holds briefly, the current and the next: not copied."""
 
 
 class BlockLender(Closing):
-    """Main's side: the blocks, which it owns, and the worker that each is lent to.
+    """The blocks for samples, and the worker that each is lent to; owned by the main process.
 
     Args:
-        n_workers: the number of workers that fill them.
+        n_workers: the number of workers that fill blocks.
         memory_bytes: the budget of all blocks.
     """
 
@@ -240,10 +239,10 @@ class BlockLender(Closing):
         self._blocks = ValueBlocks(None, memory_bytes)
         self._of_worker: list[dict[int, Block]] = [{} for _ in range(n_workers)]
         self._n_each: dict[int, int] = {}
-        """The number of blocks that each worker that has asked should have."""
+        """The number of blocks to lend to each worker that has asked."""
         self._were_held_up = set[int]()
-        """The workers that have asked since the loop last had to wait for long."""
-        self._are_known = False  # the size of samples
+        """The workers that have asked since the last long wait of the loop."""
+        self._are_known = False  # True once the size of samples is known
 
     def ask(self, worker: int) -> None:
         """Record that a worker has a large sample and no block."""
@@ -251,27 +250,28 @@ class BlockLender(Closing):
         self._were_held_up.add(worker)
 
     def grant_more(self) -> None:
-        """Grant more blocks to workers that were held up before the loop had to wait for long.
+        """Double the blocks of workers that lacked one before the loop had to wait for long.
 
-        Otherwise few blocks are faster, as they stay in the cache. A dataset that yields many
-        samples at once and then none for a while gets ahead in this way.
+        Otherwise few blocks are faster, because they stay in the CPU cache. With more blocks, a
+        dataset that yields many samples at once and then none for a while can work ahead.
         """
         for worker in self._were_held_up:
             self._n_each[worker] *= 2
         self._were_held_up.clear()
 
     def give(self, send: Callable[[int, int, Sequence[int]], object]) -> None:
-        """Send blocks to those who have asked and have fewer than they should.
+        """Send blocks to workers that have asked and have fewer than they should.
 
         Args:
-            send: a worker, a block's number, and its descriptor if that is news to the worker.
+            send: called with a worker, a block's number, and its descriptor unless the worker has
+                it.
 
         Raises:
-            InsufficientMemory: there is no memory for a single one.
+            InsufficientMemory: there is no memory for a single block.
         """
         for worker in self._n_each:
-            # Each worker gets one, whatever memory allows: those of the others may stay idle for
-            # long.
+            # Each worker gets one, whatever memory allows, as other workers' blocks may stay idle
+            # for long.
             if not self._of_worker[worker]:
                 self._give(worker, send, is_needed=True)
         for worker, n in self._n_each.items() if self._are_known else ():
@@ -285,7 +285,7 @@ class BlockLender(Closing):
         *,
         is_needed: bool = False,
     ) -> bool:
-        """Send one block, if one is available."""
+        """Send one block, if one is available; return False if not."""
         block = self._blocks.take(is_needed=is_needed)
         if block is None:
             return False
@@ -297,7 +297,8 @@ class BlockLender(Closing):
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
         """Return the content of a worker's block, which keeps the block, or a copy.
 
-        It is copied if the loop holds more than memory allows and this is the worker's last block.
+        The content is copied if the loop holds more than memory allows and this is the worker's
+        last block.
 
         Raises:
             InsufficientMemory: there is no memory for the copy.
@@ -324,7 +325,7 @@ class BlockLender(Closing):
 
 
 class LentBlocks:
-    """The blocks that a worker has, and has not filled; the worker's side."""
+    """The blocks that a worker has received and not yet filled."""
 
     def __init__(self) -> None:
         self._fds: dict[int, int] = {}
@@ -332,23 +333,23 @@ class LentBlocks:
         self._idle: list[int] = []
 
     def __bool__(self) -> bool:
-        """Return True if there is a block to be filled."""
+        """Return True if there is a block to fill."""
         return bool(self._idle)
 
     def add(self, number: int, fds: Sequence[int]) -> None:
-        """Add a block that main has sent, with its descriptor the first time."""
+        """Add a block that the main process has sent, with its descriptor the first time."""
         if fds:
             self._fds[number] = fds[0]
         self._idle.append(number)
 
     def fill(self, packed: PackedValue) -> int:
-        """Write a value to a block, which is main's then; return its number.
+        """Write a value to a block, which then belongs to the main process; return its number.
 
         Raises:
-            InsufficientMemory: there is no memory for it; the block stays here.
+            InsufficientMemory: there is no memory for the value; the block stays here.
         """
         number = self._idle[-1]
-        # Mapped here and not before: an error is then reported for a sample
+        # Mapped only here, so that an error is reported for a sample.
         if number not in self._maps:
             self._maps[number] = BlockMap(self._fds[number])
         block = self._maps[number]
