@@ -1,4 +1,4 @@
-"""shardio's own converters: one folder per family of sources, one module per kind.
+"""The built-in converters: one folder per family of sources, one module per kind.
 
-Converters only read; the driver writes.
+Converters only read; `shardio.conversion` writes.
 """

@@ -1,4 +1,4 @@
-"""Conversion between file names in data (UTF-8) and Python's file names (locale encoding)."""
+"""Convert between file names in data (UTF-8) and Python's file names (locale encoding)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 
 def named_path(folder: str, name: str) -> str:
     """Return the path of a file that data names relative to a folder."""
-    # JSON can escape lone surrogates: no file has such a name, so none is found.
+    # JSON can escape lone surrogates; no file has such a name, so none is found.
     return os.path.join(folder, os.fsdecode(name.encode("utf-8", "surrogatepass")))
 
 
 def data_name(name: str) -> str:
-    """Return the name under which data mentions a file that Python lists as `name`."""
+    """Return the name that data uses for a file that Python lists as `name`."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")

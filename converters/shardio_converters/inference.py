@@ -1,4 +1,4 @@
-"""Inference of fields from files: probing inputs, merging samples, widening dtypes."""
+"""Infer fields from files: probe inputs, merge samples, widen dtypes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _WORD: Final = re.compile(r"(list\[)?(\w+)(.*)")
 def common_dtype(one: str, other: str) -> str | None:
     """Return the dtype that can store numbers of both dtypes; None if there is none.
 
-    Like NumPy's promotion, except that two integer dtypes never become a float. Integers mixed with
-    floats become floats: `widen` refuses values that a float cannot represent exactly.
+    As in NumPy's promotion, except that two integer dtypes never become a float. An integer and a
+    float dtype become a float; `widen` rejects values that it cannot represent exactly.
     """
     if one == other:
         return one
@@ -37,7 +37,7 @@ def common_dtype(one: str, other: str) -> str | None:
 
 
 def common_spec(one: str, other: str) -> str | None:
-    """Return the spec that covers two specs which differ in dtype only; None if there is none."""
+    """Return the spec that covers two specs if they differ only in dtype; None if there is none."""
     if one == other:
         return one
     (a_list, dtype, a_shape), (b_list, other_dtype, b_shape) = map(_parts, (one, other))
@@ -74,19 +74,19 @@ class InputProbe:
         self._inputs, self._reason = inputs, ""
 
     def files(self) -> Iterator[Input]:
-        """Return the inputs that are regular files: opening a pipe would wait for its writer."""
+        """Yield the inputs that are regular files; opening a pipe would wait for its writer."""
         return (one for one in self._inputs if os.path.isfile(one.path))
 
     @contextmanager
     def skip_broken(self, one: Input) -> Iterator[None]:
-        """Skip an input that turns out broken; the first reason is kept for the error."""
+        """Skip an input that is broken; the first reason is kept for `nothing_usable`."""
         try:
             yield
         except (MediaError, OSError) as error:
             self._reason = self._reason or f"; {one.name}: {error}".replace(one.path, one.name)
 
     def nothing_usable(self, what: str, reason: str = "") -> InvalidArgument:
-        """Return the error for inputs without a usable file; it quotes the first broken one.
+        """Return the error for inputs without a usable file; it quotes the first broken input.
 
         `reason` is used if no input was broken.
         """
@@ -101,7 +101,7 @@ DtypeShape = tuple[str, tuple[int | None, ...]]
 
 
 class SchemaInference:
-    """Fields merged over samples; the first sample that has an array defines its field."""
+    """Merges the fields of samples; the first sample with an array defines its field."""
 
     def __init__(self) -> None:
         self._facts: dict[str, DtypeShape] = {}
@@ -119,7 +119,7 @@ class SchemaInference:
         self.n_samples += 1
 
     def merge(self, other: SchemaInference) -> None:
-        """Add all samples of another file, or none if one does not fit.
+        """Add all samples of another file, or none if one does not match.
 
         Raises:
             MediaError: an array differs from its field in more than sizes.
@@ -129,7 +129,7 @@ class SchemaInference:
         self.n_samples += other.n_samples
 
     def as_specs(self) -> dict[str, str]:
-        """Return the field specs; fields that some samples lack are optional."""
+        """Return the field specs; fields missing in some samples are optional."""
         specs = {
             name: format_spec(*facts, optional=self._counts[name] < self.n_samples)
             for name, facts in self._facts.items()

@@ -1,4 +1,4 @@
-"""Strict JSON parsing: values that shardio would not return unchanged are refused."""
+"""Strict JSON parsing, which rejects values that shardio would not return unchanged."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from shardio import MediaError
 
 _MAX_DEPTH: Final = 256  # the limit of a Json field
 _INFINITY: Final = float("inf")
-_RUN: Final = (
-    96  # any 200 digits in a row contain a whole block of 96 that begins at a multiple of 96
-)
+_RUN: Final = 96  # any 200 consecutive digits contain a block of 96 that starts at a multiple of 96
 _DIGITS: Final = np.frombuffer(b"\1" * 8, np.uint64)[0]  # eight True bytes as one word
 _PART: Final = (
     1 << 15
-)  # characters at a time; larger arrays are allocated anew each time, at a third of the speed
-_PADDING: Final = b"    "  # room for what may follow an "e" at the end of a text
+)  # characters at a time; larger arrays are newly allocated each time, at a third of the speed
+_PADDING: Final = b"    "  # room for lookups after an "e" at the end of a text
 _MAX_SHOWN: Final = 40
 
 
 class OutOfRange(ValueError):
-    """A number that float64 can only hold as infinity, or as 0 although it is not 0."""
+    """A number that float64 can only represent as infinity, or as 0 although it is not 0."""
 
 
 def float_of(text: str) -> float:
@@ -46,10 +44,10 @@ def float_of(text: str) -> float:
 
 
 def may_be_out_of_range(text: str) -> bool:
-    """Return True if a text may contain a number that `float_of` refuses.
+    """Return True if a text may contain a number that `float_of` rejects.
 
     Such a number has a three-digit exponent or about 200 digits. Searching for both takes 5 % of
-    the time in which lists of floats are parsed; `float_of` for each number takes 50 %.
+    the time needed to parse lists of floats; calling `float_of` for each number takes 50 %.
     """
     return any(
         _has_long_number(text[start : start + _PART + 3 * _RUN])
@@ -84,8 +82,8 @@ def read_json(data: bytes) -> Any:
     """Return the value of a JSON text, as `json.loads` does.
 
     Raises:
-        MediaError: the text is not JSON; has NaN, Infinity or a lone surrogate, which standard JSON
-            lacks; or has a number outside the range of float64.
+        MediaError: the text is not JSON; contains NaN, Infinity or a lone surrogate, which standard
+            JSON lacks; or contains a number outside the range of float64.
     """
     try:
         value = json.loads(data, parse_constant=_refuse, parse_float=float_of)

@@ -1,6 +1,6 @@
-"""Field specs, the short strings by which options declare fields: `float32[3,*]`, `text?`.
+"""Field specs, the short strings with which options declare fields: `float32[3,*]`, `text?`.
 
-Also the base class of converters that infer their fields or take them as the option `fields`.
+Also the base class of converters that infer their fields or take them from the option `fields`.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,\s*(?:\d+|\*))*)\])?(\?)?")
 
 
 def format_spec(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False) -> str:
-    """Return the spec of a field: `dtype` is an Array's, or the name of another type, such as text.
+    """Return the spec of a field; `dtype` is an Array's, or the name of another type, such as text.
 
-    Brackets hold the shape, with `*` for a varying dimension; a trailing `?` means optional.
+    Brackets contain the shape, with `*` for a varying dimension; a trailing `?` means optional.
     """
     dims = ",".join("*" if n is None else str(n) for n in shape)
     return f"{dtype}{f'[{dims}]' if shape else ''}{'?' if optional else ''}"
@@ -102,14 +102,14 @@ def parse_field(name: str, spec: Any) -> Field:
 
 
 def are_compatible_names(names: Iterable[str]) -> bool:
-    """Return True if one sample can have fields of these names: not `x` beside `x.y`."""
+    """Return True if one sample can have fields with these names: not both `x` and `x.y`."""
     return not _names_error(tuple(names))
 
 
 def check_names(names: Iterable[str], what: str, hint: str = "rename it or leave it out") -> None:
-    """Require names to be valid for the fields of one sample.
+    """Check that names are valid for the fields of one sample.
 
-    `what` is the plural noun for messages ("columns"), `hint` the advice at their end.
+    `what` is the plural noun for messages ("columns"), `hint` the advice at the end of messages.
 
     Raises:
         MediaError: a name is repeated, or is not a valid field name.
@@ -149,7 +149,7 @@ def parse_schema(fields: Any) -> Schema:
 
 
 def schema_of(fields: Mapping[str, str]) -> Schema:
-    """Return the schema of specs that are known to be valid; cached, as most files share one."""
+    """Return the schema of specs known to be valid; cached, because most files share one."""
     return _schema_of(tuple(fields.items()))
 
 
@@ -166,14 +166,14 @@ def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
 
 
 STEP_S: Final = 120.0
-"""CPU time limit of one step in a C library, in seconds; damaged HDF5 can make it loop forever."""
+"""The CPU time limit of one step in a C library; damaged HDF5 can make it loop forever."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferringConverter(Converter):
     """A converter base with an option `fields`: specs by name, or None to infer them.
 
-    Samples also have the fields of `about`, unless `fields` has those names.
+    Samples also have the fields returned by `about`, except those that `fields` declares itself.
     """
 
     fields: Mapping[str, str] | None = dataclasses.field(
@@ -190,18 +190,18 @@ class InferringConverter(Converter):
         object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Require files to be able to provide a field.
+        """Check that files can provide a field.
 
         Raises:
             InvalidArgument: they cannot.
         """
 
     def about(self) -> Mapping[str, str]:
-        """Return the specs of additional fields, before those taken by `fields` are removed."""
+        """Return the specs of all possible additional fields."""
         return {"label": "int64", "source": "text"}
 
     def additional_fields(self) -> dict[str, str]:
-        """Return the specs of the additional fields."""
+        """Return the specs of the additional fields that `fields` does not declare."""
         taken = {name.partition(".")[0] for name in self.fields or ()}
         return {name: spec for name, spec in self.about().items() if name not in taken}
 
@@ -221,7 +221,7 @@ class InferringConverter(Converter):
         return {**fields, **self.additional_fields()}
 
     def class_names(self) -> Sequence[str] | None:
-        """Return no names if labels come from the files: folders are then not classes."""
+        """Return no names if labels come from the files, as folders are then not classes."""
         return None if "label" in self.additional_fields() else ()
 
     def libraries(self) -> Mapping[str, str]:

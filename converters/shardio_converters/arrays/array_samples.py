@@ -1,4 +1,4 @@
-"""Samples from named arrays, whatever the file format: one sample per file, or per row.
+"""Samples from named arrays in any file format: one sample per file, or per row.
 
 Arrays that a library reads by slices are read in blocks of rows aligned to their chunks.
 """
@@ -29,14 +29,14 @@ from shardio_converters.schema_spec import (
 )
 
 _BLOCK_BYTES: Final = 4 << 20
-_MAX_BLOCK_BYTES: Final = 256 << 20  # for rows that share chunks; beyond it, chunks are read again
+_MAX_BLOCK_BYTES: Final = 256 << 20  # for rows that share chunks; above, chunks are read again
 _MAX_PLAIN_BYTES: Final = 1 << 30
 _MAX_RATIO: Final = 1000  # roughly the best ratio of deflate
 
 
 @dataclass(frozen=True)
 class BlockArray:
-    """An array read by slices: `read` returns the rows of a slice, or all of it for `()`.
+    """An array that is read by slices: `read` returns the rows of a slice, or all rows for `()`.
 
     `chunk_rows` is the number of rows that are read and decoded together.
     """
@@ -60,7 +60,7 @@ class BlockArray:
     def rows(self) -> Iterator[Any]:
         """Yield the rows.
 
-        They are read by chunks: reading row by row would decode each chunk many times.
+        They are read chunk by chunk: reading row by row would decode each chunk many times.
 
         Raises:
             MediaError: the array is damaged.
@@ -74,7 +74,7 @@ class BlockArray:
 
 
 def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
-    """Refuse an array whose declared size is implausible for the size of its file.
+    """Reject an array whose declared size is implausible for the size of its file.
 
     Raises:
         MediaError: the declared size is implausible.
@@ -100,7 +100,7 @@ class NamedArray(Protocol):
     def dtype(self) -> str: ...  # noqa: D102
     @property
     def shape(self) -> Shape:
-        """Shape of the array; the last dimension is None if the length of rows varies."""
+        """The shape; the last dimension is None if the length of rows varies."""
         ...
 
     def whole(self) -> npt.NDArray[Any]:
@@ -120,7 +120,7 @@ class ArraySamples(InferringConverter):
     """
 
     what: ClassVar[str]  # a plain-language name of the files
-    rows_of_many: ClassVar[bool]  # True if several files may be read by rows, too
+    rows_of_many: ClassVar[bool]  # True if several files may be read by rows by default
 
     rows: bool | None = None
     """One sample per row; with --no-rows one per file (default: rows for a single file, and for
@@ -132,7 +132,7 @@ class ArraySamples(InferringConverter):
         super().__post_init__()
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Require a field to be an array or text."""
+        """Check that a field is an array or text."""
         if not isinstance(field, Array | Text):
             raise InvalidArgument(f"field {name!r}: found {word!r}; expected an array, or text")
 
@@ -141,7 +141,8 @@ class ArraySamples(InferringConverter):
         """Return the arrays of a file, readable until `files` is closed; None for another kind.
 
         Raises:
-            MediaError, OSError: the file cannot be read, or holds something that no dataset can.
+            MediaError, OSError: the file cannot be read, or contains something that cannot be
+                stored.
         """
 
     def name_of(self, source: Input) -> str:
@@ -199,7 +200,7 @@ class ArraySamples(InferringConverter):
             for sample in self._samples(arrays):
                 sample.update(about)
                 if has_row:
-                    # A plain int would be checked for its range
+                    # A plain int would be range-checked.
                     sample["row"] = np.int64(n_samples)
                 yield sample
                 n_samples += 1
@@ -218,14 +219,14 @@ class ArraySamples(InferringConverter):
             yield dict(zip(names, values, strict=True))
 
     def _made(self, array: NamedArray) -> Callable[[npt.NDArray[Any]], Any]:
-        """Return the functions that turn array entries into field values, by field."""
+        """Return a function that converts entries of an array to values of its field."""
         field = self.schema()[array.name]
         if isinstance(field, Array) and field.dtype != array.dtype:
             return partial(_widened, array, field.dtype)
         return partial(_value, array)
 
     def _refuse_others(self, arrays: Sequence[NamedArray]) -> None:
-        """Require the arrays of a file to match the dataset's fields.
+        """Check that the arrays of a file match the dataset's fields.
 
         Raises:
             MediaError: an array differs from its field, or is missing.
@@ -246,13 +247,13 @@ class ArraySamples(InferringConverter):
 
 
 class _Merged:
-    """The fields of several files; the first file that has an array defines its field.
+    """Merges the fields of several files; the first file with an array defines its field.
 
     Other numeric dtypes widen the field.
     """
 
     def __init__(self, rows: bool) -> None:  # noqa: FBT001
-        self.reason = ""  # why the first file that matches none of the fields does not
+        self.reason = ""  # why the first file without any matching array does not match
         self._rows = rows
         self._fields: dict[str, tuple[str, Shape]] = {}
         self._counts: Counter[str] = Counter()
@@ -280,7 +281,7 @@ class _Merged:
             self._fields[name] = common_dtype(dtype, was) or was, shape
 
     def as_specs(self) -> dict[str, str]:
-        """Return the field specs; arrays that some files lack are optional."""
+        """Return the field specs; arrays missing in some files are optional."""
         return {
             name: format_spec(dtype, shape, optional=self._counts[name] < self.n_files)
             for name, (dtype, shape) in self._fields.items()
@@ -288,7 +289,7 @@ class _Merged:
 
 
 def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:
-    """Return dtype and shape of each array within one sample of a file.
+    """Return the dtype and shape that each array of a file has within one sample.
 
     Raises:
         MediaError: names are not valid for fields, the numbers of rows differ, or a sample would
@@ -315,7 +316,7 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
 
 
 def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
-    """Return the common number of rows; None if arrays disagree or have no rows."""
+    """Return the common number of rows; None if it differs or arrays have no rows."""
     lengths = {each.shape[0] if each.shape else None for each in arrays}
     return lengths.pop() if len(lengths) == 1 else None
 
@@ -329,7 +330,7 @@ def _widened(array: NamedArray, dtype: str, value: npt.NDArray[Any]) -> npt.NDAr
 
 
 def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
-    """Return the value for a field; an array of strings is replaced by its one element."""
+    """Return the value for a field; for strings, the only element of the array."""
     if array.dtype != TEXT:
         return np.asarray(value, order="C")
     text = str(value)
@@ -345,7 +346,7 @@ TEXT: Final = "text"
 
 
 def check_text(array: npt.NDArray[Any], what: str) -> None:
-    """Require fixed-length strings to consist of valid characters: NumPy fails at others.
+    """Check that fixed-length strings contain only valid characters; NumPy fails on others.
 
     Raises:
         MediaError: a character is out of range.

@@ -1,6 +1,6 @@
 """Datasets of HDF5 files: one sample per row, or per file.
 
-Data outside the file (external storage, links to other files) is never read.
+Data outside of the file (external storage, links to other files) is never read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardio_converters.schema_spec import DTYPES, STEP_S
 
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")
 DAMAGE: Final = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError)
-"""Exceptions that h5py raises for damaged files; it has no error classes of its own."""
+"""The exceptions that h5py raises for damaged files; it has no error classes of its own."""
 
 _REFUSED: Final = {
     "O": "a reference, or variable length of what is no number",
@@ -35,7 +35,7 @@ _REFUSED: Final = {
 
 @dataclass(frozen=True)
 class _Kind:
-    """Element type of a dataset: `dtype` is shardio's name; an element may itself be an array."""
+    """The element type of a dataset: `dtype` is shardio's name; ragged elements are arrays."""
 
     dtype: str
     is_ragged: bool = False
@@ -45,20 +45,20 @@ def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | 
     """Return the datasets of a file by path; None if the file is not HDF5.
 
     Raises:
-        MediaError: the file is damaged, or holds something that no shardio dataset can.
+        MediaError: the file is damaged, or contains something that cannot be stored.
         OSError: the file cannot be read.
     """
     h5py = importlib.import_module("h5py")
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module("hdf5plugin")  # more filters, if it is installed
     with open(path, "rb"):
-        pass  # a file that cannot be read is reported by the system call below
+        pass  # raises OSError with the system's reason
     if not h5py.is_hdf5(path):
         if name.lower().endswith(SUFFIXES):
             raise MediaError("not HDF5: signature not found")
         return None
     try:
-        # Without locks: nothing is written, and a file that changes is detected.
+        # Without locks: nothing is written, and the conversion detects files that change.
         file = files.enter_context(h5py.File(path, "r", locking=False))
         return [_open(h5py, one, where, path) for where, one in _walk(h5py, file)]
     except MediaError:
@@ -68,7 +68,7 @@ def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | 
 
 
 def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every dataset once with its path, sorted; soft links within the file are further names.
+    """Yield every dataset once with its path, sorted; soft links within the file are ignored.
 
     Raises:
         MediaError: a link leads to another file, or a name is not text.
@@ -78,14 +78,14 @@ def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
     while waiting:
         path, one = waiting.pop()
         address = h5py.h5o.get_info(one.id).addr
-        if address in seen:  # reached by another hard link before
+        if address in seen:  # already reached by another hard link
             continue
         seen.add(address)
         if isinstance(one, h5py.Dataset):
             yield path, one
             continue
         if not isinstance(one, h5py.Group):
-            continue  # a named datatype, which holds no data
+            continue  # a named datatype, which has no data
         below = []
         names = list(one)
         if unnamed := [name for name in names if not isinstance(name, str)]:
@@ -155,7 +155,7 @@ def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
 
 
 def _numbers(h5py: Any) -> tuple[type, ...]:
-    """Return the HDF5 number types: not bit fields and times, which are read as numbers."""
+    """Return the HDF5 types of numbers; bit fields and times, which read as numbers, are not."""
     return h5py.h5t.TypeIntegerID, h5py.h5t.TypeFloatID, h5py.h5t.TypeEnumID
 
 
@@ -178,14 +178,14 @@ def _plain(found: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Hdf5(ArraySamples):
-    """A converter that makes samples of the datasets of HDF5 files; `a/b` is the field `a.b`.
+    """A converter that makes samples of the datasets of HDF5 files; `a/b` becomes the field `a.b`.
 
     With `rows`, each row along the first axis, which all datasets of a file share, is a sample;
-    without it, each file is one. By default files are read by rows if in every file all datasets
-    have the same number of rows. `fields` and the additional fields are those of `arrays`.
+    otherwise, each file is a sample. By default files are read by rows if all datasets of every
+    file have the same number of rows. `fields` and the additional fields are as in `arrays`.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "hdf5"
@@ -199,6 +199,6 @@ class Hdf5(ArraySamples):
         return open_datasets(source.path, source.name, files)
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of h5py and of HDF5, which decodes."""
+        """Return the versions of h5py and HDF5."""
         version = import_module("h5py").version
         return {"h5py": version.version, "hdf5": version.hdf5_version}

@@ -31,8 +31,8 @@ NOT_ZIP: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError),
 )
-"""Exceptions that `zipfile` raises for damaged archives, besides OSError for a bad offset."""
-_BLOCK_BYTES: Final = 1 << 20  # bytes of rows that are read at a time
+"""The exceptions that `zipfile` raises for damaged archives, besides OSError for a bad offset."""
+_BLOCK_BYTES: Final = 1 << 20  # the size of rows read at a time
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class StoredArray:
         """Yield the entries along the first axis; an array in Fortran order is read whole.
 
         Raises:
-            MediaError: as for `whole`.
+            MediaError: as in `whole`.
         """
         if self.is_fortran:
             yield from self.whole()
@@ -81,7 +81,7 @@ class StoredArray:
 
 
 class FileSlice:
-    """A range of bytes of an open file, read like a file. The file is borrowed and stays open."""
+    """A range of bytes of an open file that can be read like a file. It borrows the file."""
 
     def __init__(self, file: IO[bytes], start: int, n_bytes: int) -> None:
         self._fd, self._at, self._end = file.fileno(), start, start + n_bytes
@@ -137,7 +137,7 @@ def _fill(file: IO[bytes] | FileSlice, view: memoryview, name: str) -> None:
 
 
 def _check_end(file: IO[bytes] | FileSlice, name: str) -> None:
-    """Require the end of the data; for a member of a .npz, this also checks its checksum."""
+    """Check that the data ends; for a member of a .npz, this also verifies its checksum."""
     try:
         is_more = bool(file.read(1))
     except NOT_ZIP as error:
@@ -183,12 +183,12 @@ _NOT_NPY: Final = (
 
 
 def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | None:
-    """Return the arrays of a file, recognised by name or first bytes; None for another kind.
+    """Return the arrays of a file, recognized by name or first bytes; None for another kind.
 
     The arrays are readable until `files` is closed.
 
     Raises:
-        MediaError: the file is damaged, or holds something that no dataset can.
+        MediaError: the file is damaged, or contains something that cannot be stored.
         OSError: the file cannot be read.
     """
     suffix = next((each for each in SUFFIXES if name.lower().endswith(each)), "")
@@ -215,7 +215,7 @@ def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
     """Return the array of a .npy of `n_bytes`; `data` is the whole file or its beginning.
 
     Raises:
-        MediaError: the file is damaged, or holds something that no dataset can.
+        MediaError: the file is damaged, or contains something that cannot be stored.
     """
     file = io.BytesIO(data)
     header = _read_header(file, name)
@@ -261,7 +261,7 @@ def _npy_array(
 
 
 def _read_header(file: IO[bytes], name: str) -> Header:
-    """Read the header, leaving the file at the first number."""
+    """Read the header and leave the file at the first number."""
     try:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0), (3, 0)):
@@ -272,7 +272,7 @@ def _read_header(file: IO[bytes], name: str) -> Header:
         raise MediaError(f"array {name!r}: the header is damaged: {error}") from error
 
 
-@lru_cache(maxsize=64)  # usually all files have the same header
+@lru_cache(maxsize=64)  # files usually share one header
 def _parse_header(version: tuple[int, int], header: bytes) -> Header:
     """Parse a header; versions 2 and 3 differ in the characters allowed in field names."""
     read = np.lib.format.read_array_header_2_0
@@ -335,19 +335,19 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays(ArraySamples):
-    """A converter that makes samples of arrays, which keep their names; that of a .npy is `array`.
+    """A converter that makes samples of arrays, which keep their names; a .npy is named `array`.
 
     With `rows`, each row along the first axis, which all arrays of a file share, is a sample;
-    without it, each file is one. By default a single file is read by rows if possible. `fields`
-    declares the arrays, such as `{"x": "float32[3,*]", "y": "int64?"}`; by default it is inferred
-    from the files: the first file sets dtypes and numbers of dimensions, a dimension that differs
-    varies, and an array that some files lack is optional.
+    otherwise, each file is a sample. By default a single file is read by rows if possible.
+    `fields` declares the arrays, such as `{"x": "float32[3,*]", "y": "int64?"}`. By default, fields
+    are inferred from the files: the first file determines dtypes and numbers of dimensions,
+    dimensions that differ vary, and arrays missing in some files are optional.
 
     Fields: the arrays, by name; and unless an array has the name: `label` int64; `source`, the
     file's name below the source folder; with `rows`, `row` int64, from 0.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "arrays"

@@ -37,7 +37,7 @@ from shardio_converters.file_names import named_path
 from shardio_converters.schema_spec import DTYPES
 
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
-"""Names of metadata files of a store, group or array, in order of precedence."""
+"""The names of metadata files of a store, group or array, in order of precedence."""
 ZIP: Final = ".zarr.zip"
 
 _REFUSED: Final = {
@@ -54,19 +54,19 @@ _DAMAGE: Final = (
     *(AttributeError, AssertionError, ArithmeticError, BufferError),
     *(zlib.error, lzma.LZMAError, struct.error, zipfile.BadZipFile),
 )
-"""Exceptions that zarr and its codecs raise for damaged chunks and metadata."""
+"""The exceptions that zarr and its codecs raise for damaged chunks and metadata."""
 
 
 @dataclass(frozen=True)
 class _Store:
-    """An open store: its reader, its files by their path in the store, and its size in bytes.
+    """An open store: its reader, its files by path in the store, and its size in bytes.
 
-    `path_of` maps the folder of an array to the path under which zarr finds it.
+    `path_of` maps the folder of an array to the path by which zarr finds it.
     """
 
     zarr: Any
     store: Any
-    read: Callable[[str, int], bytes]  # reads at most the given number of bytes of a file
+    read: Callable[[str, int], bytes]  # reads at most that many bytes of a file
     size: Callable[[str], int]
     names: Sequence[str]
     n_bytes: int
@@ -104,7 +104,7 @@ def open_store(source: Input, files: ExitStack) -> list[BlockArray] | None:
     """Return the arrays of a store by path; None if the input is not a store.
 
     Raises:
-        MediaError: the store is damaged, or holds something that no shardio dataset can.
+        MediaError: the store is damaged, or contains something that cannot be stored.
         OSError: the store cannot be read.
     """
     zarr = import_module("zarr")
@@ -116,7 +116,7 @@ def open_store(source: Input, files: ExitStack) -> list[BlockArray] | None:
         else:
             return None
         with warnings.catch_warnings():
-            # Warnings about features that other versions of zarr may not read
+            # Warnings about features that other versions of zarr may not support.
             warnings.simplefilter("ignore")
             arrays = _arrays_of(found)
             return [_open_array(found, *each) for each in arrays.items()]
@@ -153,7 +153,7 @@ def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
     names = archive.namelist()
     if len({*names}) < len(names):
         raise MediaError("damaged: two members of the archive have one name")
-    for member in archive.infolist():  # a chunk under a wrong name would count as missing
+    for member in archive.infolist():  # a chunk with a wrong name would count as missing
         archive.open(member).close()
 
     def read(name: str, n_bytes: int) -> bytes:
@@ -169,7 +169,7 @@ def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
 
 
 def _close(store: Any) -> None:
-    with contextlib.suppress(AttributeError):  # zarr cannot close a store that it has not read yet
+    with contextlib.suppress(AttributeError):  # zarr cannot close a store before reading from it
         store.close()
 
 
@@ -213,7 +213,7 @@ def _description(found: _Store, name: str) -> dict[str, Any]:
 
 
 def _refuse_pickle(content: Any, name: str) -> None:
-    """Refuse the pickle codec of numcodecs, which would run code from chunks."""
+    """Reject the pickle codec of numcodecs, which would run code from chunks."""
     if isinstance(content, dict):
         for key in ("id", "name"):
             if "pickle" in str(content.get(key, "")):
@@ -250,7 +250,7 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
 
 
 def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
-    """Require Blosc chunks to have their declared length: the decoder would read past the end.
+    """Check that Blosc chunks have their declared length; the decoder would read past the end.
 
     Raises:
         MediaError: a chunk has another length.
@@ -288,16 +288,16 @@ def _read(
 
 @dataclass(frozen=True, kw_only=True)
 class Zarr(ArraySamples):
-    """A converter that makes samples of Zarr stores; `a/b` is the field `a.b`.
+    """A converter that makes samples of Zarr stores; `a/b` becomes the field `a.b`.
 
     A store that is a single array has the field `array`.
 
     With `rows`, each row along the first axis, which all arrays of a store share, is a sample;
-    without it, each store is one. By default stores are read by rows if in every store all arrays
-    have the same number of rows. `fields` and the additional fields are those of `arrays`.
+    otherwise, each store is a sample. By default stores are read by rows if all arrays of every
+    store have the same number of rows. `fields` and the additional fields are as in `arrays`.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "zarr"
@@ -314,12 +314,12 @@ class Zarr(ArraySamples):
         return open_store(source, files)
 
     def name_of(self, source: Input) -> str:
-        """Return the store's name: that of its folder or zip file."""
+        """Return the name of the store: the name of its folder or zip file."""
         if source.name.lower().endswith(ZIP):
             return source.name
         folder = os.path.dirname(source.name)
         return folder or os.path.basename(os.path.dirname(source.path))
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of zarr and numcodecs, which decode."""
+        """Return the versions of zarr and numcodecs."""
         return {name: import_module(name).__version__ for name in ("zarr", "numcodecs")}

@@ -16,7 +16,7 @@ from shardio_converters.schema_spec import STEP_S
 
 _NAME: Final = re.compile(r"\.array_?record(-\d+-of-\d+)?$", re.IGNORECASE)
 _SIGNATURE: Final = bytes.fromhex("83af70d10d884a3f")
-"""First bytes of a Riegeli file, the container of ArrayRecord."""
+"""The first bytes of a Riegeli file, the container of ArrayRecord."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def _reader() -> Any:
 def _records(path: bytes) -> Generator[bytes]:
     try:
         with closing(_reader()(path, "max_parallelism:2")) as reader:
-            if not reader.ok():  # such as a truncated file: it would read as one without records
+            if not reader.ok():  # a truncated file, for example, would read as having no records
                 reader.read_all()
                 raise MediaError("it cannot be opened")
             for _ in range(reader.num_records()):

@@ -1,4 +1,4 @@
-"""tf.train.Example: parsing protobuf's wire format without TensorFlow, and fields of features."""
+"""Parse tf.train.Example in protobuf's wire format without TensorFlow; map features to fields."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
 _FIRST: Final = 0x0A  # field 1 that has a length: a message, a string, packed numbers
 _SECOND: Final = 0x12  # field 2 that has a length
 _LISTS: Final = {0x0A: _BYTES, 0x12: _FLOATS, 0x1A: _INTS}
-_FEW: Final = 16  # bytes of numbers below which Python is faster than NumPy
+_FEW: Final = 16  # the size of numbers in bytes up to which Python is faster than NumPy
 _MAX_VARINT: Final = 10  # bytes
 _TOO_EARLY: Final = "the message ends within a field"
 
 
 def read_example(record: bytes) -> dict[bytes, Values]:
-    """Return the features of a tf.train.Example by name, without those that have no value list.
+    """Return the features of a tf.train.Example by name; features without a value are omitted.
 
-    As in protobuf, unknown fields are skipped and the last of several features of one name counts.
+    As in protobuf, unknown fields are skipped, and the last of several features of one name is
+    used.
 
     Raises:
         MediaError: the record is not a tf.train.Example, or is a tf.train.SequenceExample.
@@ -53,7 +54,7 @@ def read_example(record: bytes) -> dict[bytes, Values]:
 def is_example(record: bytes) -> bool | None:
     """Return True if a record is certainly a tf.train.Example: it has features and nothing else.
 
-    Returns None for a record that would be an Example without any value: undecided.
+    Return None if that is undecided, as for a record that would be an Example without values.
     """
     try:
         if any(field[:2] != (1, _LENGTH) for field in _fields(record, 0, len(record))):
@@ -66,8 +67,8 @@ def is_example(record: bytes) -> bool | None:
 def _read_features(data: bytes, at: int, end: int, found: dict[bytes, Values]) -> None:
     """Parse a map from names to features.
 
-    Entries in the usual form, a name and one list whose lengths agree, take a fast path; any other
-    form that protobuf allows goes through `_read_entry`.
+    Entries in the usual form, a name and one list with consistent lengths, take a fast path;
+    `_read_entry` parses any other form that protobuf allows.
     """
     while at < end:
         if data[at] != _FIRST:
@@ -107,7 +108,7 @@ def _read_entry(data: bytes, start: int, end: int, found: dict[bytes, Values]) -
 
 
 def _read_feature(data: bytes, start: int, end: int, values: Values | None) -> Values | None:
-    """Parse a feature: the last kind of list counts, and lists of one kind are concatenated."""
+    """Parse a feature: the last kind of list is used, and lists of one kind are concatenated."""
     for number, wire, first, stop in _fields(data, start, end):
         if number not in (_BYTES, _FLOATS, _INTS) or wire != _LENGTH:
             continue
@@ -157,7 +158,7 @@ def _strings(data: bytes, at: int, end: int) -> list[bytes]:
 def _floats(data: bytes, start: int, end: int) -> npt.NDArray[Any]:
     if (end - start) % 4:
         raise ValueError(f"{end - start} bytes of floats, expected a multiple of 4")
-    # A copy: a few numbers must not keep a large record in memory.
+    # Copied, so that a few numbers do not keep a large record in memory.
     return np.frombuffer(data, "<f4", (end - start) // 4, start).astype(np.float32)
 
 
@@ -216,7 +217,7 @@ def _pass_over(data: bytes, at: int, end: int) -> int:
 
 
 def _skip(data: bytes, at: int, end: int) -> int:
-    """Return the end of the field that begins here."""
+    """Return the end of the field that begins at `at`."""
     tag, at = _varint(data, at)
     wire = tag & 7
     if wire == _VARINT:
@@ -251,14 +252,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 STRINGS: Final = "list[uint8[*]]"
-"""Spec of a feature with several byte strings, unless a schema says otherwise."""
+"""The spec of a feature with several byte strings, unless a schema states another."""
 
 Maker = Callable[[Values], Any]
 
 
 @dataclass
 class _Seen:
-    """Facts about a feature: dtype, number of values, number of records that have it."""
+    """The facts about a feature: its dtype, number of values, and number of records with it."""
 
     dtype: str
     n_values: int | None
@@ -266,7 +267,7 @@ class _Seen:
 
 
 class FeatureInference:
-    """Fields merged over records; the first record that has a feature defines its field."""
+    """Merges the features of records; the first record with a feature defines its field."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, _Seen] = {}
@@ -291,10 +292,10 @@ class FeatureInference:
                 seen.n_values = None
 
     def merge(self, others: FeatureInference) -> None:
-        """Add all records of a file, or none if they do not fit.
+        """Add all records of a file, or none if they do not match.
 
         Raises:
-            MediaError: as for `add`.
+            MediaError: as in `add`.
         """
         for name in others._seen.keys() & self._seen.keys():
             _compare(name, self._seen[name].dtype, others._seen[name].dtype)
@@ -312,8 +313,8 @@ class FeatureInference:
     def as_specs(self) -> dict[str, str]:
         """Return the field specs, sorted by name.
 
-        A feature with one value in every record is a scalar, one with a constant number of values
-        an array of that size; features that some records lack are optional.
+        A feature with one value in every record is a scalar; with a constant number of values, it
+        is an array of that size. Features missing in some records are optional.
 
         Raises:
             MediaError: a name is not text.
@@ -349,15 +350,15 @@ def text_of(name: bytes) -> str:
 
 
 def makers(schema: Schema) -> dict[bytes, Maker]:
-    """Return, for each feature name, the function that makes the field's value from the feature's.
+    """Return, for each feature name, the function that converts its values to the field's value.
 
-    The functions raise MediaError if the values do not fit the field.
+    The functions raise MediaError if the values do not match the field.
     """
     return {name.encode(): partial(_MAKERS[type(field)], field) for name, field in schema.items()}
 
 
 def fits(field: Any) -> bool:
-    """Return True if features can fill a field: arrays may have at most one varying dimension."""
+    """Return True if features can provide a field: arrays with at most one varying dimension."""
     if isinstance(field, List):
         return field.element == Array("uint8", (None,))
     return type(field) in _MAKERS and getattr(field, "shape", ()).count(None) <= 1

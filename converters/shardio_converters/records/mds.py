@@ -29,23 +29,23 @@ from shardio_converters.schema_spec import Field, InferringConverter
 class Mds(InferringConverter):
     """A converter that makes one sample per sample of MDS shards; each shard is an input.
 
-    A shard describes its own columns. It is checked against the `index.json` beside it: size,
-    checksums if present, and that all shards exist. `fields` declares the columns, such as
-    `{"tokens": "uint16[*]", "image": "image"}`; by default they follow from the encodings, and for
-    arrays with a shape per sample from all samples: a dimension that differs varies.
+    A shard describes its own columns. It is checked against the `index.json` in its folder: its
+    size, checksums if present, and that all shards exist. `fields` declares the columns, such as
+    `{"tokens": "uint16[*]", "image": "image"}`. By default, fields follow from the encodings; for
+    arrays with a shape per sample, all samples are read, and a dimension that differs varies.
 
     Fields: the columns; and unless a column has the name: `label` int64; `source`, the shard's name
     below the source folder.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "mds"
     version: ClassVar[str] = "1"
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Require a column to be convertible to a field."""
+        """Check that columns can be converted to a field of this type."""
         if not isinstance(field, Array | Bytes | Image | Json | Text):
             raise InvalidArgument(
                 f"field {name!r}: found {type(field).__name__.lower()}; expected an array, text, "
@@ -62,7 +62,7 @@ class Mds(InferringConverter):
         return replace(self, fields=self.fields or infer_fields(inputs, _fields_of, what))
 
     def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """Return all field specs; `label` and `source` come first, also if they are columns."""
+        """Return all field specs; `label` and `source` come first, even if they are columns."""
         there = {*fields, *self.additional_fields()}
         return {**{name: word for name, word in self.about().items() if name in there}, **fields}
 
@@ -103,7 +103,7 @@ class Mds(InferringConverter):
 
 
 def _fields_of(source: Input) -> SchemaInference:
-    """Return the columns of a shard; samples are only read if shapes vary per sample."""
+    """Return the columns of a shard; samples are read only if shapes vary per sample."""
     found = SchemaInference()
     if not source.name.lower().endswith(SUFFIXES):
         return found

@@ -1,7 +1,8 @@
-"""Files of MDS shards: offsets, column descriptions, samples back to back, and their encodings.
+"""MDS shard files: offsets, column descriptions, consecutive samples, and their encodings.
 
-A shard is: u32 n, u32 offsets of the n samples and of the end, JSON up to the first sample. A
-sample is: u32 sizes of its variable-size columns, then the columns. All is little-endian.
+A shard consists of u32 n, n + 1 u32 offsets (of the samples and the end), and JSON up to the first
+sample. A sample consists of the u32 sizes of its variable-size columns, then the columns. All
+numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ _ARRAY_DTYPES: Final = {
     **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32"},
     **{33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"},
 }
-"""Codes of array dtypes, stored with arrays whose column does not state the dtype."""
+"""The codes of array dtypes; stored with arrays whose column does not state the dtype."""
 _DIM_DTYPES: Final = ("<u1", "<u2", "<u4", "<u8")
 _MAX_DIMS: Final = 16
 
 Piece = bytes | memoryview
-"""The bytes of a column of a sample; for an array, a view into the sample's bytes."""
+"""The bytes of a column of a sample; for an array, a view of the sample's bytes."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class MdsColumn:
     """A column of a shard: its name, its encoding, and the size of a value in bytes if fixed.
 
     Raises:
-        MediaError: no dataset can hold the column.
+        MediaError: the column cannot be stored in a dataset.
         ValueError: the description is invalid.
     """
 
@@ -87,14 +88,14 @@ class MdsColumn:
 
     @property
     def facts(self) -> DtypeShape | None:
-        """Dtype and shape of the field; None if only the samples state them."""
+        """The dtype and shape of the field; None if only the samples state them."""
         if not self.is_array:
             return _WORDS[self.encoding], ()
         dtype, shape = self._stated
         return None if dtype is None or shape is None else (dtype, shape)
 
     def facts_of(self, data: Piece) -> DtypeShape:
-        """Return dtype and shape of an array of a sample.
+        """Return the dtype and shape of an array in a sample.
 
         Raises:
             MediaError: the array is damaged.
@@ -106,7 +107,7 @@ class MdsColumn:
         """Return the function that decodes a value from the bytes in a shard.
 
         Raises:
-            MediaError: the field does not fit this encoding.
+            MediaError: the field does not match this encoding.
         """
         if isinstance(field, Bytes):
             return bytes
@@ -133,12 +134,12 @@ class MdsColumn:
 
     @property
     def is_array(self) -> bool:
-        """True if the values are arrays, for which views serve as well as bytes."""
+        """True if the values are arrays, which can be decoded from views as well as bytes."""
         return self.encoding.partition(":")[0] == "ndarray"
 
     @property
     def _stated(self) -> tuple[str | None, tuple[int, ...] | None]:
-        """Return dtype and shape as far as an encoding such as `ndarray:int32:2,3` states them."""
+        """The dtype and shape, as far as an encoding such as `ndarray:int32:2,3` states them."""
         _, _, stated = self.encoding.partition(":")
         dtype, _, shape = stated.partition(":")
         return dtype or None, tuple(map(int, shape.split(","))) if shape else None
@@ -220,9 +221,9 @@ _U32: Final = np.dtype("<u4")
 def open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
-    """Return the columns of a shard, and an iterator of its samples as bytes per column.
+    """Return the columns of a shard, and an iterator over its samples as bytes per column.
 
-    With `is_checked`, the shard is first checked against the index beside it.
+    With `is_checked`, the shard is first checked against the index in its folder.
 
     Raises:
         MediaError: the shard is damaged, or does not match the index.
@@ -245,7 +246,7 @@ def open_shard(
 
 
 def check_index(path: str) -> int:
-    """Require all shards that an index names to exist beside or below it; return their number.
+    """Check that all shards in an index exist, in its folder or below it; return their number.
 
     Raises:
         MediaError: a shard is missing, or uses an unsupported compression.
@@ -266,7 +267,7 @@ def check_index(path: str) -> int:
 
 
 def _is_below(folder: str, name: str) -> bool:
-    """Return True if a file exists; a merged index names files in folders below its own."""
+    """Return True if a file exists; a merged index names files in subfolders."""
     leads_out = name.startswith("/") or ".." in name.split("/")
     return not leads_out and os.path.isfile(named_path(folder, name))
 
@@ -299,7 +300,7 @@ def _names(entry: dict[str, Any]) -> bool:
 
 
 def _compare(file: IO[bytes], path: str, key: str) -> None:
-    """Check a shard against the index beside it, if there is one."""
+    """Check a shard against the index in its folder, if there is one."""
     index = os.path.join(os.path.dirname(path), INDEX)
     if not os.path.isfile(index):
         return
@@ -393,7 +394,7 @@ def _rows(
 
 
 def _read(file: IO[bytes], n_bytes: int, n_file: int | None) -> bytes:
-    """Read exactly `n_bytes`; memory is not allocated beyond the actual file."""
+    """Read exactly `n_bytes`; never allocate much more than the file has."""
     if n_file is not None and n_bytes > n_file:
         raise MediaError(f"a part of {n_bytes:,} bytes; the file has {n_file:,}")
     if n_bytes <= _CHUNK:

@@ -1,4 +1,4 @@
-"""Base of converters of record files: records as raw bytes, or as tf.train.Example."""
+"""The base of converters of record files: records as raw bytes, or as tf.train.Example."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ ONLY: Final = "record"
 class RecordConverter(InferringConverter):
     """A converter base that makes one sample per record of a file.
 
-    With `records="example"` a record is a tf.train.Example, and its features are fields; with
-    `"bytes"` it is the field `record`. By default the first record decides. `fields` declares the
-    features, such as `{"image": "image", "box": "float32[*,4]", "note": "text?"}`; by default it
-    is inferred by reading all records.
+    With `records="example"` a record is a tf.train.Example, whose features become fields; with
+    `"bytes"` it becomes the field `record`. By default the first record decides. `fields` declares
+    the features, such as `{"image": "image", "box": "float32[*,4]", "note": "text?"}`; by default,
+    fields are inferred by reading all records.
 
     Fields: the features, by name, or `record`; and unless a feature has the name: `label` int64;
     `source`, the file's name below the source folder.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str]
@@ -55,7 +55,7 @@ class RecordConverter(InferringConverter):
         super().__post_init__()
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Require a feature, or a raw record, to be convertible to a field."""
+        """Check that a feature, or a raw record, can be converted to a field."""
         if self.records == "bytes" and (name != ONLY or field != Bytes()):
             raise InvalidArgument(f"records that are bytes have one field, {ONLY!r}: 'bytes'")
         if not fits(field):
@@ -106,7 +106,7 @@ class RecordConverter(InferringConverter):
             ) from error
 
     def _first_of(self, source: Input) -> str | None:
-        """Return the kind of records, decided by the first conclusive one of a file."""
+        """Return the kind of records, as decided by the first conclusive record of a file."""
         records = self.read(source)
         if records is None:
             return None

@@ -1,7 +1,7 @@
 """A streaming reader of tar members.
 
-`tarfile` is not used: it takes damage after the first member for the end of the file. Skipped
-data is checked as well: an archive ends with two zero blocks, and only zeros may follow.
+`tarfile` is not used, because it takes damage after the first member for the end of the file.
+Skipped data is checked too: an archive ends with two zero blocks, and only zeros may follow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 
 _BLOCK: Final = 512
 _HEADER: Final = Struct("100s 24x 12s 12x 8s s 100x 8s 80x 155s 12x")
-"""Name, size, checksum, type, magic, prefix; the rest concerns owners, times and links."""
+"""Name, size, checksum, type, magic and prefix; the rest concerns owners, times and links."""
 _CHECKSUM: Final = slice(148, 156)  # counted as spaces in the checksum
 _USTAR: Final = b"ustar\0"  # POSIX; the magic of GNU tar, with two spaces, has no prefix field
 _REGULAR: Final = (b"0", b"\0", b"7")
@@ -39,9 +39,9 @@ _OTHERS: Final = {
 }
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL = b"L", b"K", b"x", b"g"
 _EXTENSIONS: Final = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL)
-_MAX_EXTENSION: Final = 1 << 20  # bytes of a name, or of another extension before a header
-_MAX_MEMBER: Final = 4 << 30  # bytes of a member that may be held in memory
-_PIECE: Final = 16 << 20  # bytes read at a time, so that a false size allocates little
+_MAX_EXTENSION: Final = 1 << 20  # the maximum size of a name, or of another extension header
+_MAX_MEMBER: Final = 4 << 30  # the maximum size of a member that is read into memory
+_PIECE: Final = 16 << 20  # the size of single reads, so that a false size allocates little
 _DAMAGED: Final = (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError)
 
 
@@ -55,7 +55,7 @@ class Member:
         self._stream, self._left = stream, n_bytes
 
     def read(self, most: int | None = None) -> bytes:
-        """Read on, up to `most` bytes.
+        """Read up to `most` more bytes.
 
         Raises:
             MediaError: the archive is truncated or damaged.
@@ -73,7 +73,7 @@ class Member:
 
 
 def is_tar(name: str) -> bool:
-    """Return True if a name is that of a tar.
+    """Return True if a file name is that of a tar.
 
     Raises:
         MediaError: the tar uses an unsupported compression.
@@ -154,7 +154,7 @@ def _next_header(stream: _Stream) -> tuple[str, int, bytes] | None:
 
 
 def _number(field: bytes, what: str) -> int:
-    """Parse a number: octal digits or, after a set bit, binary for large ones."""
+    """Parse a number: octal digits, or binary after a set bit, for large numbers."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     try:
@@ -199,7 +199,7 @@ def _size(facts: Mapping[str, str], n_bytes: int) -> int:
 
 
 class _Stream:
-    """A reader of exact byte counts that reports where a file is truncated."""
+    """A reader of exact numbers of bytes that reports where a file is truncated."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile, n_bytes: int | None) -> None:
         self._file, self._n_bytes = file, n_bytes  # None for a compressed file
@@ -231,7 +231,7 @@ class _Stream:
             n_bytes -= len(self.read(min(n_bytes, _PIECE)))
 
     def read_end(self) -> None:
-        """Require only zeros to follow."""
+        """Check that only zeros follow."""
         while data := self._piece(_PIECE):
             if any(data):
                 raise MediaError(f"bytes follow the end at byte {self.position:,}; expected zeros")

@@ -17,7 +17,7 @@ from shardio_converters.records.record_source import RecordConverter
 _NAME: Final = re.compile(r"\.tfrec(ords?)?(-\d+-of-\d+)?(\.gz|\.zlib)?$", re.IGNORECASE)
 _HEAD: Final = struct.Struct("<QI")  # size of the record in bytes, checksum of the size
 _MAX_RECORD: Final = (1 << 31) - 1  # bytes; the limit of protobuf messages
-_BLOCK_BYTES: Final = 1 << 20  # bytes that are read at a time
+_BLOCK_BYTES: Final = 1 << 20  # the size of single reads
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32  # the format is detected from the first bytes
 
 
@@ -118,7 +118,7 @@ def _records(
 
 
 def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> None:
-    """Check that a record can have its declared length, before it is read."""
+    """Check a record's declared length before the record is read."""
     if length > _MAX_RECORD:
         raise MediaError(f"{where}: found {length:,} bytes, expected {_MAX_RECORD:,} at most")
     if n_bytes is not None and (stop := start + _HEAD.size + length + 4) > n_bytes:
@@ -126,7 +126,7 @@ def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> N
 
 
 def _filled(ours: _Bytes, data: bytes, n_bytes: int, where: str) -> bytes:
-    """Return `data` extended from the source to at least the requested size."""
+    """Return `data`, extended from the source to at least `n_bytes`."""
     parts, missing = [data], n_bytes - len(data)
     while missing > 0:
         part = ours.read(_BLOCK_BYTES)

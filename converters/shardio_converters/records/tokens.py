@@ -17,28 +17,28 @@ DTYPES: Final = ("uint8", "uint16", "uint32", "int32", "int64")
 LENGTH: Final = 1024
 
 _MAX_LENGTH: Final = 1 << 24
-_BLOCK_TOKENS: Final = 1 << 20  # tokens that are read at a time
+_BLOCK_TOKENS: Final = 1 << 20  # the number of tokens read at a time
 _HEADER_BYTES: Final = 1024  # 256 numbers int32: magic, version, number of tokens, zeros
 _HEADERS: Final = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
-"""Magic and version of llm.c files, with the dtype of their tokens."""
+"""The magic and version of llm.c files, and the dtype of their tokens."""
 
 Tokens = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFiles(Converter):
-    """A converter that splits a token stream into samples; concatenated, they are the stream again.
+    """A converter that splits a token stream into samples; concatenated, they give the stream.
 
-    With `eot`, the token between documents, each document is a sample: it begins with that token
-    if the file does, and otherwise ends with it. Without it a sample is `length` tokens; the last
-    one of a file may be shorter. `dtype` is the dtype of tokens in the file; files of llm.c state
+    With `eot`, the token between documents, each document is a sample. It begins with that token if
+    the file does; otherwise it ends with it. Without `eot`, a sample has `length` tokens; the last
+    sample of a file may be shorter. `dtype` is the dtype of tokens in the file; llm.c files state
     it themselves.
 
     Fields: `tokens`, a one-dimensional array of varying length; `label` int64; `source`, the file's
     name below the source folder.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -70,7 +70,7 @@ class TokenFiles(Converter):
             )
 
     def fitted(self, inputs: Sequence[Input]) -> TokenFiles:
-        """Return the converter with the dtype stated by the first llm.c file, unless one is given.
+        """Return the converter with the dtype stated by the first llm.c file, unless it is given.
 
         Raises:
             InvalidArgument: no file states a dtype.
@@ -145,7 +145,7 @@ class TokenFiles(Converter):
 
 
 def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
-    """Return dtype and number of tokens from an llm.c header; None for any other file.
+    """Return dtype and number of tokens from an llm.c header; (None, 0) for any other file.
 
     Leaves the file at its first token.
 
@@ -168,7 +168,7 @@ def _joined(waiting: list[Tokens], tokens: Tokens) -> Tokens:
 
 
 def _documents(blocks: Iterator[Tokens], eot: int) -> Iterator[Tokens]:
-    """Split a stream at a token; the token leads documents if it leads the first one."""
+    """Split a stream at a token; the token leads each document if it leads the first one."""
     waiting: list[Tokens] = []
     leads: bool | None = None
     for block in blocks:

@@ -1,6 +1,6 @@
-"""WebDataset tars: consecutive members of one key are a sample.
+"""WebDataset tars: consecutive members with the same key are a sample.
 
-A member's suffix determines its field and how its value is decoded.
+The suffix of a member determines its field and how its value is decoded.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _WORDS: Final = {
 _WORD_OF: Final = {ending: word for some, word in _WORDS.items() for ending in some.split()}
 _PICKLES: Final = frozenset("pickle pkl pt pth pyd".split())
 _NPY_HEAD: Final = (64 << 10) + 12
-"""Bytes that hold the header of any .npy that can be stored."""
+"""The size of data that includes the header of any .npy that can be stored."""
 
 
 def split(name: str) -> tuple[str, str] | None:
     """Split a member's name into key and field at the first dot after the last slash.
 
-    Returns None for members outside samples: hidden files, names without a dot, and `__names__`.
+    Return None for members outside of samples: hidden files, names without a dot, and `__names__`.
     """
     found = _PARTS.fullmatch(name)
     if found is None or _ASIDE.match(name):
@@ -63,13 +63,13 @@ def split(name: str) -> tuple[str, str] | None:
 
 
 class TarSamples:
-    """The samples of a tar: consecutive members of one key.
+    """The samples of a tar: consecutive members with the same key.
 
-    Yields each key with the results of `take` for its members, by field. `n_aside` counts members
+    Yields each key, and the results of `take` for its members by field. `n_aside` counts members
     that belong to no sample.
 
     Raises:
-        MediaError: a key comes again after another one, or a field twice in a sample.
+        MediaError: a key occurs again after another one, or a field twice in a sample.
     """
 
     def __init__(self, members: Iterable[Member], take: Callable[[str, Member], Any]) -> None:
@@ -110,7 +110,7 @@ def facts_of(field: str, member: Member) -> DtypeShape:
     """Return dtype and shape of a member's field, from its name and, for an array, its header.
 
     Raises:
-        MediaError: no dataset can hold the member.
+        MediaError: the member cannot be stored in a dataset.
     """
     ending = field.rpartition(".")[2]
     if ending == "npy":
@@ -124,10 +124,10 @@ def facts_of(field: str, member: Member) -> DtypeShape:
 
 
 def check_field(name: str, field: object) -> None:
-    """Require members of this name to be convertible to a field.
+    """Check that members of this name can be converted to a field.
 
     Raises:
-        InvalidArgument: they are not.
+        InvalidArgument: they cannot.
     """
     ending = name.rpartition(".")[2]
     if not isinstance(field, Array) or ending == "npy":
@@ -143,7 +143,7 @@ def value_of(name: str, field: object, member: Member) -> Any:
     """Return the value of a member.
 
     Raises:
-        MediaError: the member is damaged, or does not fit the field.
+        MediaError: the member is damaged, or does not match the field.
     """
     data = member.read()
     if isinstance(field, Image):
@@ -205,25 +205,25 @@ def _way_out(field: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class WebDataset(InferringConverter):
-    """A converter that makes one sample of consecutive tar members that share a key.
+    """A converter that makes a sample of consecutive tar members that share a key.
 
-    The key is a member's name up to the first dot after the last slash, the field the rest after
+    The key is a member's name up to the first dot after the last slash; the field is the part after
     that dot. `fields` declares the fields, such as `{"cls": "int64", "jpg": "image", "x.npy":
-    "float32[3,*]?"}`; by default they follow from suffixes, and for arrays from their headers: a
-    dimension that differs varies, and a field that some samples lack is optional.
+    "float32[3,*]?"}`. By default, fields follow from suffixes, and for arrays from their headers: a
+    dimension that differs varies, and fields missing in some samples are optional.
 
-    Fields: those of the members; and unless a member has the name: `key` text; `label` int64;
-    `source`, the tar's name below the source folder.
+    Fields: the members; and unless a member has the name: `key` text; `label` int64; `source`, the
+    tar's name below the source folder.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "webdataset"
     version: ClassVar[str] = "1"
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Require members of this name to be convertible to a field."""
+        """Check that members of this name can be converted to a field."""
         check_field(name, field)
 
     def about(self) -> Mapping[str, str]:
@@ -254,7 +254,7 @@ class WebDataset(InferringConverter):
 
         def take(name: str, member: Member) -> Any:
             if name not in fields:
-                facts_of(name, member)  # whose error may be the reason
+                facts_of(name, member)  # may raise a more precise error
                 raise MediaError(f"expected one of {', '.join(fields)}")
             return value_of(name, schema[name], member)
 

@@ -10,14 +10,14 @@ import zstandard
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_CHUNK_BYTES = 16 << 10  # of input: a frame that only repeats itself expands this to at most 500 MB
+_CHUNK_BYTES = 16 << 10  # of input: even a very repetitive frame expands this to at most 500 MB
 
 
 def open_zstd(file: IO[bytes]) -> IO[bytes]:
     """Return a reader of the decompressed content of `file`, which stays open.
 
     Reading raises `EOFError` for a truncated frame, which `zstandard`'s own reader takes for the
-    end, and `zstandard.ZstdError` for a damaged one.
+    end, and `zstandard.ZstdError` for a damaged frame.
     """
     return io.BufferedReader(_ZstdFrames(file), 1 << 20)
 
@@ -28,7 +28,7 @@ class _ZstdFrames(io.RawIOBase):
         self._decompressor = zstandard.ZstdDecompressor()
         self._frame = self._decompressor.decompressobj()
         self._is_within = False
-        self._rest = b""  # input behind the end of a frame
+        self._rest = b""  # the input after the end of a frame
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:

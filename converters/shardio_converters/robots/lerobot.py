@@ -1,6 +1,6 @@
 """LeRobot datasets: one sample per episode, with one video per camera.
 
-An episode is gathered from rows of a table, and its videos are cut from longer files.
+An episode is assembled from rows of a table, and its videos are cut from longer files.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from shardio_converters.schema_spec import Field, InferringConverter, fits, pars
 if TYPE_CHECKING:  # pyarrow is imported where it is used: options are listed without it
     from shardio_converters.tabular.arrow_columns import ArrowColumn
 
-_HALF: Final = 0.5  # of the time between two frames
+_HALF: Final = 0.5  # half the time between two frames
 
 
 class Cameras:
-    """The open video files, one per camera; owned until `close`. Episodes lie in them in order."""
+    """The open video files, one per camera; owned until `close`. They hold episodes in order."""
 
     def __init__(self, paths: Mapping[str, str], fps: Fraction, *, check: bool | None) -> None:
         self._paths, self._fps, self._check = paths, fps, check
         self._open: dict[str, tuple[str, SpanReader]] = {}
 
     def cut(self, camera: str, footage: CameraSpan, times: Numbers) -> EncodedStream:
-        """Cut out a camera's video of an episode whose frames are shown at `times`, in seconds.
+        """Cut a camera's video of an episode, whose frames are shown at `times` in seconds.
 
         Raises:
             MediaError: the file is missing or damaged, or its frames have other times.
@@ -105,7 +105,7 @@ _TEXTS: Final = "json"
 
 @dataclass(frozen=True)
 class EpisodeFrames:
-    """The rows of an episode: the position of the first one in the file, and values by column."""
+    """The rows of an episode: the position of the first row in the file, and values by column."""
 
     number: int
     first_row: int
@@ -118,10 +118,12 @@ def read_frames(
     """Yield the episodes of a data file; `specs` declare its columns.
 
     Args:
-        all_of: True if the file may have no other columns.
+        path, name: the file, and its name for messages.
+        specs: the field specs of the columns.
+        all_of: True if the file must not have other columns.
 
     Raises:
-        MediaError: the file is damaged, or a column differs from its spec or is missing.
+        MediaError: the file is damaged, or a column is missing or differs from its spec.
     """
     from shardio_converters.tabular.arrow_columns import columns_of, values_of
     from shardio_converters.tabular.arrow_files import open_table
@@ -154,7 +156,7 @@ def read_frames(
 
 
 def _field_of(column: ArrowColumn, spec: str) -> Field:
-    """Return the field of a value of one row of a column.
+    """Return the field of one row's value in a column.
 
     Raises:
         MediaError: the column differs from its spec.
@@ -176,7 +178,7 @@ def _gathered(parts: Mapping[str, list[Any]], specs: Mapping[str, str]) -> dict[
 
 
 def refuse_other_frames(frames: EpisodeFrames, length: int, tasks: Mapping[int, str]) -> None:
-    """Require an episode to have all its frames, and only known tasks.
+    """Check that an episode has all its frames, and only known tasks.
 
     Raises:
         MediaError: frames are missing, or a task is unknown.
@@ -195,26 +197,27 @@ def refuse_other_frames(frames: EpisodeFrames, length: int, tasks: Mapping[int, 
 
 
 _OF_ALL: Final = ("timestamp", "frame_index", NUMBER, "index", "task_index")
-"""Features that every dataset has, and that identify the frames of an episode."""
-_MAX_NAMED: Final = 5  # broken episodes named for one file
+"""The features that every dataset has, and that identify the frames of an episode."""
+_MAX_NAMED: Final = 5  # the number of broken episodes that a reason names
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeRobot(InferringConverter):
     """A converter that makes one sample per episode; each data file of a dataset is an input.
 
-    `columns` are the features to take, all by default; those that every dataset has are always
-    taken. `fields` declares them, such as `{"action": "float32[*,7]", "observation.images.top":
-    "video"}`; by default they follow from the datasets. `check` decodes every video frame once.
+    `columns` are the features to take, by default all; the features that every dataset has are
+    always taken. `fields` declares them, such as `{"action": "float32[*,7]",
+    "observation.images.top": "video"}`; by default, fields follow from the datasets. `check`
+    decodes every video frame once.
 
-    Fields: the features by name; numbers have one value per frame, `episode_index` is one number. A
-    camera is a video of the episode's own frames, packets untouched, whose time 0 is that of
-    `timestamp`. And unless a feature has the name: `label` int64, -1; `source`, the name of the
-    data file below the source folder; `task`, that of the first frame; `tasks`, those of all frames
-    by the numbers in `task_index`.
+    Fields: the features by name. Numbers have one value per frame, except `episode_index`, which is
+    a single number. A camera is a video of the episode's own frames, with unchanged packets; its
+    time 0 is that of `timestamp`. And unless a feature has the name: `label` int64, -1; `source`,
+    the name of the data file below the source folder; `task`, the task of the first frame; `tasks`,
+    the tasks of all frames by the numbers in `task_index`.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "lerobot"
@@ -235,7 +238,7 @@ class LeRobot(InferringConverter):
         super().__post_init__()
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-        """Assign videos and episode tables to the data files that they are read with."""
+        """Assign videos and episode tables to the data files they are read with."""
         known = {one.name for one in inputs}
         found: dict[str, list[str]] = {}
         for one in inputs:
@@ -271,7 +274,7 @@ class LeRobot(InferringConverter):
                 where = f"{place[1]}: " if place[1] else ""
                 reason = reason or f"; {where}{error}".replace(f"{place[0]}/", "")
                 continue
-            # A feature that differs between files is left out; the file that deviates is reported
+            # If a feature differs between datasets, the deviating one is ignored here, and reported
             # as broken when it is read.
             if all(each.get(name, spec) == spec for each in found for name, spec in specs.items()):
                 found.append(specs)
@@ -397,7 +400,7 @@ class LeRobot(InferringConverter):
         return specs
 
     def _refuse_others(self, taken: Mapping[str, str]) -> None:
-        """Require the features of a LeRobot dataset to match the fields.
+        """Check that the features of a LeRobot dataset match the fields.
 
         Raises:
             MediaError: a feature differs from its field, or is missing.

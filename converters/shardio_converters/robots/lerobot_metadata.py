@@ -25,32 +25,32 @@ if TYPE_CHECKING:  # pyarrow is imported where it is used: options are listed wi
 
 INFO: Final = "meta/info.json"
 EPISODE: Final = ("episode_index", "length")
-"""Columns that every episode has."""
+"""The columns that every episode has."""
 PLACE: Final = ("episode_chunk", "episode_index")
-"""Columns that name the files of an episode in version 2."""
+"""The columns that determine the files of an episode in version 2."""
 DATA_PLACE: Final = ("data/chunk_index", "data/file_index")
 VIDEO_PLACE: Final = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
 ONE_EACH: Final = 2
-"""The version in which each episode has files of its own."""
+"""The version in which each episode has separate files."""
 
 _EPISODES: Final = "meta/episodes"
 _EPISODE_LINES: Final = "meta/episodes.jsonl"
 _TASKS: Final = "meta/tasks.parquet"
 _TASK_LINES: Final = "meta/tasks.jsonl"
 _TASK_TEXTS: Final = ("task", "__index_level_0__")
-"""Names of the text column in the table of tasks; the second is a pandas index."""
+"""The possible names of the text column in the table of tasks; the second is a pandas index."""
 
-_MAX_BYTES: Final = 256 << 20  # bytes of a text file
+_MAX_BYTES: Final = 256 << 20  # the maximum size of a text file
 _MAX_NUMBER: Final = 1 << 31
 _DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""Exceptions raised by unexpected content."""
+"""The exceptions raised by unexpected content."""
 
 Columns = dict[str, npt.NDArray[Any]]
 
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Prefix errors with the name of the file.
+    """Add the name of the file to errors.
 
     Raises:
         MediaError: the file is damaged.
@@ -79,7 +79,7 @@ def read_info(root: str) -> Mapping[str, Any]:
 
 
 def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], Columns]:
-    """Return the names of the episode tables of version 3, and their needed columns.
+    """Return the names of the episode tables of version 3, and the columns needed from them.
 
     Raises:
         MediaError: a table is damaged, or there is none.
@@ -152,14 +152,14 @@ def _task_rows(root: str) -> list[tuple[int, str]]:
 
 
 def _check(columns: Columns) -> None:
-    """Require episode numbers to be valid and unique.
+    """Check that episode numbers are valid and unique.
 
     Raises:
         MediaError: they are not.
     """
     for key, values in columns.items():
         least = 1 if key == "length" else 0
-        wrong = ~((values >= least) & (values < _MAX_NUMBER))  # false for NaN, in both comparisons
+        wrong = ~((values >= least) & (values < _MAX_NUMBER))  # NaN fails both comparisons
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise MediaError(f"row {row:,}, {key!r}: found {values[row]}, expected {least} or more")
@@ -200,12 +200,12 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class CameraSpan:
-    """A camera's part of a video file for one episode: file name, begin and end in seconds."""
+    """The part of a camera's video file that belongs to an episode: file name, begin and end."""
 
     name: str
     begin: Fraction
     end: Fraction | None
-    """End in seconds; None means the end of the file."""
+    """The end in seconds; None means the end of the file."""
 
 
 @dataclass(frozen=True)
@@ -223,11 +223,11 @@ class RobotSet:
 
     Args:
         version: 2 or 3.
-        specs: field spec by feature; cameras are `video`.
-        tasks: task texts by number.
-        columns: one number per episode, by column.
-        rows: positions in `columns` of the episodes in each data file.
-        video_path: template of video file names.
+        specs: the field spec of each feature; cameras are `video`.
+        tasks: the task texts by number.
+        columns: the columns of the episode list, with one number per episode.
+        rows: for each data file, the positions in `columns` of its episodes.
+        video_path: the template of video file names.
         tables: the files that list the episodes.
     """
 
@@ -251,7 +251,7 @@ class RobotSet:
             )
 
     def parts(self, name: str, only: Sequence[str] | None = None) -> list[str]:
-        """Return the files that are read together with a data file; `only` restricts cameras."""
+        """Return the files that are read with a data file; `only` restricts the cameras."""
         videos = {
             one.name
             for episode in self.episodes(name)
@@ -261,7 +261,7 @@ class RobotSet:
         return sorted({*videos, *self.tables})
 
     def refuse_missing(self, root: str) -> None:
-        """Require the declared number of episodes, and all data files.
+        """Check that the declared number of episodes and all data files exist.
 
         Raises:
             MediaError: an episode or a file is missing.
@@ -285,9 +285,9 @@ class RobotSet:
 
 
 def root_of(source: Input) -> tuple[str, str] | None:
-    """Return path and name below the source of the dataset folder that contains an input.
+    """Return the dataset folder that contains an input: its path, and its name below the source.
 
-    Returns None if no folder above the input, up to the source, has a `meta/info.json`.
+    Return None if no folder above the input, up to the source, has a `meta/info.json`.
     """
     path, name = source.path, source.name
     for _ in range(source.name.count("/") + 1):
@@ -308,7 +308,7 @@ def open_set(root: str) -> RobotSet:
     return _open_set(root, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=4)  # the inputs of a dataset come one after the other
+@lru_cache(maxsize=4)  # the inputs of a dataset are consecutive
 def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
     info = read_info(root)
     with naming(INFO):

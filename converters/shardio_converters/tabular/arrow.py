@@ -1,6 +1,6 @@
-"""Tables of Arrow: Parquet, Arrow, Feather and saved Hugging Face `datasets`; one sample per row.
+"""Arrow tables: Parquet, Arrow, Feather and saved Hugging Face `datasets`; one sample per row.
 
-Fields are inferred from all files and compared with those of each.
+Fields are inferred from all files, and each file is checked against them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _DESCRIBE: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
 class Arrow(InferringConverter):
     """A converter that makes one sample per row; a struct column becomes a nested record.
 
-    `columns` are the columns to take, all by default. `fields` declares them, such as
-    `{"x": "float32[3,*]", "note": "text?"}`; by default they follow from the files, and so do
-    `units` (of integers that were times) and `classes` (names of the numbers in a column `label`).
+    `columns` are the columns to take, by default all. `fields` declares them, such as
+    `{"x": "float32[3,*]", "note": "text?"}`. By default, fields follow from the files, and so do
+    `units` (the units of integers that were times) and `classes` (the names of the numbers in a
+    column `label`).
 
     Fields: the columns; and unless a column has the name: `label` int64; `source`, the file's name
     below the source folder.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "arrow"
@@ -123,7 +124,7 @@ class Arrow(InferringConverter):
         return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
     def _fields_of(self, columns: Sequence[ArrowColumn]) -> dict[str, Field]:
-        """Return the field of each column, in their order.
+        """Return the field of each column, in the order of the columns.
 
         Raises:
             MediaError: a column has no field or differs from it, or a column is missing.

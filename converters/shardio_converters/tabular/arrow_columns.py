@@ -1,4 +1,4 @@
-"""Columns of Arrow tables: the fields they become, and their values.
+"""Columns of Arrow tables: the fields that they become, and their values.
 
 Hugging Face's feature metadata is taken into account.
 """
@@ -23,11 +23,11 @@ from shardio_converters.json_values import read_json
 from shardio_converters.schema_spec import Field, check_names, fits, format_list_spec, format_spec
 
 MAX_DEPTH: Final = 32
-"""Nesting depth of lists and structs; more than any field allows."""
+"""The maximum nesting depth of lists and structs; more than any field allows."""
 UNKNOWN: Final = "null"
-"""Spec of an all-null column, which may be of any type."""
+"""The spec of an all-null column, which may be of any type."""
 MEDIA: Final = {"Image": "image", "Audio": "audio", "Video": "video"}
-"""Field specs of Hugging Face features that hold files."""
+"""The field specs of Hugging Face features that hold files."""
 
 _RENAME: Final = "rename it or leave it out (--column, or columns=, names those to take)"
 _KINDS: Final[dict[int, str]] = {
@@ -60,7 +60,7 @@ _TIMES: Final = {
 class ArrowColumn:
     """A column, or a member of a struct column, that becomes one field.
 
-    `top` is the column of the table, `path` the positions in the structs below it; `word` is the
+    `top` is the column of the table, `path` the positions in nested structs below it; `word` is the
     field spec, `unit` the unit of integers that were times, `classes` the names of labels.
     """
 
@@ -79,12 +79,13 @@ def columns_of(
     """Return the columns of a table; members of structs have dotted names.
 
     Args:
-        only: columns to take; all by default.
-        whole: field specs by name; a struct that is a field is not taken apart.
+        schema: the schema of the table.
+        only: the columns to take; by default all.
+        whole: the field specs by name; a struct that is a field itself is not taken apart.
 
     Raises:
-        MediaError: a column cannot be stored, its name is not valid beside the others, or a column
-            of `only` is missing.
+        MediaError: a column cannot be stored, its name conflicts with others, or a column of `only`
+            is missing.
     """
     names = list(schema.names)
     if twice := {name for name in names if names.count(name) > 1}:
@@ -165,10 +166,10 @@ def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -
 
 
 def check_json(name: str, type_: pa.DataType, depth: int = 0) -> None:
-    """Require nested lists and structs to be expressible as JSON.
+    """Check that nested lists and structs can be represented in JSON.
 
     Raises:
-        MediaError: they are not; the message names the column.
+        MediaError: they cannot; the message names the column.
     """
     type_ = plain(type_)
     if depth > MAX_DEPTH:
@@ -191,7 +192,7 @@ def _why_not(type_: pa.DataType) -> str:
 
 
 def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.DataType]:
-    """Return the dimensions of nested lists, None if varying, and the innermost type."""
+    """Return the dimensions of nested lists (None if they vary) and the innermost type."""
     dims: tuple[int | None, ...] = ()
     type_ = plain(type_)
     if is_tensor(type_):
@@ -232,8 +233,8 @@ def is_struct(type_: pa.DataType) -> bool:
 def is_tensor(type_: pa.DataType) -> bool:
     """Return True if values of a type are Arrow's fixed-shape tensors.
 
-    Types registered by other packages may also have a `shape`, such as Hugging Face's Array2D; they
-    count as their storage type.
+    Types registered by other packages, such as Hugging Face's Array2D, may also have a `shape`;
+    they count as their storage type.
     """
     return isinstance(type_, pa.FixedShapeTensorType)
 
@@ -254,7 +255,7 @@ def holds_files(type_: pa.DataType) -> bool:
 
 
 def _unit(type_: pa.DataType) -> str:
-    """Return the unit of a time type; "" for all others."""
+    """Return the unit of a time type; "" for other types."""
     while is_list(type_):
         type_ = plain(type_.value_type)
     return str(type_) if kind_of(type_) in _TIMES else ""
@@ -289,7 +290,7 @@ def values_of(
     """Return the values of all rows of a batch; `first_row` is its position in the file.
 
     Raises:
-        MediaError: a value is missing or does not fit the field; the message names column and row.
+        MediaError: a value is missing or does not match the field; names column and row.
     """
     place = f"column {column.name!r}, rows {first_row:,} to {first_row + batch.num_rows - 1:,}"
     array = array_at(batch, column)
@@ -374,7 +375,7 @@ def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]
 
 
 def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[Any]:
-    """Return an array in the shape of a field; an empty one does not state its inner dimensions."""
+    """Return an array in the shape of a field; an empty array has no inner dimensions."""
     if not one.size and one.ndim == len(dims):
         shape = tuple(n if want is None else want for n, want in zip(one.shape, dims, strict=True))
         one = one.reshape(shape) if 0 in shape else one
@@ -385,7 +386,7 @@ def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[An
 
 
 def _blocks(array: pa.Array, dtype: str) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
-    """Return an array per row, as one block if all have one shape."""
+    """Return an array per row; a single array if all have the same shape."""
     array = _unpacked(array)
     if not is_list(array.type):
         return _numbers(array, dtype)
@@ -462,7 +463,7 @@ def _said(array: pa.Array) -> list[Any]:
 
 
 def _files(array: pa.Array, field: Field) -> list[Any]:
-    """Return the files in a column, possibly stored with their paths; each one is probed."""
+    """Return the files in a column, which may be stored with their paths; each is probed."""
     paths: list[str | None] = [None] * len(array)
     if is_struct(array.type):
         paths = pc.struct_field(array, "path").to_pylist()

@@ -1,4 +1,4 @@
-"""Files of Arrow tables, read batch by batch: Parquet, and Arrow's file and stream formats."""
+"""Arrow table files, read batch by batch: Parquet, and Arrow's file and stream formats."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ STATE: Final = "state.json"
 """The name of the file in which Hugging Face's `datasets` lists the tables of a data set."""
 
 _MAX_STATE_BYTES: Final = 64 << 20
-_N_ROWS: Final = 4096  # maximum number of rows of a batch
-_BATCH_BYTES: Final = 8 << 20  # approximate size of a batch
-_BUFFER_BYTES: Final = 1 << 20  # bytes of a Parquet column that are read at a time
+_N_ROWS: Final = 4096  # the maximum number of rows of a batch
+_BATCH_BYTES: Final = 8 << 20  # the approximate size of a batch
+_BUFFER_BYTES: Final = 1 << 20  # the size of single reads of a Parquet column
 _FILE_MAGIC: Final = b"ARROW1"
 _FEATHER_1: Final = b"FEA1"
 _ENDS: Final = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
-"""End markers of an Arrow stream; the second one was used until 2019."""
+"""The end markers of an Arrow stream; the second was used until 2019."""
 _NOT_READABLE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, RecursionError)
 
 
 class ParquetTable:
-    """A Parquet file, read in pieces of columns whatever the size of its row groups."""
+    """A Parquet file, read in pieces of columns, whatever the size of its row groups."""
 
     def __init__(self, path: str) -> None:
         self._file = pq.ParquetFile(
@@ -90,7 +90,7 @@ class ArrowTable:
         for batch in self._whole_batches():
             if columns is not None:
                 batch = batch.select(columns)
-            # Arrow trusts the offsets in a file unless asked to validate them
+            # Arrow trusts the offsets in a file unless asked to validate them.
             batch.validate(full=True)
             row_bytes = batch.nbytes // max(1, batch.num_rows)
             n_rows = max(1, min(_N_ROWS, _BATCH_BYTES // max(1, row_bytes)))
@@ -147,9 +147,9 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
 
 
 def is_table(source: Input) -> bool:
-    """Return True if a file is a table by its name and, beside a state.json, is listed there.
+    """Return True if a file is a table by its name and, if there is a state.json, is listed in it.
 
-    A Hugging Face dataset folder may also hold cached tables of earlier steps.
+    A Hugging Face dataset folder may also contain cached tables of earlier steps.
     """
     name = os.path.basename(source.name)
     if not name.lower().endswith(SUFFIXES):
@@ -159,7 +159,7 @@ def is_table(source: Input) -> bool:
 
 
 def refuse_missing_tables(source: Input) -> None:
-    """Require all tables that a state.json lists to exist.
+    """Check that all tables listed in a state.json exist.
 
     Raises:
         MediaError: a table is missing.
@@ -179,7 +179,7 @@ def _listed(path: str) -> frozenset[str] | None:
     return _listed_then(path, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=16)  # the tables of a folder come one after the other
+@lru_cache(maxsize=16)  # the tables of a folder are consecutive
 def _listed_then(path: str, changed_ns: int, n_bytes: int) -> frozenset[str] | None:
     try:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Values of table columns: CSV cells and JSON values as typed values, without losing a digit."""
+"""Values of table columns: CSV cells and JSON values as typed values, without loss of digits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FLOAT: Final = "float"
 BOOL: Final = "bool"
 TEXT: Final = "text"
 
-_MAX_NUMBER: Final = 400  # characters; no longer text is read as a number, as Python refuses it
-# Digits after a leading zero are not a number but a postal code, or the like.
+_MAX_NUMBER: Final = 400  # the maximum length of a number in characters; Python also has a limit
+# Digits after a leading zero are not a number, but a postal code, for example.
 _WHOLE: Final = r"[+-]?(?:0|[1-9][0-9]*+)"
 _TOKENS: Final = {
     BOOL: r"(?i:true|false)",
@@ -39,7 +39,7 @@ _COLUMNS: Final = {
 
 
 def holds_only(kind: str, cells: Sequence[str]) -> bool:
-    """Return True if all cells are of a kind or empty; spaces around numbers are ignored."""
+    """Return True if all cells are empty or of a kind; spaces around numbers are ignored."""
     text = "\n".join((*cells, ""))
     return (
         bool(_COLUMNS[kind].fullmatch(text))
@@ -51,7 +51,7 @@ def holds_only(kind: str, cells: Sequence[str]) -> bool:
 def cell_kind(cells: Sequence[str], known: str | None) -> str | None:
     """Return the narrowest kind that covers these cells and `known`.
 
-    Returns None if all cells are empty: they are of any kind.
+    Return None if all cells are empty, as they can then be of any kind.
     """
     kinds = (BOOL, INT, FLOAT) if known is None else (known, FLOAT) if known == INT else (known,)
     if known is None and not any(cells):
@@ -60,15 +60,15 @@ def cell_kind(cells: Sequence[str], known: str | None) -> str | None:
 
 
 MAX_EXACT: Final = 1 << 53
-"""Largest magnitude up to which float64 represents every integer."""
-_MAX_DIMS: Final = 17  # the dimensions of a field, and one of rows
+"""The largest magnitude up to which float64 represents every integer."""
+_MAX_DIMS: Final = 17  # the dimensions of a field, and one for rows
 
 
 def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
     """Return nested lists as an array of bool, int64, uint64 or float64.
 
-    Returns None if they are not such an array: other or mixed kinds of values, ragged lengths, or
-    integers that cannot be represented beside the others.
+    Return None if they are not such an array: other or mixed kinds of values, ragged lengths, or
+    integers that float64 or the other integers' dtype cannot represent.
     """
     types = {*map(type, values)}
     flat, n_dims = values, 1
@@ -92,7 +92,7 @@ def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
 
 
 def _whole_numbers(values: list[Any], flat: list[int]) -> npt.NDArray[Any]:
-    """Return int64, or uint64 if the values need it and allow it."""
+    """Return int64, or uint64 if the values require it and allow it."""
     try:
         return np.array(values, np.int64)
     except OverflowError:
@@ -105,7 +105,7 @@ def cast(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return the numbers in another dtype; a float dtype rounds them.
 
     Raises:
-        ValueError: the dtype cannot hold them.
+        ValueError: the dtype cannot represent them.
     """
     if array.dtype == dtype or not array.size:
         return array.astype(dtype, copy=False)
@@ -129,7 +129,7 @@ _MAX_DEPTH: Final = 256  # the limit of a Json field
 _MAX_SHOWN: Final = 40
 _KIND_BY_DTYPE: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
 _ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
-"""Results of rounding numbers outside the range of float64."""
+"""The results of rounding numbers outside the range of float64."""
 
 ValueField = Array | Json | Text
 Column = Sequence[Any]
@@ -138,10 +138,10 @@ Column = Sequence[Any]
 def values_of(
     name: str, field: ValueField, column: Column, lines: Sequence[int], *, is_csv: bool
 ) -> Iterable[Any]:
-    """Return the values of a field for some rows, None where an optional one is missing.
+    """Return the values of a field for some rows; None if an optional value is missing.
 
     Raises:
-        MediaError: a row has no fitting value; the message names the line.
+        MediaError: a row has no matching value; names the line.
     """
     make = partial(_of_cells if is_csv else _of_values, field)
     try:
@@ -199,7 +199,7 @@ def _of_values(field: ValueField, values: Column) -> Iterable[Any]:
 
 
 def _arrays(field: Array, values: Column) -> Iterable[npt.NDArray[Any]]:
-    """Return arrays or numbers, converted for all rows at once if they are alike."""
+    """Return arrays or numbers; converted for all rows at once if they have one shape."""
     if field.shape == (None,) and {*map(type, values)} == {list}:
         return _rows(field, values)
     found = as_numbers([*values])
@@ -246,7 +246,7 @@ def _check_shape(field: Array, shape: tuple[int, ...]) -> None:
 
 
 def _check_json(values: Column) -> None:
-    """Require values that a dataset can hold: no NaN, no lone surrogates, not too deep."""
+    """Check that values can be stored: no NaN, no lone surrogates, not nested too deep."""
     json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
     inner = values
     for _ in range(_MAX_DEPTH + 1):

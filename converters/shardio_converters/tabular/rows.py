@@ -14,8 +14,8 @@ def row_samples(
 ) -> Iterator[dict[str, Any]]:
     """Yield `n_rows` samples from columns; all have the values of `about`.
 
-    Columns are filled into `n_together` samples at a time, whose values are then in memory:
-    `dict(zip(...))` for each sample takes four times as long.
+    Columns are filled into `n_together` samples at a time, whose values are then all in memory;
+    `dict(zip(...))` per sample takes four times as long.
     """
     template = {**dict.fromkeys(columns), **about}
     left = {name: iter(values) for name, values in columns.items()}

@@ -1,4 +1,4 @@
-"""CSV and JSON Lines files, read in blocks of columns, and the files that tables name."""
+"""CSV and JSON Lines files, read in blocks of columns, and the files that tables reference."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from shardio_converters.schema_spec import Field, check_names
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 SUFFIXES: Final = (*DELIMITERS, ".jsonl", ".ndjson")
 NESTED: Final = frozenset((dict, list))
-"""Types of JSON values that contain other values."""
+"""The types of JSON values that contain other values."""
 
 MAX_LINE: Final = 1 << 28
-"""Characters per line and CSV cell: bounds memory for a file without line ends."""
+"""The maximum length of a line or CSV cell; bounds memory for a file without line ends."""
 _BLOCK_CHARS: Final = 1 << 17
 _BLOCK_ROWS: Final = 256
 _SPACE: Final = " \t\r\n"  # the whitespace of JSON
@@ -42,8 +42,8 @@ _SCAN_CHECKED: Final = make_scanner(json.JSONDecoder(parse_float=float_of))  # t
 class RowBlock:
     """A block of consecutive rows, by columns; `lines` has the line at which each row ends.
 
-    CSV cells are text, JSON values are Python values. If a row lacks a column, or has null, the
-    column has None.
+    CSV cells are text, JSON values are Python values. None stands for a column that a row lacks,
+    and for null.
     """
 
     columns: dict[str, Sequence[Any]]
@@ -56,7 +56,7 @@ def is_table(name: str) -> bool:
 
 
 def is_csv(name: str) -> bool:
-    """Return True if a table has text cells instead of JSON values."""
+    """Return True if a table has text cells rather than JSON values."""
     return os.path.splitext(name)[1].lower() in DELIMITERS
 
 
@@ -64,7 +64,7 @@ def read_blocks(path: str, name: str) -> Iterator[RowBlock]:
     """Yield the blocks of a UTF-8 table; a CSV without rows yields one empty block.
 
     Raises:
-        MediaError: the file is damaged or not such a table; the message names the line.
+        MediaError: the file is damaged or not such a table; names the line.
         OSError: the file cannot be read.
     """
     delimiter = DELIMITERS.get(os.path.splitext(name)[1].lower())
@@ -79,7 +79,7 @@ def read_blocks(path: str, name: str) -> Iterator[RowBlock]:
 
 
 class _Lines:
-    """The lines of a file, with the number and total length of those read."""
+    """The lines of a file; counts the lines and characters read."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -142,7 +142,7 @@ def _blocks_of_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Require the first line of a CSV to name columns."""
+    """Check that the first line of a CSV names columns."""
     for number, name in enumerate(names, 1):
         if not name:
             raise MediaError(
@@ -191,7 +191,7 @@ def _load_line(text: str, number: int) -> dict[str, Any]:
 
 
 def _column_out_of_range(text: str) -> str:
-    """Return the first column of a row that has a number out of range, for a message."""
+    """Return the first column of a row with a number out of range, as a part of a message."""
 
     def read(number: str) -> float | OutOfRange:
         try:
@@ -201,7 +201,7 @@ def _column_out_of_range(text: str) -> str:
 
     try:
         row = json.loads(text, parse_float=read)
-    except (ValueError, RecursionError):  # the row is damaged as well
+    except (ValueError, RecursionError):  # the row is damaged in another way, too
         return ""
     for name, value in row.items() if type(row) is dict else ():
         values = [value]
@@ -217,7 +217,7 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
     whole = "\n".join(texts)
     scan = _SCAN_CHECKED if may_be_out_of_range(whole) else _SCAN
     try:
-        # Which stops at a text that does not begin with a value
+        # Stops at a text that does not begin with a value.
         found = [*map(scan, texts, repeat(0))]
     except (ValueError, RecursionError):
         return None
@@ -232,7 +232,7 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
             inner = inside(inner)
     if n_names == whole.count(":"):
         return rows
-    # The colon of a name follows a quote or a space; fewer colons in texts do.
+    # The colon after a name follows a quote or a space; colons in texts rarely do.
     return rows if n_names == sum(map(whole.count, ('":', " :", "\t:"))) else None
 
 
@@ -274,7 +274,7 @@ def load(text: str) -> Any:
     """
     text = text.strip(_SPACE)
     value, end = _DECODER.raw_decode(text)
-    # Raises an error that shows the extra characters
+    # Raises an error that shows the extra characters.
     return value if end == len(text) else _DECODER.decode(text)
 
 
@@ -282,7 +282,7 @@ def leaves_of(block: RowBlock, schema: Schema) -> dict[str, Sequence[Any]]:
     """Return the columns of a block; members of nested records have dotted names.
 
     Raises:
-        MediaError: a column is not a field of the schema; the message names the line.
+        MediaError: a column is not a field of the schema; names the line.
     """
     found: dict[str, Sequence[Any]] = {}
     _add_leaves(block.columns, block.lines, schema, found, "")
@@ -312,7 +312,7 @@ def _add_leaves(
                 raise MediaError(
                     f"line {line}, column {name!r}: expected {what}, found {value!r:.40}"
                 )
-        if not is_group:  # a group that is named without rows
+        if not is_group:  # an unknown column without rows
             raise MediaError(f"column {name!r}: expected no such column")
         inner = columns_of([value or {} for value in values])
         _add_leaves(inner, lines, schema, found, f"{name}.")
@@ -327,7 +327,7 @@ def name_of(table: Input, reference: str) -> str:
 
 
 def file_spec(references: Sequence[str] | set[str]) -> str:
-    """Return the spec of a field of files: image, audio or video if all names are, else file."""
+    """Return the spec of a field of files: image, audio or video if all suffixes are, else file."""
     if all(map(has_image_suffix, references)):
         return "image"
     if all(map(has_sound_suffix, references)):
@@ -348,7 +348,7 @@ def read_files(
     """Yield the values of a field, each read when it is requested.
 
     Raises:
-        MediaError: a row names no file of the source, or a damaged one; the message names the line.
+        MediaError: a row names a damaged file, or no file of the source; names the line.
     """
     for line, reference in zip(lines, column, strict=True):
         try:
@@ -375,7 +375,7 @@ def _read(table: Input, field: Field, reference: Any, parts: Mapping[str, Input]
         data = file.read()
     if isinstance(field, Image):
         try:
-            decode_image(data)  # decoded to find damage
+            decode_image(data)  # decoded only to find damage
         except MediaError as error:
             raise MediaError(f"{reference!r}: {error}") from error
     return data

@@ -1,4 +1,4 @@
-"""Inference of table fields from all values of all tables; values are not kept."""
+"""Infer table fields from all values of all tables; values are not kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shardio_converters.tabular.table_files import (
 )
 
 _MAX_NAMES: Final = 256
-"""Objects with more distinct names over all rows are lookups, not records: they become JSON."""
+"""Objects with more distinct names over all rows are lookups, not records; they become JSON."""
 _MAX_NESTED: Final = 16
 _NO_NUMBERS: Final = "json"
 
@@ -41,7 +41,7 @@ Dims = tuple[int | None, ...]
 
 
 class TableInference:
-    """The inferred columns of one table, or of several merged ones."""
+    """The inferred columns of one table, or of several merged tables."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _ColumnInference] = {}
@@ -49,7 +49,7 @@ class TableInference:
 
     @property
     def names(self) -> list[str]:
-        """Column names."""
+        """The column names."""
         return [*self._columns]
 
     def add(self, block: RowBlock, *, is_csv: bool) -> None:
@@ -66,7 +66,7 @@ class TableInference:
             self._columns.setdefault(name, _ColumnInference()).merge(column)
 
     def as_specs(self) -> dict[str, str]:
-        """Return the field specs; columns that some rows lack are optional."""
+        """Return the field specs; columns missing in some rows are optional."""
         found: dict[str, str] = {}
         for name, column in self._columns.items():
             found.update(column.specs(name, self._n_rows))
@@ -74,7 +74,7 @@ class TableInference:
 
 
 class _ColumnInference:
-    """The inferred type of one column; for a nested record, those of its members."""
+    """The inferred type of one column; for a nested record, also the types of its members."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
@@ -139,7 +139,7 @@ class _ColumnInference:
             self._inner.setdefault(name, _ColumnInference(self._depth + 1)).merge(column)
 
     def specs(self, name: str, n_rows: int) -> dict[str, str]:
-        """Return the field spec, or those of a nested record, for `n_rows` rows in all."""
+        """Return the field spec, or the specs of a nested record, for a total of `n_rows` rows."""
         if self._kinds == {_RECORD} and not self._has_cells and self._is_record():
             found: dict[str, str] = {}
             for key, column in self._inner.items():
@@ -162,7 +162,7 @@ class _ColumnInference:
         return word or ("json" if self._kinds or not self._has_cells else TEXT), ()
 
     def _number(self, kinds: set[str]) -> str:
-        """Return the dtype of numbers; None for other values, or if no dtype holds them all."""
+        """Return the dtype of numbers; "" for other values, or if no dtype represents them all."""
         if kinds == {INT}:
             if -(1 << 63) <= self._least and self._most < 1 << 63:
                 return "int64"
@@ -195,7 +195,7 @@ class _Lists:
         if array is None:
             self._dtypes.add(_NO_NUMBERS)
             return
-        if array.size:  # an array without elements fits any dtype
+        if array.size:  # an array without elements matches any dtype
             self._dtypes.add(array.dtype.name)
         if array.size and array.dtype.kind in "iu":
             self._largest = max(self._largest, int(array.max()), -int(array.min()))
@@ -286,7 +286,7 @@ def values_by_name(block: RowBlock, name: str) -> Sequence[Any]:
 
 
 class _Named:
-    """The files that a column names: their suffixes, and whether a row names none."""
+    """The files referenced in a column: their suffixes, and whether a row references none."""
 
     def __init__(self) -> None:
         self.suffixes: set[str] = set()
@@ -303,7 +303,7 @@ class _Named:
 
 
 def _look_at(one: Input, references: Sequence[str]) -> tuple[TableInference, dict[str, _Named]]:
-    """Return the inferred columns and named files of a table that can be read completely."""
+    """Return the inferred columns and referenced files of a table that is completely readable."""
     columns, named, n_names = TableInference(), {name: _Named() for name in references}, 0
     for block in read_blocks(one.path, one.name):
         columns.add(block, is_csv=is_csv(one.name))

@@ -1,4 +1,4 @@
-"""Tables from CSV and JSON Lines: one sample per row, with the files that it names."""
+"""CSV and JSON Lines tables: one sample per row, with the files that it references."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from shardio_converters.tabular.table_inference import infer_table_fields, value
 class Tables(InferringConverter):
     """A converter that makes one sample per row; columns keep their names.
 
-    `fields` declares the columns, such as `{"x": "float32[3,*]", "y": "int64?"}`; by default they
-    are inferred from all rows of all tables. A column declared as `file`, `image`, `video` or
-    `audio` names files, whose contents become the values; by default, the columns in `references`
-    do, and the suffixes determine the type. Paths are relative to the table's folder, and lead to
-    files of the source.
+    `fields` declares the columns, such as `{"x": "float32[3,*]", "y": "int64?"}`; by default,
+    fields are inferred from all rows of all tables. A column declared as `file`, `image`, `video`
+    or `audio` references files, whose contents become the values. By default, the columns in
+    `references` do, and the suffixes determine the type. Paths are relative to the table's folder,
+    and must lead to files of the source.
 
     Fields: the columns; and unless a column has the name: `label` int64; `source`, the table's name
     below the source folder.
 
     Raises:
-        InvalidArgument: an option is not acceptable.
+        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "tables"
@@ -60,7 +60,7 @@ class Tables(InferringConverter):
             self.schema()
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Require a column, or the files it names, to be convertible to a field."""
+        """Check that a column, or the files it references, can be converted to a field."""
         word = word.strip()
         if isinstance(field, List):
             raise InvalidArgument(
@@ -86,7 +86,7 @@ class Tables(InferringConverter):
         return replace(self, fields=infer_table_fields(inputs, self.references or ()))
 
     def parts(self, inputs: Sequence[Input]) -> dict[str, list[str]]:
-        """Map the names of tables to the inputs that they name."""
+        """Map the names of tables to the inputs that they reference."""
         names = {
             name for name, word in (self.fields or {}).items() if word.rstrip("?") in REFERENCES
         }
@@ -106,7 +106,7 @@ class Tables(InferringConverter):
             return Outcome("unsupported", "not a table")
         about = self.additional_values(source)
         parts = {one.name: one for one in source.parts}
-        n_together = 1 if parts else 256  # samples with files: one at a time in memory
+        n_together = 1 if parts else 256  # with files, only one sample at a time in memory
         n_samples = 0
         for block in read_blocks(source.path, source.name):
             columns = dict(self._values(source, block, parts))
