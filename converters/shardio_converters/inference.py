@@ -101,18 +101,31 @@ DtypeShape = tuple[str, tuple[int | None, ...]]
 
 
 class SchemaInference:
-    """Merges the fields of samples; the first sample with an array defines its field."""
+    """Merges the fields of samples, or of files; the first one with a field defines it.
 
-    def __init__(self) -> None:
+    Sizes that differ vary, and a field that is missing somewhere is optional.
+
+    Args:
+        names: the plural noun of the names in messages; None if any names will do so far.
+        widens: True if other numeric dtypes widen a field; else they do not fit.
+    """
+
+    def __init__(self, names: str | None = "members or columns", *, widens: bool = False) -> None:
+        self._names, self._widens = names, widens
         self._facts: dict[str, DtypeShape] = {}
         self._counts: Counter[str] = Counter()
         self.n_samples = 0
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the fields."""
+        return [*self._facts]
+
     def add(self, sample: Mapping[str, DtypeShape]) -> None:
-        """Add a sample.
+        """Add a sample, or a file whose samples all have these fields.
 
         Raises:
-            MediaError: an array differs from its field in more than sizes.
+            MediaError: a field differs in more than sizes; nothing is added.
         """
         self._merge(sample)
         self._counts.update(sample.keys())
@@ -122,19 +135,26 @@ class SchemaInference:
         """Add all samples of another file, or none if one does not match.
 
         Raises:
-            MediaError: an array differs from its field in more than sizes.
+            MediaError: a field differs in more than sizes.
         """
         self._merge(other._facts)
         self._counts.update(other._counts)
         self.n_samples += other.n_samples
 
+    def is_optional(self, name: str) -> bool:
+        """Return True if a field is missing somewhere."""
+        return self._counts[name] < self.n_samples
+
+    def facts(self) -> dict[str, DtypeShape]:
+        """Return dtype and shape of the fields."""
+        return dict(self._facts)
+
     def as_specs(self) -> dict[str, str]:
-        """Return the field specs; fields missing in some samples are optional."""
-        specs = {
-            name: format_spec(*facts, optional=self._counts[name] < self.n_samples)
+        """Return the field specs."""
+        return {
+            name: format_spec(*facts, optional=self.is_optional(name))
             for name, facts in self._facts.items()
         }
-        return dict(sorted(specs.items()))
 
     def _merge(self, found: Mapping[str, DtypeShape]) -> None:
         changed = {}
@@ -143,15 +163,16 @@ class SchemaInference:
             if known == (dtype, shape) and 0 not in shape:
                 continue
             was, dims = known or (dtype, shape)
-            if was != dtype or len(dims) != len(shape):
+            both = common_dtype(was, dtype) if self._widens else dtype if was == dtype else None
+            if both is None or len(dims) != len(shape):
                 raise MediaError(
                     f"{name!r}: expected {format_spec(was, dims)}, "
                     f"found {format_spec(dtype, shape)}"
                 )
             merged = tuple(n if n == m and n else None for n, m in zip(shape, dims, strict=True))
-            changed[name] = (dtype, merged)
-        if new := changed.keys() - self._facts.keys():
-            check_names(sorted({*self._facts, *new}), "members or columns")
+            changed[name] = (both, merged)
+        if self._names and (new := changed.keys() - self._facts.keys()):
+            check_names(sorted({*self._facts, *new}), self._names)
         self._facts.update(changed)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
-from shardio_converters.inference import InputProbe, common_dtype, widen
+from shardio_converters.inference import InputProbe, SchemaInference, common_dtype, widen
 from shardio_converters.schema_spec import (
     Field,
     InferringConverter,
-    are_compatible_names,
     check_names,
     fits,
     format_spec,
@@ -157,10 +155,9 @@ class ArraySamples(InferringConverter):
         """
         if self.rows is not None and self.fields is not None:
             return self
-        merged, probe = (
-            {by_rows: _Merged(by_rows) for by_rows in (False, True)},
-            InputProbe(inputs),
-        )
+        merged = {by_rows: SchemaInference("arrays", widens=True) for by_rows in (False, True)}
+        reasons = dict.fromkeys(merged, "")
+        probe = InputProbe(inputs)
         n_files, agree = 0, True
         for one in probe.files():
             if one.part_of:
@@ -173,14 +170,17 @@ class ArraySamples(InferringConverter):
             n_files += 1
             if arrays:
                 agree = agree and _n_rows(arrays) is not None
-                for each in merged.values():
-                    each.add(arrays, one.name)
+                for by_rows, inference in merged.items():
+                    try:  # a file that differs from those before is reported when it is read
+                        inference.add(_samples_of(arrays, rows=by_rows))
+                    except MediaError as error:
+                        reasons[by_rows] = reasons[by_rows] or f"; {one.name}: {error}"
         rows = self.rows
         if rows is None:
-            rows = agree and bool(merged[True].n_files) and (n_files == 1 or self.rows_of_many)
+            rows = agree and bool(merged[True].n_samples) and (n_files == 1 or self.rows_of_many)
         found = merged[rows]
-        if not found.n_files and self.fields is None:
-            raise probe.nothing_usable(f"{self.what} that can be read", found.reason)
+        if not found.n_samples and self.fields is None:
+            raise probe.nothing_usable(f"{self.what} that can be read", reasons[rows])
         return replace(self, rows=rows, fields=self.fields or found.as_specs())
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -244,48 +244,6 @@ class ArraySamples(InferringConverter):
         for name in self.fields or ():
             if name not in there and not schema[name].optional:
                 raise MediaError(f"array {name!r} is missing, found {', '.join(sorted(there))}")
-
-
-class _Merged:
-    """Merges the fields of several files; the first file with an array defines its field.
-
-    Other numeric dtypes widen the field.
-    """
-
-    def __init__(self, rows: bool) -> None:  # noqa: FBT001
-        self.reason = ""  # why the first file without any matching array does not match
-        self._rows = rows
-        self._fields: dict[str, tuple[str, Shape]] = {}
-        self._counts: Counter[str] = Counter()
-        self.n_files = 0
-
-    def add(self, arrays: Sequence[NamedArray], file: str) -> None:
-        """Add the arrays of a file, unless they differ in more than sizes or cannot be stored."""
-        try:
-            new = _samples_of(arrays, rows=self._rows)
-        except MediaError as error:
-            self.reason = self.reason or f"; {file}: {error}"
-            return
-        for name in new.keys() & self._fields.keys():
-            (dtype, shape), (was, known) = new[name], self._fields[name]
-            if common_dtype(dtype, was) is None or len(shape) != len(known):
-                return
-        if not new.keys() <= self._fields.keys() and not are_compatible_names(self._fields | new):
-            return
-        self.n_files += 1
-        self._counts.update(new.keys())
-        for name, (dtype, shape) in new.items():
-            was, known = self._fields.get(name, (dtype, shape))
-            dims = zip(shape, known, strict=True)
-            shape = tuple(n if n == so_far and n else None for n, so_far in dims)
-            self._fields[name] = common_dtype(dtype, was) or was, shape
-
-    def as_specs(self) -> dict[str, str]:
-        """Return the field specs; arrays missing in some files are optional."""
-        return {
-            name: format_spec(dtype, shape, optional=self._counts[name] < self.n_files)
-            for name, (dtype, shape) in self._fields.items()
-        }
 
 
 def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from shardio import Array, Bytes, Image, Json, List, MediaError, Schema, Text
 from shardio.media import probe
+from shardio_converters.inference import DtypeShape, SchemaInference
 from shardio_converters.schema_spec import are_compatible_names, format_spec
 
 Values = list[bytes] | npt.NDArray[Any]
@@ -257,79 +257,44 @@ STRINGS: Final = "list[uint8[*]]"
 Maker = Callable[[Values], Any]
 
 
-@dataclass
-class _Seen:
-    """The facts about a feature: its dtype, number of values, and number of records with it."""
-
-    dtype: str
-    n_values: int | None
-    n_records: int = 1
+def facts_of(features: Mapping[bytes, Values]) -> dict[str, DtypeShape]:
+    """Return dtype and shape of the features of a record; bytes that are not UTF-8 are escaped."""
+    return {_escaped(name): (dtype_of(each), (len(each),)) for name, each in features.items()}
 
 
-class FeatureInference:
-    """Merges the features of records; the first record with a feature defines its field."""
+@lru_cache(maxsize=4096)
+def _escaped(name: bytes) -> str:
+    return name.decode(errors="surrogateescape")
 
-    def __init__(self) -> None:
-        self._seen: dict[bytes, _Seen] = {}
-        self.n_records = 0
 
-    def add(self, features: Mapping[bytes, Values]) -> None:
-        """Add the features of a record.
+def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
+    """Add all records of a file, or none if they do not fit.
 
-        Raises:
-            MediaError: a feature has another dtype than before.
-        """
-        self.n_records += 1
-        for name, values in features.items():
-            dtype, n_values = dtype_of(values), len(values)
-            seen = self._seen.get(name)
-            if seen is None:
-                self._seen[name] = _Seen(dtype, n_values)
-                continue
-            _compare(name, seen.dtype, dtype)
-            seen.n_records += 1
-            if n_values != seen.n_values:
-                seen.n_values = None
+    Raises:
+        MediaError: a feature has another dtype than before, or no sample can have all features.
+    """
+    names = sorted({*found.names, *of_file.names})
+    if found.names and are_compatible_names(found.names) and not are_compatible_names(names):
+        raise MediaError(f"features {', '.join(names)}: one sample cannot have them all")
+    found.merge(of_file)
 
-    def merge(self, others: FeatureInference) -> None:
-        """Add all records of a file, or none if they do not match.
 
-        Raises:
-            MediaError: as in `add`.
-        """
-        for name in others._seen.keys() & self._seen.keys():
-            _compare(name, self._seen[name].dtype, others._seen[name].dtype)
-        if self._seen and are_compatible_names(map(text_of, self._seen)):
-            names = sorted(map(text_of, {*self._seen, *others._seen}))
-            if not are_compatible_names(names):
-                raise MediaError(f"features {', '.join(names)}: one sample cannot have them all")
-        self.n_records += others.n_records
-        for name, other in others._seen.items():
-            seen = self._seen.setdefault(name, _Seen(other.dtype, other.n_values, 0))
-            seen.n_records += other.n_records
-            if seen.n_values != other.n_values:
-                seen.n_values = None
+def specs_of(found: SchemaInference) -> dict[str, str]:
+    """Return the field specs of features.
 
-    def as_specs(self) -> dict[str, str]:
-        """Return the field specs, sorted by name.
+    A feature with one value in every record is a scalar, one with a constant number of values an
+    array of that size; features that some records lack are optional.
 
-        A feature with one value in every record is a scalar; with a constant number of values, it
-        is an array of that size. Features missing in some records are optional.
-
-        Raises:
-            MediaError: a name is not text.
-        """
-        found = {}
-        for name, seen in self._seen.items():
-            optional = seen.n_records < self.n_records
-            # A field cannot have a dimension of 0.
-            shape = () if seen.n_values == 1 else (seen.n_values or None,)
-            if seen.dtype == "bytes" and shape:
-                spec = STRINGS + "?" * optional
-            else:
-                spec = format_spec(seen.dtype, shape, optional=optional)
-            found[text_of(name)] = spec
-        return dict(sorted(found.items()))
+    Raises:
+        MediaError: a name is not text.
+    """
+    specs = {}
+    for name, (dtype, shape) in found.facts().items():
+        shape = () if shape == (1,) else shape
+        is_list = dtype == "bytes" and shape
+        spec = STRINGS if is_list else format_spec(dtype, shape)
+        specs[text_of(name.encode(errors="surrogateescape"))] = spec + "?" * found.is_optional(name)
+    return specs
 
 
 def dtype_of(values: Values) -> str:
@@ -362,11 +327,6 @@ def fits(field: Any) -> bool:
     if isinstance(field, List):
         return field.element == Array("uint8", (None,))
     return type(field) in _MAKERS and getattr(field, "shape", ()).count(None) <= 1
-
-
-def _compare(name: bytes, expected: str, found: str) -> None:
-    if expected != found:
-        raise MediaError(f"feature {text_of(name)!r}: expected {expected}, found {found}")
 
 
 def _array(field: Array, values: Values) -> Any:

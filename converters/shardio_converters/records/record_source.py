@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome
-from shardio_converters.inference import InputProbe
+from shardio_converters.inference import InputProbe, SchemaInference
 from shardio_converters.records.examples import (
-    FeatureInference,
+    facts_of,
     fits,
     is_example,
     makers,
+    merge_file,
     read_example,
+    specs_of,
 )
 from shardio_converters.schema_spec import Field, InferringConverter, schema_of
 
@@ -81,23 +83,23 @@ class RecordConverter(InferringConverter):
         """
         if self.fields is not None:
             return replace(self, records=self.records or "example")
-        found, records, probe = FeatureInference(), self.records, InputProbe(inputs)
+        found, records, probe = SchemaInference(None), self.records, InputProbe(inputs)
         for one in probe.files():
-            of_file = FeatureInference()
+            of_file = SchemaInference(None)
             with probe.skip_broken(one):
                 records = records or self._first_of(one)
                 if records == "bytes":
                     break
                 self._add_all(one, of_file)
-                found.merge(of_file)
+                merge_file(found, of_file)
         if records == "bytes":
             return replace(self, records=records, fields={ONLY: "bytes"})
-        if not found.n_records:
+        if not found.n_samples:
             raise probe.nothing_usable(f"{self.what} that can be read and holds a record")
         try:
-            specs = found.as_specs()
+            specs = specs_of(found)
             if not specs:
-                raise InvalidArgument(f"the {found.n_records:,} records have none")
+                raise InvalidArgument(f"the {found.n_samples:,} records have none")
             return replace(self, records="example", fields=specs)
         except (InvalidArgument, MediaError) as error:
             raise InvalidArgument(
@@ -116,13 +118,13 @@ class RecordConverter(InferringConverter):
                     return RECORDS[not found]
         return None
 
-    def _add_all(self, source: Input, found: FeatureInference) -> None:
+    def _add_all(self, source: Input, found: SchemaInference) -> None:
         records = self.read(source)
         if records is None:
             return
         with closing(records):
             for record in records:
-                found.add(read_example(record))
+                found.add(facts_of(read_example(record)))
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield one sample per record of a file."""
