@@ -260,7 +260,8 @@ class PythonSource:
 
     def _check_source(self) -> None:
         kind = type(self.src)
-        is_iterable = hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
+        readable = ("__iter__", "__getitem__", "__arrow_c_stream__")
+        is_iterable = any(hasattr(kind, name) for name in readable)
         if is_iterable and (self.samples is not None or not isinstance(self.src, Mapping)):
             return
         raise InvalidArgument(

@@ -1,6 +1,8 @@
-"""pandas and polars data frames as samples: one sample per row, one field per column.
+"""Data frames as samples: one sample per row, one field per column.
 
-Neither library is imported. Object columns are typed by looking at all of their values.
+Frames are read through Arrow's C stream interface (`__arrow_c_stream__`), by the converter of Arrow
+tables. Those of pandas are not: there NaN is a number and not a null, and most columns that are no
+numbers hold Python objects, which are typed by looking at all of them. No library is imported here.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from shardio.conversion.python_samples import is_pillow_image, to_plain
+from shardio.conversion.registry import converter_class, missing_package
 from shardio.errors import InvalidArgument, SchemaError, ShardioError
 from shardio.format.schema import Schema
 from shardio.format.types import DTYPES, Array, Bytes, Field, Image, Json, List, Text
@@ -22,7 +25,7 @@ _CHUNK_ROWS: Final = 4096
 
 
 def is_data_frame(src: object) -> bool:
-    """Return True if `src` is a pandas or polars DataFrame.
+    """Return True if `src` is a DataFrame of pandas or polars, or exports an Arrow stream.
 
     Raises:
         InvalidArgument: it is a Series or LazyFrame.
@@ -34,7 +37,7 @@ def is_data_frame(src: object) -> bool:
             raise InvalidArgument("found a Series; expected a DataFrame: call .to_frame()")
     if is_of(src, "polars", "LazyFrame"):
         raise InvalidArgument("found a LazyFrame; expected a DataFrame: call .collect()")
-    return False
+    return hasattr(type(src), "__arrow_c_stream__")
 
 
 class FrameRows:
@@ -45,11 +48,11 @@ class FrameRows:
     """
 
     def __init__(self, frame: Any) -> None:
-        self._n_rows = len(frame)
-        is_pandas = is_of(frame, "pandas", "DataFrame")
-        self._columns: Sequence[FrameColumn] = (pandas_columns if is_pandas else polars_columns)(
-            frame
-        )
+        self._columns: Sequence[FrameColumn]
+        if is_of(frame, "pandas", "DataFrame"):
+            self._n_rows, self._columns = len(frame), pandas_columns(frame)
+        else:
+            self._n_rows, self._columns = arrow_columns(frame)
         names: list[Any] = [column.name for column in self._columns]  # pandas allows any object
         for name in names:
             if not isinstance(name, str) or names.count(name) > 1:
@@ -342,147 +345,30 @@ def _pandas_objects(name: str, series: Any) -> FrameColumn:
     )
 
 
-_POLARS_TIMES: Final = {"Date": "int32", "Datetime": "int64", "Duration": "int64", "Time": "int64"}
-_POLARS_TEXTS: Final = ("String", "Utf8", "Categorical", "Enum")
+def arrow_columns(frame: Any) -> tuple[int, list[FrameColumn]]:
+    """Return the number of rows and the columns of any other data frame, read through Arrow.
 
-
-def polars_columns(frame: Any) -> list[FrameColumn]:
-    """Return the columns of a polars frame; struct fields get dotted names.
+    Polars exports pointers to Python objects: such columns are read as objects.
 
     Raises:
-        InvalidArgument: the type of a column is not supported.
+        InvalidArgument: fields do not support the type of a column.
+        UnsupportedEnvironment: pyarrow is missing.
     """
-    return [column for series in frame for column in _polars_columns(series.name, series)]
+    converter: Any = converter_class("arrow")
+    try:
+        if not is_of(frame, "polars", "DataFrame"):
+            n_rows, columns = converter.frame_columns(frame, "the data frame cannot be read")
+            return n_rows, [FrameColumn(*each) for each in columns]
+        return len(frame), [column for one in frame for column in _polars_columns(converter, one)]
+    except ModuleNotFoundError as error:
+        raise missing_package("arrow", error) from error
 
 
-def _polars_columns(name: str, series: Any) -> Iterator[FrameColumn]:
-    kind = _polars_kind(series.dtype)
-    if kind == "Struct":
-        fields = [field.name for field in series.dtype.fields]
-        if not fields:
-            raise InvalidArgument(
-                f"column {name!r}: found a struct without fields; drop the column"
-            )
-        for each in fields:
-            yield from _polars_columns(f"{name}.{each}", series.struct.field(each))
-    elif dtype := _POLARS_TIMES.get(kind):
-        yield _polars_numbers(name, series.to_physical(), dtype)
-    elif dtype := _polars_number(series.dtype):
-        yield _polars_numbers(name, series, dtype)
-    elif kind == "Object":
-        yield object_column(name, lambda a, b: series[a:b].to_list(), iter(series))
-    elif kind in ("List", "Array"):
-        yield _polars_lists(name, series)
-    else:
-        yield _polars_plain_column(name, series, kind)
-
-
-def _polars_kind(dtype: Any) -> str:
-    return str(dtype.base_type().__name__)
-
-
-def _polars_number(dtype: Any) -> str:
-    """Return the array dtype for a numeric polars type; "" for other types."""
-    name = "bool" if _polars_kind(dtype) == "Boolean" else _polars_kind(dtype).lower()
-    return name if name in DTYPES else ""
-
-
-def _polars_numbers(name: str, series: Any, dtype: str) -> FrameColumn:
-    field = number_field(name, dtype, optional=series.null_count() > 0)
-    if not field.optional:
-        return FrameColumn(name, field, lambda start, stop: series[start:stop].to_numpy())
-
-    def values(start: int, stop: int) -> Sequence[Any]:
-        part = series[start:stop]
-        zero = False if dtype == "bool" else 0
-        return with_nulls(part.fill_null(zero).to_numpy(), part.is_null())
-
-    return FrameColumn(name, field, values)
-
-
-def _polars_plain_column(name: str, series: Any, kind: str) -> FrameColumn:
-    optional = series.null_count() > 0
-    field: Field
-    values: Callable[[int, int], Sequence[Any]] = lambda a, b: series[a:b].to_list()  # noqa: E731
-    if kind in _POLARS_TEXTS:
-        field = Text(optional=optional)
-    elif kind == "Decimal":
-        field = Text(optional=optional)
-        return FrameColumn(
-            name, field, lambda a, b: [None if v is None else str(v) for v in series[a:b]]
-        )
-    elif kind == "Binary":
-        field = Bytes(optional=optional)
-    elif kind == "Null":
-        field = Json(optional=optional)
-    else:
-        raise InvalidArgument(
-            f"column {name!r}: unsupported type {series.dtype}; cast it to another type"
-        )
-    return FrameColumn(name, field, values)
-
-
-def _polars_lists(name: str, series: Any) -> FrameColumn:
-    """Return a column of arrays, of lists of arrays, or of Json for other lists."""
-    dims, inner = _list_dims(series.dtype)
-    optional = series.null_count() > 0
-    dtype = _polars_number(inner)
-    if not dtype or _has_nulls_within(series):
-        _check_json(name, series.dtype)
-        return FrameColumn(name, Json(optional=optional), lambda a, b: series[a:b].to_list())
-    if None not in dims[1:]:
-        shape = tuple(dims)
-        numpy = Array(dtype).numpy
-        return FrameColumn(
-            name,
-            Array(dtype, shape, optional=optional),
-            lambda a, b: [None if v is None else _to_array(v, numpy, shape) for v in series[a:b]],
-        )
-    if len(dims) == 2:
-        return FrameColumn(
-            name,
-            List(Array(dtype, (None,)), optional=optional),
-            lambda a, b: [
-                None if v is None else [each.to_numpy() for each in v] for v in series[a:b]
-            ],
-        )
-    return FrameColumn(name, Json(optional=optional), lambda a, b: series[a:b].to_list())
-
-
-def _to_array(value: Any, dtype: Any, shape: tuple[int | None, ...]) -> Any:
-    array = np.asarray(value.to_numpy() if len(shape) == 1 else value.to_list(), dtype)
-    return array.reshape(-1, *shape[1:]) if len(shape) > 1 else array
-
-
-def _list_dims(dtype: Any) -> tuple[list[int | None], Any]:
-    """Return the dimensions of nested lists (None if they vary) and the innermost type."""
-    dims: list[int | None] = []
-    while _polars_kind(dtype) in ("List", "Array"):
-        dims.append(dtype.size or None if _polars_kind(dtype) == "Array" else None)
-        dtype = dtype.inner
-    return dims, dtype
-
-
-def _has_nulls_within(series: Any) -> bool:
-    """Return True if there are nulls inside lists, at any depth."""
-    while (kind := _polars_kind(series.dtype)) in ("List", "Array"):
-        series = series.drop_nulls()
-        if kind == "List":
-            series = series.filter(series.list.len() > 0)
-        series = series.explode()
-        if series.null_count():
-            return True
-    return False
-
-
-def _check_json(name: str, dtype: Any) -> None:
-    kind = _polars_kind(dtype)
-    if kind in ("List", "Array"):
-        _check_json(name, dtype.inner)
-    elif kind == "Struct":
-        for field in dtype.fields:
-            _check_json(name, field.dtype)
-    elif not (kind in (*_POLARS_TEXTS, "Null") or _polars_number(dtype)):
-        raise InvalidArgument(
-            f"column {name!r}: {dtype} cannot be stored in a list or in JSON; cast it to text"
-        )
+def _polars_columns(converter: Any, series: Any) -> Iterator[FrameColumn]:
+    if str(series.dtype) == "Object":
+        yield object_column(series.name, lambda a, b: series[a:b].to_list(), iter(series))
+        return
+    refused = f"column {series.name!r}: unsupported type {series.dtype}; cast it to another type"
+    yield from (
+        FrameColumn(*each) for each in converter.frame_columns(series.to_frame(), refused)[1]
+    )

@@ -145,7 +145,7 @@ def converter_class(kind: str) -> type[Converter]:
     try:
         found = entry.load()
     except ModuleNotFoundError as error:
-        raise _missing_package(kind, error) from error
+        raise missing_package(kind, error) from error
     if not (isinstance(found, type) and issubclass(found, Converter)):
         raise InvalidArgument(f"{entry.value}: expected a subclass of shardio.Converter")
     return found
@@ -169,7 +169,7 @@ def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
     try:
         converter.libraries()  # so that a missing package raises here, not at the first input
     except ModuleNotFoundError as error:
-        raise _missing_package(kind, error) from error
+        raise missing_package(kind, error) from error
     return converter
 
 
@@ -184,11 +184,12 @@ def fit_converter(converter: Converter, inputs: Sequence[Input]) -> Converter:
         found = converter.fitted(inputs)
         found.libraries()
     except ModuleNotFoundError as error:
-        raise _missing_package(converter.kind, error) from error
+        raise missing_package(converter.kind, error) from error
     return found
 
 
-def _missing_package(kind: str, error: ModuleNotFoundError) -> UnsupportedEnvironment:
+def missing_package(kind: str, error: ModuleNotFoundError) -> UnsupportedEnvironment:
+    """Return the error for a package that the converter of a kind needs; it names the extra."""
     package = (error.name or "").partition(".")[0]
     extra = next((kind for kind, known in BUILT_IN.items() if package in known.packages), None)
     return UnsupportedEnvironment(

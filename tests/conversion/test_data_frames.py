@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import shardio
 from shardio import Array, Bytes, InvalidArgument, Json, List, Schema, Text
 from shardio.conversion.data_frames import FrameRows
-from shardio.errors import SchemaError
+from shardio.errors import SchemaError, UnsupportedEnvironment
 
 pd = pytest.importorskip("pandas", reason="its frames are converted")
 pl = pytest.importorskip("polars", reason="its frames are converted")
@@ -208,6 +210,52 @@ def test_a_polars_struct_becomes_a_nested_record(tmp_path: Path) -> None:
     assert values["camera.id"] == ["a", None, "c"] and values["camera.at.x"] == [1, None, None]
 
 
+class Exported:
+    """A data frame of a library that is not known here."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def test_anything_that_exports_an_arrow_stream_is_a_data_frame(tmp_path: Path) -> None:
+    columns = {
+        "x": pa.chunked_array([pa.array([1, None], "int16"), pa.array([3, 4], "int16")]),
+        "box": pa.array([[1.5, 2], [3, 4], [5, 6], [7, 8]], pa.list_(pa.float32(), 2)),
+        "camera": pa.array([{"id": "a"}, None, {"id": "c"}, {"id": None}]),
+        "kind": pa.array(["cat", "dog", None, "cat"]).dictionary_encode(),
+    }
+    table = pa.table(columns)
+    expected = {
+        "x": Array("int16", optional=True),
+        "box": Array("float32", (2,)),
+        "camera.id": Text(optional=True),
+        "kind": Text(optional=True),
+    }
+    for n, frame in enumerate((table, Exported(table), table.to_reader(max_chunksize=3))):
+        schema, values = converted(frame, tmp_path / str(n))
+        assert schema == expected
+        assert listed(values["x"]) == [1, None, 3, 4]
+        assert listed(values["box"]) == [[1.5, 2], [3, 4], [5, 6], [7, 8]]
+        assert values["camera.id"] == ["a", None, "c", None]
+        assert values["kind"] == ["cat", "dog", None, "cat"]
+    with pytest.raises(InvalidArgument, match="the data frame cannot be read"):
+        shardio.convert(columns["x"], tmp_path / "no")
+
+
+def test_without_pyarrow_a_frame_is_refused_with_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("shardio_converters.tabular")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UnsupportedEnvironment, match=r"'pyarrow', .* pip install '\.\[arrow\]'"):
+        shardio.convert(pl.DataFrame({"x": [1]}), tmp_path / "out")
+    assert len(FrameRows(pd.DataFrame({"x": [1], "t": ["a"]})).schema) == 2
+
+
 def test_a_named_index_is_stored(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": [1, 2]}, index=[5, 6])
     assert list(converted(frame, tmp_path / "a")[0]) == ["x"]
@@ -284,7 +332,7 @@ REFUSED = [
     (pl.DataFrame({"x": pl.Series([1], dtype=pl.Int128)}), "'x': unsupported type Int128"),
     (
         pl.DataFrame({"x": [[datetime.date(2020, 1, 1)]]}),
-        "Date cannot be stored in a list or in JSON",
+        r"date32\[day\] cannot be stored in a list or in JSON",
     ),
     (pl.DataFrame({"x": [1]}).lazy(), r"expected a DataFrame: call \.collect\(\)"),
 ]

@@ -18,6 +18,7 @@ from shardio_converters.tabular.rows import row_samples
 
 if TYPE_CHECKING:  # pyarrow is imported where it is used: options are listed without it
     from shardio_converters.tabular.arrow_columns import ArrowColumn
+    from shardio_converters.tabular.arrow_frames import FrameColumn
 
 _DESCRIBE: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
 """Metadata files that Hugging Face's `datasets` saves beside the tables."""
@@ -82,6 +83,19 @@ class Arrow(InferringConverter):
             units=self.units or found.units or None,
             classes=self.classes or found.classes or None,
         )
+
+    @staticmethod
+    def frame_columns(frame: Any, refused: str) -> tuple[int, list[FrameColumn]]:
+        """Return the number of rows of a data frame with `__arrow_c_stream__`, and its columns.
+
+        Raises:
+            InvalidArgument: fields do not support the type of a column; with the message `refused`
+                if Arrow does not.
+        """
+        from shardio_converters.tabular.arrow_frames import frame_columns, read_frame
+
+        table = read_frame(frame, refused)
+        return table.num_rows, [*frame_columns(table)]
 
     def class_names(self) -> Sequence[str] | None:
         """Return the class names of a column `label`; None if labels come from folders."""

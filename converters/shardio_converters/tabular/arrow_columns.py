@@ -102,6 +102,15 @@ def columns_of(
     return found
 
 
+def columns_below(name: str, type_: pa.DataType) -> Iterator[ArrowColumn]:
+    """Yield the columns that a column of a table becomes: itself, or the members of a struct.
+
+    Raises:
+        MediaError: it cannot be stored.
+    """
+    return _columns(_ColumnPath(name, name, (), None), type_, {})
+
+
 @dataclass(frozen=True)
 class _ColumnPath:
     """A position in nested structs, with the Hugging Face features that apply there."""
@@ -353,6 +362,8 @@ def _unpacked(array: pa.Array) -> pa.Array:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         elif isinstance(array, pa.DictionaryArray):
+            if array.type.value_type == pa.string_view():  # pyarrow 26 cannot decode these
+                array = array.cast(pa.dictionary(array.type.index_type, pa.large_string()))
             array = array.dictionary_decode()
         elif isinstance(array, pa.RunEndEncodedArray):
             array = pc.run_end_decode(array)
