@@ -60,14 +60,9 @@ class Epochs:
 
     def begin(self, engine: Engine) -> EpochIteration:
         """Begin the next one."""
-        start, epoch_sampler = self._start(), self.epoch_sampler
+        start = self._start()
         self._warn_of_no_batch(start)
-        successor = (
-            self._plan(epoch_sampler.beginning(start.epoch + 1))
-            if epoch_sampler.order is not None
-            else None
-        )
-        self.latest = engine.iterate(self._plan(start), successor)
+        self.latest = engine.iterate(self._plan(start))
         self._next = start.epoch + 1
         return self.latest
 
