@@ -1,10 +1,10 @@
 """Orders: the sample at each position of an epoch.
 
-An `Order` is chosen by a loader's options and has its parameters, its state, what read-ahead and
-caches need to know of it, and the rule of what it can be used for. `Sequential` and `FullShuffle`
-are here, shuffles of blocks and shards in `shuffle`, draws in `sampling`, those of several datasets
-in `mixture_order`; the registry is `sampling.ORDERS`. Positions are computed by `permutation` and
-`clip_groups`, and divided among ranks by `partition`.
+The options of a loader choose an `Order`. An order knows its parameters, its state, the datasets
+for which it can be used, and the answers that read-ahead and caches need. `Sequential` and
+`FullShuffle` are in this module, shuffles of blocks and shards in `shuffle`, draws in `sampling`,
+and orders of several datasets in `mixture_order`; the registry is `sampling.ORDERS`. `permutation`
+and `clip_groups` compute positions, and `partition` divides positions among ranks.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Ordering(Protocol):
     """The samples of one epoch, by position."""
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, in any order; int64, read-only."""
+        """Return the sample at each of `positions`, which need not be sorted; int64, read-only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
     """The n samples of a dataset, as far as an order needs to know them.
 
-    `shard_ends` returns the number of samples up to the end of each shard, `why_unsharded` why
-    samples do not come shard by shard, or None, and `measure` the bytes of all shards and the
-    number of samples that they would make.
+    `shard_ends` returns the number of samples up to the end of each shard, `why_unsharded` the
+    reason why samples are not in the order of shards, or None, and `measure` the bytes of all
+    shards and the number of samples of that size.
     """
 
     path: str
@@ -47,32 +47,32 @@ class Samples:
 
 @dataclass(frozen=True)
 class Order:
-    """An order of an epoch's samples, with its parameters. Immutable; travels to the workers.
+    """An order of an epoch's samples, with its parameters. Immutable; is sent to the workers.
 
-    A subclass is frozen, too: orders are compared by value.
+    Subclasses are frozen, too: orders are compared by value.
     """
 
     name: ClassVar[bool | str]
-    """The value of `shuffle` that chooses it, and that a loader's state has."""
+    """The value of `shuffle` that chooses this order; also in a loader's state."""
     needs_shards: ClassVar[bool] = False
-    """True if the samples must come shard by shard."""
+    """True if the samples must be in the order of shards."""
     mixes: ClassVar[bool] = False
-    """True if it can order the sources of a mixture, with `arrange_round`."""
+    """True if the order can be used for the sources of a mixture, with `arrange_round`."""
     keeps_clips: ClassVar[bool] = False
-    """True if clips that belong together stay together."""
+    """True if the clips of a group stay together."""
 
     @classmethod
     def check(cls, samples: Samples) -> None:
-        """Check that samples can be ordered so.
+        """Check that the samples can have this order.
 
         Raises:
-            InvalidArgument: they cannot; the message names an order that can.
+            InvalidArgument: the samples cannot; the message names an order that they can have.
         """
         reason = samples.why_unsharded() if cls.needs_shards else None
         if reason is not None:
             raise InvalidArgument(
-                f"{samples.path}: shuffle={cls.name!r} is for samples that lie in shards in their "
-                f"order, and {reason}; or pass shuffle='blocks'"
+                f"{samples.path}: shuffle={cls.name!r} is for samples in the order of their "
+                f"shards, and {reason}; or pass shuffle='blocks'"
             )
         if samples.is_mixture and not cls.mixes:
             raise InvalidArgument(
@@ -82,7 +82,7 @@ class Order:
 
     @classmethod
     def begin(cls, samples: Samples) -> Self:
-        """Return the order of epochs that begin now."""
+        """Return the order for epochs that begin now."""
         return cls()
 
     def n_positions(self, samples: Samples) -> int:
@@ -100,7 +100,7 @@ class Order:
     def identity(self, samples: Samples) -> dict[str, Any]:
         """Return the options that determine the samples of an epoch, for a loader's state.
 
-        `rows` is among them if an epoch can have no other size.
+        They include `rows` if the number of samples in an epoch is fixed.
         """
         grouping = samples.clip_grouping if self.keeps_clips else None
         return {"shuffle": self.name, "per_video": None if grouping is None else grouping.k}
@@ -110,7 +110,7 @@ class Order:
         return {}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
-        """Return the order of an epoch of n positions that is resumed from a state.
+        """Return the order of a resumed epoch of n positions.
 
         Raises:
             InvalidArgument: the parameters in the state are not valid for the samples.
@@ -119,30 +119,30 @@ class Order:
 
     @property
     def is_sequential(self) -> bool:
-        """True if samples are read as they lie: the kernel predicts such reads."""
+        """True if samples are read in storage order, which the kernel's read-ahead predicts."""
         return False
 
     @property
     def window(self) -> int | None:
-        """The number of positions after which other places are read; None if all are, always."""
+        """The number of positions per window, each of which reads few places; None: no windows."""
         return None
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Return the bytes used at a time of a dataset that does not fit into its cache.
+        """Return the number of bytes in use at a time, for a dataset larger than its cache.
 
         Args:
             shard_bytes: the size of each shard.
             cache_bytes: the size of the cache.
-            room: the beginning of a message: what fits.
+            room: the beginning of the message, which compares the sizes.
 
         Raises:
-            InvalidArgument: data would be downloaded again and again; or warns of it.
+            InvalidArgument: data would be downloaded repeatedly. Some orders warn of it instead.
         """
         return 0
 
 
 class Sequential(Order):
-    """The order of the dataset."""
+    """The order in which the dataset stores its samples."""
 
     name = False
     mixes = True
@@ -177,8 +177,8 @@ class FullShuffle(Order):
         return ClipGroupOrder(samples.clip_grouping.groups(n, source), seed=key, epoch=0)
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Refuse to load from a cache that does not hold all samples."""
+        """Raise InvalidArgument: every batch would need samples that the cache does not hold."""
         raise InvalidArgument(
-            f"{room}: with a full shuffle every batch needs samples from all of it, which would be "
-            f"downloaded again and again: {CACHE_HINT}"
+            f"{room}: with a full shuffle every batch needs samples from the whole dataset, which "
+            f"would be downloaded again and again: {CACHE_HINT}"
         )

@@ -1,16 +1,17 @@
 """Order clips so that neighbouring clips of one video are decoded together.
 
-A group is up to k consecutive clips of one video. An epoch permutes groups and keeps the clips of a
-group together, so that one pass of a decoder makes them, unless a batch ends among them.
+A group is up to k consecutive clips of one video. An epoch permutes the groups and keeps the clips
+of a group together: one pass of a decoder makes all clips of a group, unless a batch ends between
+them.
 
-A video of n clips has n // k groups of k clips, and one of n % k if that is not 0; a key per video
-and epoch places the smaller group before, between or after the others. Groups of one size are
-permuted by `permutation`, and every window of about 1,024 groups has its share of each size, so
-that the start of a window is arithmetic. Within a window, the groups of one video are spread as far
-from each other as possible.
+A video of n clips has n // k groups of k clips, and a smaller group of n % k clips if n % k is not
+0. A key per video and epoch places the smaller group before, between or after the others. Groups of
+each size are permuted by `permutation`, and every window of about 1,024 groups has its share of
+each size, so that the start of a window can be calculated. Within a window, the groups of one video
+are spread as far apart as possible.
 
-As in `permutation`, the clip at any position is computed directly; a position costs its window,
-some 250 µs, shared by 1,024 groups.
+As in `permutation`, the clip at any position is computed directly. Computing one position takes as
+long as computing its window, some 250 µs for 1,024 groups.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ import numpy.typing as npt
 from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 WINDOW: Final = 1024
-"""Groups per window, up to twice as many: the range in which groups are spread, and the cost of a
-single sample.
+"""The number of groups per window, up to twice as many.
+
+Groups are spread within a window, and a single sample takes as long to find as a whole window.
 """
 _JITTER: Final = 0.5
-"""Random offset, as a share of the distance between groups of a video.
+"""The maximum random offset, as a share of the distance between groups of a video.
 
-With less, the same videos follow each other.
+With smaller offsets, the same videos would always follow each other.
 """
 _HALF: Final = 1 << 32
 
@@ -40,9 +42,9 @@ class ClipGroups:
     """The groups of the clips of some videos. Immutable.
 
     Args:
-        ends: cumulative numbers of clips: of the first video, of the first two, and so on.
+        ends: the cumulative numbers of clips: of the first video, of the first two, and so on.
         k: the maximum number of clips per group, from 1 up.
-        n: use only the first n clips.
+        n: the number of clips to use; by default all.
     """
 
     def __init__(self, ends: Positions, k: int, n: int | None = None) -> None:
@@ -50,14 +52,14 @@ class ClipGroups:
         self._ends: Positions = ends if n is None else np.minimum(ends, n)
         n_whole, n_left = np.divmod(np.diff(self._ends, prepend=0), k)
         self._ends_of_whole: Positions = np.cumsum(n_whole)
-        # The videos with a smaller group, by its size.
+        # The videos with a smaller group, sorted by the size of that group.
         with_one = np.flatnonzero(n_left)
         self._by_size: Positions = with_one[np.argsort(n_left[with_one], kind="stable")]
         sizes, firsts, n_bundles = np.unique(
             n_left[self._by_size], return_index=True, return_counts=True
         )
         self.sizes: Positions = np.concatenate([[k], sizes])
-        """The sizes of groups: k, then the smaller ones."""
+        """The sizes of groups: k, then the sizes of smaller groups."""
         self.counts: Positions = np.concatenate([[n_whole.sum()], n_bundles])
         """The number of groups of each size."""
         self._firsts: Positions = np.concatenate([[0], firsts])
@@ -66,9 +68,9 @@ class ClipGroups:
         """Return the videos and the first clips of groups of one size.
 
         Args:
-            which: an index into `sizes`.
-            numbers: of the groups, below `counts[which]`.
-            key: places the smaller group within each video.
+            which: the index of the size in `sizes`.
+            numbers: the numbers of the groups, below `counts[which]`.
+            key: the key that places the smaller group within each video.
         """
         k = self._k
         if which:
@@ -83,7 +85,7 @@ class ClipGroups:
         return videos, begins + inside * k + is_behind * (counts - n_whole * k)
 
     def _clips_of(self, videos: Positions) -> tuple[Positions, Positions]:
-        """Return the first clip of each video, and its number of clips."""
+        """Return the first clip and the number of clips of each video."""
         begins = np.where(videos > 0, self._ends[videos - 1], 0)
         return begins, self._ends[videos] - begins
 
@@ -96,11 +98,11 @@ def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
 
 
 class ClipGrouping:
-    """The grouping of clips by up to k, for one dataset or for each source of a mixture.
+    """The groups of up to k clips, of one dataset or of each source of a mixture.
 
     Args:
-        k: from 2 up.
-        ends: for each source, cumulative numbers of clips per video.
+        k: the maximum number of clips per group, from 2 up.
+        ends: the cumulative numbers of clips per video, for each source.
     """
 
     def __init__(self, k: int, ends: Sequence[Positions]) -> None:
@@ -108,7 +110,7 @@ class ClipGrouping:
         self._latest: dict[int, tuple[int, ClipGroups]] = {}
 
     def groups(self, n: int, source: int = 0) -> ClipGroups:
-        """Return the groups of a source's first n clips; cached for the next epoch."""
+        """Return the groups of the first n clips of a source; cached for the next epoch."""
         latest = self._latest.get(source)
         if latest is None or latest[0] != n:
             ends = self._ends[source]
@@ -122,7 +124,7 @@ class ClipGroupOrder:
     """The clips of one epoch, by position.
 
     Args:
-        groups: of the clips.
+        groups: the groups of all clips.
         seed, epoch: the key.
     """
 
@@ -130,13 +132,13 @@ class ClipGroupOrder:
         self._groups = groups
         self._keys = [derive_key(kind, seed, epoch) for kind in (24, 25, 26, 27)]
         self._n_windows = max(1, int(groups.counts.sum()) // WINDOW)
-        # With an offset per size, remainders do not all fall into the last window.
+        # An offset per size, so that the remainders do not all fall into the last window.
         starts = keyed_hashes(groups.sizes, self._keys[0]) % np.uint64(self._n_windows)
         self._offsets: Positions = starts.astype(np.int64)
         self._permutations: dict[int, Permutation] = {}
 
     def at(self, positions: Positions) -> Positions:
-        """Return the clip at each of `positions`, in any order; int64, read-only for the caller."""
+        """Return the clip at each of `positions`, unsorted; int64, read-only for the caller."""
         if not len(positions):
             return np.zeros(0, np.int64)
         first, last = self._window(int(positions.min())), self._window(int(positions.max()))
@@ -161,7 +163,7 @@ class ClipGroupOrder:
         return bisect.bisect_right(range(self._n_windows), position, key=end)
 
     def _n_ranked(self, windows: Positions) -> Positions:
-        """Return the number of groups of each size before each of `windows`: (windows, sizes)."""
+        """Return the number of groups of each size before each window: (windows, sizes)."""
         each, over = np.divmod(self._groups.counts, self._n_windows)
         numbers = windows[:, None]
         return numbers * each + (numbers * over + self._offsets) // self._n_windows
@@ -195,15 +197,15 @@ class ClipGroupOrder:
 
 
 def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
-    """Return an order of groups in which those of one video are far from each other.
+    """Return an order of groups in which the groups of one video are far apart.
 
-    The m groups of a video get one of m equal parts of a circle each, which begin at a random phase
-    per video, and a random place in the first half of the part: two groups are at least half a part
-    apart. Otherwise the order of videos is random.
+    For a video with m groups, a circle is divided into m equal parts, from a random phase on. Each
+    group gets a part, and a random place in the first half of the part, so that two groups of a
+    video are at least half a part apart. Otherwise the order of videos is random.
 
     Args:
-        videos: of each group.
-        starts: the first clip of each group, which identifies it.
+        videos: the video of each group.
+        starts: the first clip of each group, which identifies the group.
         key: 64 bits.
     """
     drawn = keyed_hashes(starts, key)
@@ -214,7 +216,7 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     group = np.cumsum(is_first) - 1
     counts = np.diff(begins, append=len(videos))[group]
     parts = np.arange(len(videos)) - begins[group]
-    # Exact, or rounded as IEEE 754 requires: the same on every machine.
+    # Exact, or rounded as IEEE 754 requires, so that the result is the same on every machine.
     phases = _fractions(keyed_hashes(ordered, derive_key(key, 1)))
     jitter = _JITTER * _fractions(keyed_hashes(starts[by_video], derive_key(key, 2)))
     places = (parts + phases + jitter) / counts
@@ -223,6 +225,6 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
 
 
 def _fractions(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Scale hashes to numbers from 0 to below 1."""
+    """Return a number from 0 to below 1 for each hash."""
     found: npt.NDArray[np.float64] = (hashes >> np.uint64(32)).astype(np.float64) / _HALF
     return found

@@ -1,12 +1,13 @@
 """The source and its sample at each position of an epoch of a mixture. Pure arithmetic.
 
-The number of the first n positions that belong to each source is computed for any n: n is divided
-between two halves of the sources by their shares, and so on down to single sources. Positions are
-grouped in spans of 256; a keyed shuffle assigns a span's positions to sources. So any position of
-an epoch costs the same, and every span has its sources in proportion.
+The number of positions of each source among the first n is computed for any n: n is divided between
+two halves of the sources by their shares, each part again between two halves, down to single
+sources. Positions are grouped in spans of 256, and a keyed shuffle assigns the positions of a span
+to sources. Therefore any position takes the same time, and every span has its sources in
+proportion.
 
-A source's positions take its samples in its own order, and then in a new one: each such round is
-keyed by seed, epoch, source and round number.
+The positions of a source take its samples in the source's order, and then in a new order: each such
+round has a key of seed, epoch, source and round number.
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ from shardio.order.permutation import (
 Exhausted = Literal["stop", "repeat"]
 
 WHOLE: Final = 1 << 30
-"""The approximate maximum of the sum of shares; products of two such numbers fit in 63 bits."""
+"""The approximate maximum of the sum of shares: products of two such numbers fit in 63 bits."""
 SPAN: Final = 256
-"""Positions per span. Short, since a single sample costs a span, and ranks with small batches read
-from every span.
+"""The number of positions per span.
+
+Spans are short because a single sample takes as long to find as a whole span, and because ranks
+with small batches read from every span.
 """
 MAX_SOURCES: Final = 1024
 """The maximum number of sources.
 
-A plan of twice as many would not fit in a message, and the files of all sources must be open.
+A plan of 2,048 sources would not fit in a message, and the files of all sources must be open.
 """
 _SPANS_AT_ONCE: Final = 64
 _MAX_POSITIONS: Final = 1 << 48
@@ -52,8 +55,8 @@ _MAX_POSITIONS: Final = 1 << 48
 class MixtureShares:
     """The share of each source, from 1 up, and the rule that ends an epoch.
 
-    An epoch ends with "stop" at the first source without further samples, with "repeat" once every
-    source has been seen whole.
+    With "stop", an epoch ends when the first source has no samples left; with "repeat", when all
+    samples of every source have been seen.
     """
 
     shares: tuple[int, ...]
@@ -62,17 +65,18 @@ class MixtureShares:
     def counts(self, n: Any) -> list[Any]:
         """Return the number of the first n positions that belong to each source.
 
-        N is a number or an array.
+        Args:
+            n: a number or an array.
 
-        A count equals n times the share to within the number of halvings, never decreases as n
-        grows, and all counts add up to n.
+        A count differs from n times the share by at most the number of halvings, never decreases as
+        n grows, and all counts add up to n.
         """
         found: list[Any] = []
         self._divide(n, 0, len(self.shares), found)
         return found
 
     def _divide(self, n: Any, first: int, last: int, found: list[Any]) -> None:
-        """Append the counts of sources first..last-1, which have n positions together."""
+        """Append the counts of sources first..last-1, which together have n positions."""
         if last - first == 1:
             found.append(n)
             return
@@ -110,7 +114,7 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
                 f"until every source is seen whole, an epoch would have more than {most // 2} "
                 "positions; the maximum is 2^48: give larger weights to large sources"
             )
-    least = -1  # the last source known to continue
+    least = -1  # the last n known to continue
     while most - least > 1:
         n = (least + most) // 2
         least, most = (n, most) if goes_on(n) else (least, n)
@@ -121,7 +125,7 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
 class MixtureSizes:
     """A mixture with the sizes of its sources, in samples, at the start of an epoch.
 
-    `firsts` are the numbers of the first sample of each source within the mixture.
+    `firsts` has the number, within the mixture, of the first sample of each source.
     """
 
     mixing: MixtureShares
@@ -138,9 +142,9 @@ class MixtureOrder:
     """The samples of one epoch of a mixture, by position, as numbers within the mixture.
 
     Args:
-        order: of the samples of each source.
-        mixture_sizes: those of the mixture.
-        samples: of all sources, end to end.
+        order: the order of the samples of each source.
+        mixture_sizes: the mixture.
+        samples: the samples of all sources, concatenated.
         seed, epoch: the key.
     """
 
@@ -157,9 +161,9 @@ class MixtureOrder:
         ]
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, in any order.
+        """Return the sample at each of `positions`, which need not be sorted.
 
-        Int64, read-only for the caller.
+        The result is int64, and read-only for the caller.
         """
         sources, draws = self.draws(positions)
         numbers = np.empty(len(positions), np.int64)
@@ -169,7 +173,7 @@ class MixtureOrder:
         return numbers
 
     def draws(self, positions: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """Return the source of each position, and the number of its positions before that one."""
+        """Return the source of each position, and the number of earlier positions of the source."""
         sources = np.empty(len(positions), np.int16)
         draws = np.empty(len(positions), np.int64)
         spans = positions // SPAN
@@ -180,12 +184,12 @@ class MixtureOrder:
         return sources, draws
 
     def _spans(self, spans: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """Return sources and draws of every position of some spans, concatenated."""
+        """Return the sources and draws of all positions of some spans, concatenated."""
         n, n_sources = len(spans), len(self._walks)
         edges = np.minimum(np.concatenate([spans, spans + 1]) * SPAN, self._n)
         counts = np.stack(self._mixing.counts(edges), axis=1)
         before, here = counts[:n], counts[n:] - counts[:n]
-        # Positions past the epoch's end get an extra source, and stay at the end.
+        # Positions past the epoch's end get an extra source, and stay at the end of the span.
         here = np.concatenate([here, SPAN - here.sum(1, keepdims=True)], axis=1).reshape(-1)
         in_turn = np.tile(np.arange(n_sources + 1, dtype=np.int16), n)  # a small dtype sorts faster
         slots = np.repeat(in_turn, here).reshape(n, SPAN)
@@ -206,7 +210,7 @@ class MixtureOrder:
 
 
 def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
-    """Yield groups of the distinct `numbers`, ascending, with their indices in `numbers`."""
+    """Yield groups of the distinct `numbers`, ascending, each with its indices in `numbers`."""
     if not len(numbers):
         return
     first, last = int(numbers.min()), int(numbers.max())
@@ -220,7 +224,7 @@ def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, 
 
 
 class _SequentialSource:
-    """The samples of a source that is not shuffled, repeated."""
+    """The samples of a source that is not shuffled, repeatedly."""
 
     def __init__(self, n: int) -> None:
         self._n = n
@@ -231,14 +235,14 @@ class _SequentialSource:
 
 
 class _ShuffledSource:
-    """The samples of a source, in a new order every round.
+    """The samples of a source, in a new order each round.
 
     Args:
-        order: of its samples.
-        samples: of all sources.
-        n: number of samples.
-        key: of its orders.
-        source: its number.
+        order: the order of the source.
+        samples: the samples of all sources.
+        n: the number of samples of the source.
+        key: the key of the rounds.
+        source: the number of the source.
     """
 
     def __init__(self, order: Order, samples: Samples, n: int, key: int, source: int) -> None:
@@ -249,9 +253,9 @@ class _ShuffledSource:
         self._n_at_once = max(1, SORTED_MAX // n) if self._is_small else 1
         self._rounds: Positions = np.zeros(0, np.int64)
         self._tables: Positions
-        """The orders of the latest rounds of a small source."""
+        """The orders of the latest rounds, for a small source."""
         self._order: Ordering
-        """The order of the latest round of any other source."""
+        """The order of the latest round, for any other source."""
 
     def at(self, draws: Positions) -> Positions:
         """Return the sample of each draw."""
@@ -274,15 +278,15 @@ class _ShuffledSource:
             self._tables = permutations(self._n, keys)
         else:
             self._order = self._arranged(key=int(keys[0]))
-        self._rounds = rounds  # set last: after Ctrl-C it is computed again
+        self._rounds = rounds  # set last: after Ctrl-C the tables are computed again
 
 
 @dataclass(frozen=True)
 class Interleaved(Order):
-    """The order of a mixture: that of its sources, and their share of the positions."""
+    """The order of a mixture: the order of its sources, and their shares of the positions."""
 
     order: Order
-    """Of the samples of each source."""
+    """The order of the samples of each source."""
     mixture: MixtureSizes
 
     def n_positions(self, samples: Samples) -> int:
@@ -294,14 +298,14 @@ class Interleaved(Order):
         return MixtureOrder(self.order, self.mixture, samples, seed=seed, epoch=epoch)
 
     def identity(self, samples: Samples) -> dict[str, Any]:
-        """Return the options of the order, and of the mixture."""
+        """Return the options of the order and of the mixture."""
         mixing = self.mixture.mixing
         weights = [share / sum(mixing.shares) for share in mixing.shares]
         found = {"weights": weights, "exhausted": mixing.exhausted}
         return self.order.identity(samples) | {"mixing": found}
 
     def to_state(self) -> dict[str, Any]:
-        """Return the parameters of the order, and the sizes of the sources."""
+        """Return the parameters of the order and the sizes of the sources."""
         return self.order.to_state() | {"sizes": list(self.mixture.sizes)}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
@@ -326,12 +330,12 @@ class Interleaved(Order):
 
     @property
     def is_sequential(self) -> bool:
-        """True if each source is read as it lies."""
+        """True if each source is read in storage order."""
         return self.order.is_sequential
 
     @property
     def window(self) -> int | None:
-        """The window of the order."""
+        """The window of the sources' order."""
         return self.order.window
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:

@@ -1,7 +1,7 @@
 """Divide the positions of an epoch among steps and ranks. Pure arithmetic.
 
-The loader counts steps and reports progress with it, and workers find their positions. The rank of
-this process is read from the environment that launchers set.
+A loader counts steps and reports progress with this module, and workers find their positions. The
+rank of the process is read from the environment variables that launchers set.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ Tail = Literal["short", "drop", "pad"]
 class RankPartition:
     """The part of the positions first..n-1 of an epoch that belongs to one rank.
 
-    A step takes `batch_size` positions for every rank, side by side, rank 0's first. The rest at
-    the end is divided evenly: ranks differ by at most one position. All ranks together visit every
-    position once, in order; "drop" leaves the rest out.
+    A step has `batch_size` consecutive positions for each rank, rank 0's first. The remainder at
+    the end of the epoch is divided evenly: ranks differ by at most one position. All ranks together
+    visit every position once, in order, except that "drop" leaves out the remainder.
 
     Args:
-        n: number of positions of the epoch.
+        n: the number of positions of the epoch.
         first: the first position still to be visited.
-        batch_size: samples per step and rank.
+        batch_size: the number of samples per step and rank.
         rank, world_size: the part, and the number of parts.
-        tail: "short": the last step has the rest, and ranks without any of it have one step less.
-            "drop": there is no such step. "pad": it is padded, and all ranks have it.
+        tail: "short": the last step has the remainder, and ranks without a position of the
+            remainder have one step less. "drop": there is no such step. "pad": the step is padded,
+            and all ranks have it.
     """
 
     n: int
@@ -48,12 +49,12 @@ class RankPartition:
 
     @property
     def first_step(self) -> int:
-        """The number of the first step: the number of whole steps before it."""
+        """The number of the first step, which is the number of whole steps before it."""
         return self.first // self._stride
 
     @property
     def last_step(self) -> int:
-        """The number after that of the last step."""
+        """The number of the last step, plus 1."""
         whole, rest = divmod(max(0, self.n - self.first), self._stride)
         last = self.first_step + whole
         if not rest or self.tail == "drop":
@@ -62,7 +63,7 @@ class RankPartition:
         return last + (1 if self.tail == "pad" or stop > start else 0)
 
     def position(self, step: int) -> int:
-        """Return the first position of a step over all ranks; earlier ones have been visited."""
+        """Return the first position of a step over all ranks; earlier positions are visited."""
         return min(self.n, self.first + (step - self.first_step) * self._stride)
 
     def _part_of_rest(self, start: int) -> tuple[int, int]:
@@ -70,9 +71,9 @@ class RankPartition:
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
     def share(self, step: int) -> tuple[int, int]:
-        """Return this rank's positions of a step: the first, and the end.
+        """Return the first and the end of this rank's positions in a step.
 
-        Both are the same if the step is all padding for this rank.
+        Both are equal if the step is all padding for this rank.
         """
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
@@ -88,16 +89,16 @@ class RankPartition:
         return (step - 1 - self.first_step) * self.batch_size + stop - start
 
     def read(self, step: int) -> tuple[int, int]:
-        """Return the positions read for a step: its share, or one position if that is empty."""
+        """Return the range of positions read for a step: its share, or one position if empty."""
         start, stop = self.share(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 
     def positions(self, first_step: int, last_step: int, every: int = 1) -> Positions:
-        """Return the positions that are read for steps first_step..last_step-1, concatenated.
+        """Return the positions read for steps first_step..last_step-1, concatenated.
 
-        With `every=k`, only every k-th step, starting with the first.
+        With `every=k`, only for every k-th step, from the first on.
         """
-        n_whole = (last_step - 1 - first_step) // every  # and one more behind them
+        n_whole = (last_step - 1 - first_step) // every  # and one more step after these
         start, stop = self.read(first_step + n_whole * every)
         if self.world_size == every == 1:
             return np.arange(self.read(first_step)[0], stop)
@@ -113,7 +114,7 @@ _LAUNCHERS: Final = (
     # Variables of the job step: a batch script, which runs once, also has a rank and SLURM_NTASKS.
     (_SLURM, "SLURM_STEP_NUM_TASKS"),
 )
-"""The variables in which launchers give a process its rank and the number of ranks."""
+"""The variables in which launchers set the rank of a process and the number of ranks."""
 
 
 def rank_from_environment() -> tuple[str, int, int]:

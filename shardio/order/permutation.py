@@ -1,14 +1,14 @@
 """Keyed permutations: the row at each position of an epoch, from (seed, epoch, position) alone.
 
-A permutation is computed, not stored: any position directly, the same on every machine, in every
-version. The streams of library generators may change, so this arithmetic is our own, with golden
-vectors in the tests.
+A permutation is computed, not stored: any position can be computed directly, with the same result
+on every machine and in every version. Libraries may change the streams of their generators, so this
+module has its own arithmetic, with golden vectors in the tests.
 
-Up to `SORTED_MAX` rows, keyed hashes are sorted. Above, a Feistel network works on pairs (l, r) of
-a grid of about sqrt(n) by sqrt(n) cells (M. Luby and C. Rackoff, 1988; on grids that are not powers
-of two: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", 2002), and cycle-walks
-over the few cells beyond n. The mixing constants are those of splitmix64 (S. Vigna) and MurmurHash3
-(A. Appleby).
+Up to `SORTED_MAX` rows, keyed hashes are sorted. For more rows, a Feistel network permutes pairs
+(l, r) on a grid of about sqrt(n) by sqrt(n) cells (M. Luby and C. Rackoff, 1988; on grids that are
+not powers of two: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", 2002), and
+cycle-walks over the few cells beyond n. The mixing constants are from splitmix64 (S. Vigna) and
+MurmurHash3 (A. Appleby).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _U64 = npt.NDArray[np.uint64]
 
 SORTED_MAX: Final = 1 << 16
 CHUNK: Final = 16384
-"""Positions computed at a time: a call costs 100 µs whatever its size, and 15 ns a position."""
+"""The number of positions computed at a time: a call takes 100 µs, plus 15 ns per position."""
 ROUNDS: Final = 6
-"""One more than needed: statistics of rows a fixed distance apart detect 4 rounds, not 5."""
+"""One more than needed: statistics of rows a fixed distance apart detect 4 rounds, but not 5."""
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -34,11 +34,11 @@ _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MIX_32: Final = 0x85EBCA6B, 0xC2B2AE35
 _MAX_BITS_SCALED_AT_ONCE: Final = 12
-"""Leaves at least 20 bits of a hash: no step is more than 1/256 likelier than another."""
+"""Leaves at least 20 bits of a hash: no step is more than 1/256 more likely than another."""
 
 
 def mix(value: int) -> int:
-    """Mix 64 bits one to one with splitmix64's finalizer."""
+    """Mix 64 bits one to one, with the finalizer of splitmix64."""
     value &= _MASK
     value = (value ^ value >> 30) * _MIX_1 & _MASK
     value = (value ^ value >> 27) * _MIX_2 & _MASK
@@ -46,7 +46,7 @@ def mix(value: int) -> int:
 
 
 def derive_key(*parts: int) -> int:
-    """Derive one 64-bit key from integers of any size; their order matters."""
+    """Derive one 64-bit key from integers of any size, in this order."""
     key = 0
     for part in parts:
         key = mix(key + _GOLDEN ^ part)
@@ -76,7 +76,7 @@ class Permutation:
     """A keyed permutation of the numbers below n.
 
     Args:
-        n: size of the domain.
+        n: the size of the domain.
         key: 64 bits.
     """
 
@@ -85,9 +85,9 @@ class Permutation:
         self._whole: Positions | None = None
 
     def at(self, positions: Positions) -> Positions:
-        """Return the number at each of `positions`, in any order.
+        """Return the number at each of `positions`, which need not be sorted.
 
-        Int64, read-only for the caller.
+        The result is int64, and read-only for the caller.
         """
         if self.n <= SORTED_MAX:
             return self.whole()[positions]
@@ -101,12 +101,12 @@ class Permutation:
 
 
 def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:
-    """Return the position whose sample substitutes for one that failed.
+    """Return the position of the sample that substitutes for a failed sample.
 
     Args:
-        n: number of positions of the epoch.
-        seed, epoch, position: of the sample that failed.
-        attempt: number of substitutes that failed before.
+        n: the number of positions of the epoch.
+        seed, epoch, position: the key and the position of the failed sample.
+        attempt: the number of substitutes that failed before.
     """
     return derive_key(32, seed, epoch, position, attempt) * n >> 64
 
@@ -129,14 +129,14 @@ def permute(positions: Positions, n: int, key: int) -> Positions:
     """Return the image of each position under the keyed permutation of 0..n-1.
 
     Args:
-        positions: any positions below n, in any order; n up to 2^48.
-        n: size of the domain, from 2 up.
+        positions: any positions below n, in any order; n is at most 2^48.
+        n: the size of the domain, from 2 up.
         key: 64 bits.
     """
     width = math.isqrt(n - 1) + 1
     height = -(-n // width)
     keys = [mix(key + (i + 1) * _GOLDEN) for i in range(ROUNDS)]
-    # 32-bit numbers are three times as fast: AVX2 has no vectorised 64-bit product.
+    # 32-bit numbers are three times as fast: AVX2 has no 64-bit multiplication of vectors.
     one_pass = _feistel_narrow if width <= 1 << 16 else _feistel_wide
     cells = positions.astype(np.uint64)
     found = one_pass(cells, width, height, keys)
@@ -161,11 +161,11 @@ def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U
         np.bitwise_xor(step, low, out=step)
         np.multiply(step, np.uint32(_MIX_32[1]), out=step)
         _scale(step, size, low)
-        # target = (target + step) % size: below 2 * size, and the smaller of the sum and the
-        # difference
+        # target = (target + step) % size: the sum is below 2 * size, so the result is the smaller
+        # of the sum and the difference
         np.add(target, step, out=target)
         np.subtract(target, np.uint32(size), out=low)
-        np.minimum(target, low, out=target)  # wraps around to a large number if it was smaller
+        np.minimum(target, low, out=target)  # a negative difference wraps to a large number
     found: _U64 = halves[0].astype(np.uint64) * np.uint64(width) + halves[1]
     return found
 
@@ -173,7 +173,7 @@ def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U
 def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32]) -> None:
     """Scale 32-bit hashes to numbers below size, in products of 32 bits: step * size >> 32."""
     n_bits = max(1, (size - 1).bit_length())
-    if n_bits <= _MAX_BITS_SCALED_AT_ONCE:  # the lowest bits of the hash are dropped
+    if n_bits <= _MAX_BITS_SCALED_AT_ONCE:  # drops the lowest bits of the hash
         np.right_shift(step, np.uint32(n_bits), out=step)
         np.multiply(step, np.uint32(size), out=step)
         np.right_shift(step, np.uint32(32 - n_bits), out=step)
@@ -208,16 +208,16 @@ def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64
 
 OF_SAMPLES, OF_BATCHES, OF_COLLATION, OF_CLIPS, OF_CROPS, OF_SOUNDS = 2, 48, 49, 50, 51, 52
 OF_SAMPLERS = 53
-"""Numbers of independent random streams."""
+"""The numbers of independent random streams."""
 
 
 class SampleGenerators:
     """Random generators of single samples, keyed by (seed, epoch, global position).
 
-    Generators of whole batches have other streams, and the position of the first sample.
+    Generators of whole batches have other streams, and the position of a batch's first sample.
 
-    One Philox generator (J. Salmon et al., 2011) is rekeyed for each sample: setting its state from
-    plain numbers takes 1 µs, creating a generator 13.
+    One Philox generator (J. Salmon et al., 2011) gets a new key for each sample: setting its state
+    from plain numbers takes 1 µs, creating a generator 13 µs.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:
@@ -230,17 +230,17 @@ class SampleGenerators:
         self._epoch, self._epoch_key = -1, 0
 
     def key(self, epoch: int, position: int) -> int:
-        """Return 64 bits that identify this sample, and can seed any other generator."""
+        """Return 64 bits that identify a sample, and can seed any other generator."""
         if epoch != self._epoch:
             self._epoch, self._epoch_key = epoch, derive_key(self._stream, self._seed, epoch)
         return mix(self._epoch_key + (position + 1) * _GOLDEN)
 
     def at(self, epoch: int, position: int) -> np.random.Generator:
-        """Return the generator of a sample; the same object for all samples, so use it at once."""
+        """Return the generator of a sample; valid until the next call, which returns it again."""
         return self.keyed(self.key(epoch, position))
 
     def keyed(self, key: int) -> np.random.Generator:
-        """Return the generator of the sample with this `key`; the same object as from `at`."""
+        """Return the generator for a sample's `key`: the same object that `at` returns."""
         self._place["key"] = key, mix(key ^ _GOLDEN)
         self._bits.state = self._state  # type: ignore[assignment]  # the stubs' dict is private
         return self._generator

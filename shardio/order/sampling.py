@@ -1,11 +1,11 @@
 """Choose the samples of an epoch: shuffling, samplers, and weighted draws.
 
-`SamplingOptions` holds the options of a loader. With replacement, every position draws for itself:
-a keyed number below the sum of all weights is looked up in their cumulative sums. Without
-replacement, every row gets the key -log(u) / weight, and rows come in the order of their keys (P.
-Efraimidis and P. Spirakis, 2006), as if each were drawn from the remaining rows. The logarithm is
-our own, of additions, multiplications and divisions, which IEEE 754 rounds alike everywhere; the
-last bits of a library's logarithm differ between machines.
+`SamplingOptions` holds the options of a loader. With replacement, each position draws
+independently: a keyed number below the sum of all weights is looked up in the cumulative sums.
+Without replacement, every row gets the key -log(u) / weight, and rows are sorted by their keys (P.
+Efraimidis and P. Spirakis, 2006), as if each row were drawn from the remaining rows. The module has
+its own logarithm of additions, multiplications and divisions, which IEEE 754 rounds alike on all
+machines; the last bits of a library's logarithm differ between machines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ORDERS: Final[dict[bool | str, type[Order]]] = {
 }
 """The registry of orders, by the value of `shuffle` that chooses one."""
 Shuffle = bool | str
-"""A key of `ORDERS`."""
+"""The type of a key of `ORDERS`."""
 _MAX_DRAWS: Final = 1 << 48
 
 
@@ -41,7 +41,7 @@ _MAX_DRAWS: Final = 1 << 48
 class WeightedSampler:
     """Draw the samples of an epoch by their weights, as a loader's `sampler`.
 
-    Draws depend on the loader's seed, the epoch and the position alone.
+    Draws depend only on the loader's seed, the epoch and the position.
 
     Args:
         weights: the relative probability of each sample, from 0 up.
@@ -76,9 +76,8 @@ class WeightedSampler:
 
 
 Sampler = WeightedSampler | Collection[int] | Callable[[int], Collection[int]]
-"""Draws by weights; positions of the view; a sampler as torch has them, iterated for each epoch.
-
-Or a function from the epoch's number to positions.
+"""Weighted draws, positions of the view, a torch sampler that is iterated for each epoch, or a
+function from the number of an epoch to positions.
 """
 
 
@@ -93,9 +92,9 @@ class SamplingOptions:
     shuffle: Shuffle
     seed: int
     sampler: Sampler | None = None
-    """The positions of an epoch; None if they are drawn."""
+    """The positions of an epoch; None without a sampler, and if positions are drawn."""
     weighted: WeightedSampler | None = field(default=None, init=False)
-    """The draws of an epoch."""
+    """The weighted draws of an epoch, or None."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", _count("seed", self.seed))
@@ -105,7 +104,7 @@ class SamplingOptions:
             raise InvalidArgument(f"shuffle must be one of {known}; found {self.shuffle!r}")
         if self.shuffle is not False and self.sampler is not None:
             raise InvalidArgument(
-                "shuffle and sampler each decide the order of an epoch: pass one of them"
+                "shuffle and sampler both decide the order of an epoch: pass one of them"
             )
         if isinstance(self.sampler, WeightedSampler):
             object.__setattr__(self, "weighted", self.sampler)
@@ -127,7 +126,7 @@ class SamplingOptions:
 def holds_positions(sampler: Any) -> bool:
     """Return True if a sampler is a container, whose positions are the same every epoch.
 
-    Any other iterable, such as torch's samplers, may draw new positions each time.
+    Any other iterable, such as a torch sampler, may draw new positions each time.
     """
     if callable(sampler):
         return False
@@ -140,7 +139,7 @@ def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
     """Check that a sampler does not divide samples among ranks, as a DistributedSampler does.
 
     Raises:
-        InvalidArgument: both the sampler and the loader divide samples.
+        InvalidArgument: the sampler and the loader both divide samples.
     """
     n = getattr(sampler, "num_replicas", 1)
     if world_size > 1 and isinstance(n, int) and n > 1:
@@ -161,7 +160,7 @@ def check_one_argument(name: str, given: str, function: Any) -> None:
     """Check that a user's function can be called with one argument.
 
     Raises:
-        InvalidArgument: with the name of the option, and the argument that is passed.
+        InvalidArgument: the function cannot; the message has the option and the argument.
     """
     if not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
@@ -189,7 +188,7 @@ _LN_2: Final = 0.6931471805599453
 _SQRT_HALF: Final = 0.7071067811865476
 _AT_ONCE: Final = 1 << 14
 _N_TERMS: Final = 12
-"""Terms of the series; the remainder is below 2^-60 of the first."""
+"""The number of terms of the series; the remainder is below 2^-60 of the first term."""
 
 
 def cumulative_weights(weights: Numbers) -> Numbers:
@@ -201,13 +200,13 @@ class WeightedOrder:
     """Draws with replacement: the row at each position of one epoch.
 
     Args:
-        sums: from `cumulative_weights`; borrowed.
+        sums: the table from `cumulative_weights`; borrowed.
         seed, epoch: the key.
     """
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
         self._sums, self._key = sums, derive_key(20, seed, epoch)
-        # Rounding may yield the sum itself; that counts as the last row with a weight.
+        # Rounding may yield the sum itself, which counts as the last row with a weight.
         self._last = int(np.searchsorted(sums, sums[-1], side="left"))
 
     def at(self, positions: Positions) -> Positions:
@@ -221,7 +220,7 @@ class WeightedOrder:
 
 
 class TableOrder:
-    """An order that is kept in a table, which it borrows."""
+    """An order in a table; the table is borrowed."""
 
     def __init__(self, table: Positions) -> None:
         self._table = table
@@ -243,7 +242,7 @@ class Listed(Order):
 
     @classmethod
     def check(cls, samples: Samples) -> None:
-        """Refuse a mixture, which decides by itself what comes when."""
+        """Refuse a mixture, which has an order of its own."""
         if samples.is_mixture:
             raise InvalidArgument(
                 "sampler decides the order of an epoch, and so does a mixture: pass weights to "
@@ -264,7 +263,7 @@ class Listed(Order):
 
 
 class Weighted(Listed):
-    """Draws with replacement; the table has the sums of weights."""
+    """Draws with replacement; the table has the cumulative weights."""
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
         """Return the draws of an epoch."""
@@ -272,13 +271,13 @@ class Weighted(Listed):
 
 
 def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:
-    """Return n rows in the order in which they are drawn; none has weight zero."""
+    """Return n rows in the order in which they are drawn; no row has weight 0."""
     rows = np.flatnonzero(weights)
     keys = np.empty(len(rows))
     key = derive_key(21, seed, epoch)
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
-        with np.errstate(over="ignore"):  # overflow of the smallest weights, which come last
+        with np.errstate(over="ignore"):  # the keys of the smallest weights overflow, and come last
             keys[start : start + len(part)] = -_log(1 - _fractions(part, key)) / weights[part]
     return rows[np.argsort(keys, kind="stable")[:n]]
 
@@ -294,7 +293,7 @@ def _log(numbers: Numbers) -> Numbers:
     parts, exponents = np.frexp(numbers)
     is_low = parts < _SQRT_HALF
     parts = np.where(is_low, 2 * parts, parts)
-    ratio = (parts - 1) / (parts + 1)  # log(x) is 2 artanh of it
+    ratio = (parts - 1) / (parts + 1)  # log(x) is 2 artanh(ratio)
     square = ratio * ratio
     total = np.zeros_like(square)
     for k in range(_N_TERMS - 1, -1, -1):

@@ -1,17 +1,17 @@
-"""Block shuffle, for data larger than memory, and shard shuffle, for data that is fetched by shard.
+"""Block shuffle, for data larger than memory, and shard shuffle, for data fetched by shard.
 
 Both compute the row at any position directly, as `permutation` does.
 
-Block shuffle cuts the positions of a view into runs of a few MiB and permutes the runs. The
-positions of each window of 64 runs in that sequence are then permuted again. Storage reads whole
-runs, and the page cache needs to hold one window; a sample has neighbours from 64 places of the
-dataset. A window permutes a position below 2^k by a Feistel network over its bits, with its own
-keys. The constants are MurmurHash3's (A. Appleby), and the golden ratio.
+Block shuffle cuts the positions of a view into runs of a few MiB and permutes the runs. Then the
+positions of each window of 64 runs are permuted. Storage reads whole runs, the page cache needs to
+hold one window, and the neighbours of a sample come from 64 places of the dataset. A window
+permutes a position below 2^k by a Feistel network over its bits, with keys of the window. The
+constants are from MurmurHash3 (A. Appleby), and the golden ratio.
 
-Shard shuffle permutes the shards that contain samples of the view. The samples of each window of 8
-shards in that sequence are then permuted again: an epoch needs each shard once, and only one window
-of shards at a time. Shards are those of the dataset, whatever their sizes; the memory used is
-proportional to their number.
+Shard shuffle permutes the shards that contain samples of the view. Then the samples of each window
+of 8 shards are permuted: an epoch needs each shard once, and only one window of shards at a time.
+Shards are the shards of the dataset, whatever their sizes; memory use is proportional to their
+number.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64
 _ROUNDS: Final = 8, 6
-"""Rounds in small windows, and in others.
+"""The numbers of rounds in small windows and in others.
 
 Statistics of pairs half a window apart detect 7 rounds in windows of 64, 5 in windows of 1024.
 """
 _AT_ONCE: Final = 4096
-"""Positions per pass; with twice as many, 600 fresh pages per call take a fifth of its time."""
+"""The number of positions per pass; twice as many need 600 new pages, a fifth of a call's time."""
 _SMALL: Final = 1 << 12
 _MAX_RUN: Final = 1 << 32
 _MIX: Final = 0xC2B2AE35
@@ -49,8 +49,8 @@ _FACTORS: Final = tuple(0x85EBCA6B * 0x9E3779B1**i % (1 << 32) for i in range(ma
 class BlockShuffle(Order):
     """A permutation within windows of permuted runs.
 
-    `run` and `whole` are the number of positions in a run and in a window, both powers of two, and
-    `k` the number of samples that one such position stands for: clips that stay together.
+    `run` and `whole` are the numbers of positions in a run and in a window, both powers of two, and
+    `k` is the number of samples per position: clips that stay together.
     """
 
     name = "blocks"
@@ -62,13 +62,13 @@ class BlockShuffle(Order):
 
     @classmethod
     def begin(cls, samples: Samples) -> Self:
-        """Return windows of runs of at most RUN_BYTES, by the mean sample size."""
+        """Return the order with runs of at most RUN_BYTES, by the mean sample size."""
         (n_bytes, n), grouping = samples.measure(), samples.clip_grouping
         return cls.of(n_bytes, n) if grouping is None else cls.of(n_bytes, n, grouping.k)
 
     @classmethod
     def of(cls, n_bytes: int, n_samples: int, k: int = 1) -> Self:
-        """Return the longest runs of at most RUN_BYTES, for the mean size of k samples."""
+        """Return the order with the longest runs of up to RUN_BYTES; k samples per position."""
         run, n = 1, n_samples if k == 1 else max(1, n_samples // k)
         while 2 * run * n_bytes <= RUN_BYTES * n and run < _MAX_RUN:
             run *= 2
@@ -79,7 +79,7 @@ class BlockShuffle(Order):
         return {"window": [self.run, self.whole]}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
-        """Return the order with the lengths of runs and windows in a state."""
+        """Return the order with the lengths of runs and windows from a state."""
         found: Any = state.get("window")
         is_pair = isinstance(found, list | tuple) and len(found) == 2
         if is_pair and all(type(each) is int and each > 0 for each in found):
@@ -98,7 +98,7 @@ class BlockShuffle(Order):
         return GroupedOrder(n, self, seed=seed, epoch=epoch)
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return the permutation of a round: of all samples, if they fill no window."""
+        """Return the permutation of a round, of all samples at once if they fit in one window."""
         if n <= self.window:
             return FullShuffle().arrange_round(samples, n, key, source)
         return self.arrange(samples, n, seed=key, epoch=0)
@@ -109,7 +109,7 @@ class BlockShuffle(Order):
         return self.whole * self.k
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Warn of windows that need parts of many shards."""
+        """Warn that a window needs parts of many shards."""
         warnings.warn(
             f"{room}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
             f"which are downloaded whole: {CACHE_HINT}",
@@ -122,7 +122,7 @@ class WindowedOrder:
     """The rows of one epoch, by position: a permutation within windows of permuted runs.
 
     Args:
-        n: number of rows.
+        n: the number of rows.
         window: the lengths of runs and windows.
         seed, epoch: the key.
     """
@@ -141,7 +141,7 @@ class WindowedOrder:
         self._in_last = Permutation(n - self._last, derive_key(19, seed, epoch))
 
     def at(self, positions: Positions) -> Positions:
-        """Return the row at each of `positions`, in any order; int64, read-only for the caller."""
+        """Return the row at each of `positions`, unsorted; int64, read-only for the caller."""
         if len(positions) <= _AT_ONCE:
             return self._rows_at(positions)
         rows = np.empty(len(positions), np.int64)
@@ -178,7 +178,7 @@ class WindowedOrder:
         return rows
 
     def _in_runs(self, places: Positions) -> Positions:
-        """Return the row at each place if all runs are whole; any row for a place beyond them."""
+        """Return the row at each place if all runs are whole; any row for a place after them."""
         if not self._runs.n:
             return np.zeros_like(places)
         run = self._window.run
@@ -189,10 +189,10 @@ class WindowedOrder:
 
 
 class GroupedOrder:
-    """A windowed order of groups of k neighbours; groups stay intact, and a rest comes last.
+    """A windowed order of groups of k neighbours; groups stay intact, and a remainder comes last.
 
     Args:
-        n: number of rows.
+        n: the number of rows.
         window: the lengths of runs and windows, in groups of `k` rows.
         seed, epoch: the key.
     """
@@ -202,7 +202,7 @@ class GroupedOrder:
         self._groups = WindowedOrder(self._n_groups, window, seed=seed, epoch=epoch)
 
     def at(self, positions: Positions) -> Positions:
-        """Return the row at each of `positions`, in any order; int64, read-only for the caller."""
+        """Return the row at each of `positions`, unsorted; int64, read-only for the caller."""
         groups, places = np.divmod(positions, self._k)
         is_whole = groups < self._n_groups
         rows = positions.copy()
@@ -213,7 +213,7 @@ class GroupedOrder:
 def _permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
     """Permute positions within windows of `size`, a power of two.
 
-    A Feistel network over the upper and the lower bits, keyed by the start of the window.
+    Uses a Feistel network over the upper and the lower bits, keyed by the start of the window.
     """
     n_low = (size.bit_length() - 1) // 2
     n_bits = size.bit_length() - 1 - n_low, n_low
@@ -235,14 +235,14 @@ def _permute_windows(within: Positions, starts: Positions, size: int, key: int) 
 
 SHARDS_PER_WINDOW: Final = 8
 _MAX_KEPT: Final = 8
-"""Cached permutations of windows, of at most 512 KiB each."""
+"""The maximum number of cached permutations of windows, of up to 512 KiB each."""
 
 
 @dataclass(frozen=True)
 class ShardShuffle(Order):
     """A permutation within windows of permuted shards.
 
-    `n_shards` form a window, which has `whole` positions on average; `layout` is a hash of the ends
+    A window has `n_shards` shards, and `whole` positions on average; `layout` is a hash of the ends
     of the shards.
     """
 
@@ -254,7 +254,7 @@ class ShardShuffle(Order):
 
     @classmethod
     def begin(cls, samples: Samples) -> Self:
-        """Return windows of SHARDS_PER_WINDOW."""
+        """Return the order with windows of SHARDS_PER_WINDOW shards."""
         return cls.of(samples.shard_ends(), samples.n, SHARDS_PER_WINDOW)
 
     @classmethod
@@ -269,21 +269,21 @@ class ShardShuffle(Order):
         return {"window": [self.n_shards, self.whole, self.layout]}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
-        """Return the order of an epoch that is resumed, if the shards are still the same."""
+        """Return the order of a resumed epoch, if the shards are still the same."""
         found: Any = state.get("window")
         is_count = isinstance(found, list | tuple) and len(found) == 3 and type(found[0]) is int
         if not is_count or found[0] < 1:
             raise InvalidArgument(
-                "load_state_dict: the state's window must be how many shards it has, from 1 up, "
-                f"how many positions, and a hash of the shards; found {found!r}"
+                "load_state_dict: the state's window must be the number of its shards, from 1 up, "
+                f"the number of its positions, and a hash of the shards; found {found!r}"
             )
         order = self.of(samples.shard_ends(), n, found[0])
         expected = order.to_state()["window"]
         if list(found) != expected:
             raise InvalidArgument(
                 f"load_state_dict: the state's epoch is shuffled by shards that {samples.path} has "
-                f"no longer: expected window {expected}, found {list(found)}; the samples lie "
-                "in other shards since (shardio compact): open the generation that the state comes "
+                f"no longer: expected window {expected}, found {list(found)}; the samples are "
+                "in other shards now (shardio compact): open the generation that the state comes "
                 "from with shardio.open(PATH, generation=…), or begin the next epoch"
             )
         return order
@@ -323,9 +323,9 @@ class ShardOrder:
     """The samples of one epoch, by position: a permutation within windows of shards.
 
     Args:
-        ends: cumulative numbers of the view's samples per shard.
-        n: number of positions of the epoch: the view's first samples, as at its start.
-        n_shards: shards per window.
+        ends: the cumulative numbers of the view's samples per shard.
+        n: the number of positions of the epoch: the first samples of the view, as at its start.
+        n_shards: the number of shards per window.
         seed, epoch: the key.
     """
 
@@ -334,18 +334,18 @@ class ShardOrder:
         sizes = np.diff(ends, prepend=0)
         shards = Permutation(len(ends), derive_key(64, seed, epoch)).at(np.arange(len(ends)))
         self._stops: Positions = np.cumsum(sizes[shards])
-        """The end of each shard in the epoch, before its window is permuted."""
+        """The end of each shard in the epoch, before the permutation of its window."""
         self._shifts: Positions = ends[shards] - self._stops
-        """The offset from such a place to the sample of the view."""
+        """The offset from a place in the epoch to the sample in the view, for each shard."""
         last = np.arange(n_shards - 1, len(ends) + n_shards - 1, n_shards)
         self._windows: Positions = self._stops[np.minimum(last, len(ends) - 1)]
         self._key, self._n_shards = (seed, epoch), n_shards
         self._kept: dict[int, Permutation] = {}
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, in any order.
+        """Return the sample at each of `positions`, which need not be sorted.
 
-        Int64, read-only for the caller.
+        The result is int64, and read-only for the caller.
         """
         if not len(positions):
             return positions

@@ -80,7 +80,9 @@ def test_a_state_keeps_the_parameters_of_its_epoch(
 def test_where_a_new_order_does_not_fit_the_error_says_why(folder: Path) -> None:
     with shardio.open(folder) as dataset, shardio.mix([dataset, dataset], weights=[1, 1]) as mixed:
         for given in (mixed, dataset.select([3, 1])):
-            with pytest.raises(InvalidArgument, match="shuffle='strided' is for samples that lie"):
+            with pytest.raises(
+                InvalidArgument, match="shuffle='strided' is for samples in the order"
+            ):
                 ShardLoader(given, 4, shuffle="strided", **OPTIONS)
 
 
