@@ -19,47 +19,15 @@ import numpy.typing as npt
 
 from shardio.dataset.open_files import OpenFiles, ShardStorage, open_limit
 from shardio.errors import DatasetCorrupt, ShardCorrupt
-from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, distinct
-from shardio.format.index import DIMENSION
-from shardio.format.layout import Kind
+from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
-from shardio.format.types.streams import PACKET
-from shardio.shard.opening import expected_sections
+from shardio.format.sections import max_units
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access
 from shardio.storage.mmap import lazy_zeros, prefetch_ends
-
-
-def max_marks(schema: Schema, n_samples: Rows, n_bytes: Rows) -> Rows:
-    """Return upper bounds of the number of units of several shards.
-
-    Args:
-        schema: the schema of all shards.
-        n_samples, n_bytes: the number of samples and the size of each shard.
-    """
-    found: Rows = np.zeros(len(n_samples), np.int64)
-    for n in distinct(n_samples).tolist():
-        found[n_samples == n] = _n_fixed(schema, n)
-    n_streams = sum(field.is_streamed for field in schema.records.values())
-    chunks = n_bytes // CHUNK_BYTES + n_samples
-    packets = n_bytes // PACKET.size
-    blocks = [_max_blocks(chunks * DIMENSION.size), _max_blocks(packets * PACKET.size)]
-    return found + n_streams * (chunks + sum(blocks))
-
-
-def _n_fixed(schema: Schema, n_samples: int) -> int:
-    """Return the number of units of a shard, not counting packets and chunks of streams."""
-    sections = expected_sections(schema, n_samples).items()
-    tables = sum(1 + count for (kind, _, _), (count, _) in sections if kind == Kind.BLOCK_HASHES)
-    columns = sum(count for (kind, _, _), (count, _) in sections if kind == Kind.COLUMN_HASHES)
-    return tables + columns + n_samples * len(schema.records)
-
-
-def _max_blocks(n_bytes: Rows) -> Rows:
-    return n_bytes // BLOCK_BYTES + 1
 
 
 def check_mark_count(reader: ShardReader, limit: int) -> None:
@@ -365,9 +333,9 @@ class ShardFiles(DatasetFiles):
         return np.arange(self.n_shards)
 
     def mark_bounds(self, name: str) -> Rows:
-        """Return upper bounds of the units of a group's files, as `max_marks` does."""
+        """Return upper bounds of the units of a group's files, as `max_units` does."""
         group = self._group(name)
-        return max_marks(group.schema, self._n_samples, group.sizes)
+        return max_units(group.schema, self._n_samples, group.sizes)
 
     def _open_from(
         self, group: FileGroup, shard: int, pin: Callable[[ShardSummary], str]

@@ -7,13 +7,11 @@ on this, and check only hashes and index entries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
-from shardio.format.checksum import hash_bytes, n_blocks, n_units
-from shardio.format.codecs import MAX_DICTIONARY_BYTES, SPECS
-from shardio.format.index import DIMENSION, ENTRY
+from shardio.format.checksum import hash_bytes
+from shardio.format.codecs import MAX_DICTIONARY_BYTES
 from shardio.format.layout import (
     BUILT,
     FIRST_OPTIONAL_KIND,
@@ -29,7 +27,7 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
-from shardio.format.types.streams import PACKET, STREAM
+from shardio.format.sections import COUNTED, Key, plan
 from shardio.storage.content import Content
 
 MAX_SAMPLES: Final = 1 << 48
@@ -39,13 +37,10 @@ _KINDS: Final = frozenset(Kind)
 _SCHEMA_FEATURES: Final = BUILT & ~Required.ZSTD
 """The features determined by the schema alone; zstd also depends on the records."""
 
-COUNTED: Final = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
-"""Section kinds whose number of items is only known from the file, with the item size in bytes."""
-
 _schemas: dict[bytes, Schema] = {}
 """The schemas parsed in this process; all shards of a dataset have the same schema."""
 
-Sections = dict[tuple[int, int, int], Section]
+Sections = dict[Key, Section]
 
 
 def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections]:
@@ -138,52 +133,6 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
     return schema
 
 
-def expected_sections(
-    schema: Schema, n_samples: int, counts: Mapping[tuple[int, int, int], int] | None = None
-) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Return the required sections of a shard of n_samples: key to (count, stride).
-
-    `counts` has the number of items of `COUNTED` sections, which only the file knows; missing
-    numbers are 0.
-    """
-    counts = counts or {}
-    wanted = {(int(Kind.SCHEMA), NO_FIELD, 0): (1, 0)}
-    for name, field in schema.columns.items():
-        number = schema.field_id(name)
-        units = n_units(n_samples, field.row_bytes or 0, field.stride)
-        wanted[Kind.COLUMN, number, 0] = (n_samples, field.stride)
-        _blocked(wanted, Kind.COLUMN_HASHES, number, units, DIMENSION.size)
-    if schema.records:
-        n_records = n_samples * len(schema.records)
-        wanted[Kind.PAYLOAD, NO_FIELD, 0] = (n_records, 0)
-        _blocked(wanted, Kind.INDEX, NO_FIELD, n_records, ENTRY.size)
-    for name, record in schema.records.items():
-        number = schema.field_id(name)
-        if n_dims := len(record.stored_dims):
-            _blocked(wanted, Kind.SHAPES, number, n_samples, DIMENSION.size * n_dims)
-        if record.is_streamed:
-            _blocked(wanted, Kind.STREAMS, number, n_samples, STREAM.size)
-            for kind, stride in COUNTED.items():
-                _blocked(wanted, kind, number, counts.get((kind, number, 0), 0), stride)
-        if SPECS[record.codec].has_dictionary:
-            wanted[Kind.DICTIONARY, number, 0] = (1, 0)
-    for name in schema.optional:
-        _blocked(wanted, Kind.VALIDITY, schema.field_id(name), -(-n_samples // 8), 1)
-    return wanted
-
-
-def _blocked(
-    wanted: dict[tuple[int, int, int], tuple[int, int]],
-    kind: Kind,
-    field: int,
-    count: int,
-    stride: int,
-) -> None:
-    wanted[kind, field, 0] = (count, stride)
-    blocks = n_blocks(count * stride)
-    wanted[Kind.BLOCK_HASHES, field, kind] = (blocks, DIMENSION.size)
-
-
 def _check_optional(section: Section, path: str) -> None:
     """Check the rules for sections of optional kinds, which do not depend on their content."""
     if section.of_kind:
@@ -229,24 +178,25 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
             expected=str(schema.required),
             found=str(Required(found_bits)),
         )
-    counts = {key: section.count for key, section in sections.items() if section.kind in COUNTED}
-    wanted = expected_sections(schema, header.n_samples, counts)
-    for key in sections.keys() | wanted.keys():
+    counts = tuple((key, each.count) for key, each in sections.items() if each.kind in COUNTED)
+    planned = plan(schema, header.n_samples, counts)
+    for key, n_items, stride in planned:
         section = sections.get(key)
         if section is None:
             kind = Section(*key, 0, 0, 0, 0, 0).name
             raise ShardCorrupt(f"section {kind} is missing", code="section", path=path)
-        if key not in wanted:
-            if section.kind >= FIRST_OPTIONAL_KIND:
-                _check_optional(section, path)
-                continue
-            raise _corrupt(path, section, "a section that does not match the schema", None, key)
-        count, stride = wanted[key]
-        if (section.count, section.stride) != (count, stride):
+        if (section.count, section.stride) != (n_items, stride):
             found = (section.count, section.stride)
-            raise _corrupt(path, section, "wrong count or stride", (count, stride), found)
-        if stride and section.size != count * stride:
-            raise _corrupt(path, section, "wrong size", count * stride, section.size)
+            raise _corrupt(path, section, "wrong count or stride", (n_items, stride), found)
+        if stride and section.size != n_items * stride:
+            raise _corrupt(path, section, "wrong size", n_items * stride, section.size)
         if section.kind == Kind.DICTIONARY and section.size > MAX_DICTIONARY_BYTES:
             what = "the dictionary is too large"
             raise _corrupt(path, section, what, MAX_DICTIONARY_BYTES, section.size)
+    if len(sections) == len(planned):
+        return
+    for key in sections.keys() - {spec.key for spec in planned}:
+        if key[0] < FIRST_OPTIONAL_KIND:
+            what = "a section that does not match the schema"
+            raise _corrupt(path, sections[key], what, None, key)
+        _check_optional(sections[key], path)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import IO, Final
 
 from shardio.format.checksum import (
-    BLOCK_BYTES,
     ROW_HASH_MIN,
     Hasher,
     block_hashes,
@@ -33,8 +32,9 @@ from shardio.format.codecs import (
     train_dictionary,
 )
 from shardio.format.index import DIMENSION, ENTRY, pack_entry
-from shardio.format.layout import PAGE, Header, Kind, Required, Section, pack_table, padded
+from shardio.format.layout import PAGE, Header, Required, Section, pack_table, padded
 from shardio.format.schema import Schema
+from shardio.format.sections import SectionSpec, block_hashes_of
 from shardio.format.types import Array, Field
 from shardio.format.types.field import Content
 from shardio.format.types.streams import PACKET, Record, StreamRecord, pack_line
@@ -50,6 +50,13 @@ class SectionBuffer:
         self.n_bytes = 0
         self._memory = bytearray()
         self._file: IO[bytes] | None = None
+
+    @classmethod
+    def of(cls, content: bytes) -> SectionBuffer:
+        """Return a buffer with some bytes."""
+        buffer = cls()
+        buffer.write(content)
+        return buffer
 
     @property
     def waiting(self) -> int:
@@ -81,6 +88,13 @@ class SectionBuffer:
         while piece := self._file.read(_COPY_BYTES):
             yield memoryview(piece)
 
+    def hash(self) -> int:
+        """Return the hash of everything written."""
+        hasher = Hasher()
+        for chunk in self.chunks():
+            hasher.update(chunk)
+        return hasher.intdigest()
+
     def close(self) -> None:
         """Release the memory and close the file."""
         self._memory = bytearray()
@@ -99,30 +113,23 @@ class SectionTable:
         self._place = PAGE
         self._sections: list[Section] = []
 
-    def adopt(
-        self, kind: int, field: int, n_bytes: int, count: int, stride: int, hash_: int
-    ) -> None:
-        """Add the entry of the section that was streamed into the file, right after the header."""
-        self._enter(kind, field, 0, n_bytes, count, stride, hash_)
+    def adopt(self, spec: SectionSpec, n_bytes: int, hash_: int) -> None:
+        """Record a section that is in the file already."""
+        self._sections.append(
+            Section(*spec.key, self._place, n_bytes, spec.n_items, spec.stride, hash_)
+        )
+        self._file.write(bytes(padded(n_bytes) - n_bytes))
+        self._place += padded(n_bytes)
 
-    def add(
-        self,
-        kind: int,
-        field: int,
-        chunks: Iterable[memoryview],
-        count: int,
-        stride: int,
-        hash_: int,
-        of_kind: int = 0,
-    ) -> None:
+    def add(self, spec: SectionSpec, chunks: Iterable[memoryview], hash_: int) -> None:
         """Append a section with a known hash."""
         n_bytes = 0
         for chunk in chunks:
             self._file.write(chunk)
             n_bytes += chunk.nbytes
-        self._enter(kind, field, of_kind, n_bytes, count, stride, hash_)
+        self.adopt(spec, n_bytes, hash_)
 
-    def add_blocked(self, kind: int, field: int, chunks: Iterable[memoryview], stride: int) -> None:
+    def add_blocked(self, spec: SectionSpec, chunks: Iterable[memoryview]) -> None:
         """Append an index section, and the section of its block hashes.
 
         `chunks` must be whole blocks, except the last.
@@ -135,18 +142,8 @@ class SectionTable:
             hashes.append(pack_hashes(block_hashes(chunk)))
         packed = b"".join(hashes)
         whole = hash_bytes(packed)
-        self._enter(kind, field, 0, n_bytes, n_bytes // stride, stride, whole)
-        n_blocks = -(-n_bytes // BLOCK_BYTES)
-        self.add(Kind.BLOCK_HASHES, field, [memoryview(packed)], n_blocks, 8, whole, kind)
-
-    def _enter(
-        self, kind: int, field: int, of_kind: int, n_bytes: int, count: int, stride: int, hash_: int
-    ) -> None:
-        self._sections.append(
-            Section(kind, field, of_kind, self._place, n_bytes, count, stride, hash_)
-        )
-        self._file.write(bytes(padded(n_bytes) - n_bytes))
-        self._place += padded(n_bytes)
+        self.adopt(spec, n_bytes, whole)
+        self.add(block_hashes_of(spec), [memoryview(packed)], whole)
 
     def close(self, n_samples: int, required: int) -> Header:
         """Append the section table and the last page, then write the first page."""

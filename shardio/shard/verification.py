@@ -1,9 +1,10 @@
 """The verification state of a shard: one mark, a byte, per unit.
 
 Units are the pieces with a hash of their own: the 4 KiB blocks of index sections, the rows or runs
-of columns, records, and the chunks of streams, numbered in this order; `format/checksum` defines
-which bytes each hash covers. A loader keeps the marks of all shards in one table that its processes
-share. If a mark is lost to a race, the unit is merely verified twice.
+of columns, records, and the chunks of streams, numbered in the order of the sections that have
+these hashes; `format/checksum` defines which bytes each hash covers. A loader keeps the marks of
+all shards in one table that its processes share. If a mark is lost to a race, the unit is merely
+verified twice.
 """
 
 from __future__ import annotations
@@ -16,17 +17,11 @@ import numpy.typing as npt
 
 from shardio._base.statistics import CHECK, PHASE_TIMES, TIMED_EVERY, now_ns
 from shardio.errors import ChecksumMismatch, ShardChanged
-from shardio.format.checksum import (
-    BLOCK_BYTES,
-    blocks_touched,
-    distinct,
-    hash_bytes,
-    n_blocks,
-    rows_per_unit,
-)
+from shardio.format.checksum import BLOCK_BYTES, blocks_touched, distinct, hash_bytes, rows_per_unit
 from shardio.format.index import DIMENSION
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
+from shardio.format.sections import HASHED_UNITS, Key
 from shardio.storage.content import Content, take_items
 
 Verify = Literal["off", "first", "always"]
@@ -57,7 +52,7 @@ class VerifiedUnits:
         self,
         content: Content,
         schema: Schema,
-        sections: dict[tuple[int, int, int], Section],
+        sections: dict[Key, Section],
         n_samples: int,
         *,
         path: str,
@@ -70,37 +65,34 @@ class VerifiedUnits:
         self._columns: dict[str, tuple[_Hashed, int, int, int]] = {}
         """For each column: its section, bytes per row, stride, and rows per unit."""
         self._n_records = len(schema.records)
-        self._records_mark = self._number(sections)
-        self._chunk_marks: dict[str, int] = {}
-        """The first mark of the chunks of each stream field."""
-        self.n_marks = self._records_mark + n_samples * self._n_records
-        for name, field in schema.records.items():
-            if field.is_streamed:
-                self._chunk_marks[name] = self.n_marks
-                self.n_marks += sections[Kind.CHUNK_HASHES, schema.field_id(name), 0].count
+        self._first_marks: dict[Key, int] = {}
+        """The first mark of the units whose hashes a section has."""
+        self.n_marks = self._number(sections)
         """The number of units."""
+        self._records_mark = self._first_marks.get((Kind.INDEX, NO_FIELD, 0), 0)
         self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
         """1 for each verified unit; may be replaced by n_marks bytes of shared memory."""
 
-    def _number(self, sections: dict[tuple[int, int, int], Section]) -> int:
-        """Assign numbers to the units of all hashed sections.
-
-        Return the number of the first record.
-        """
+    def _number(self, sections: dict[Key, Section]) -> int:
+        """Assign numbers to all units; return how many there are."""
         place = 0
-        for (kind, field, of_kind), hashes in sections.items():
-            if kind == Kind.BLOCK_HASHES:
-                target = sections[of_kind, field, 0]
-                self._hashed[of_kind, field] = _Hashed(target, hashes, place)
-                place += 1 + n_blocks(target.size)  # the first mark is for the block hashes
-        for name, column_field in self._schema.columns.items():
+        for key, hashes in sections.items():
+            n_further = HASHED_UNITS.get(hashes.kind)
+            if n_further is None:
+                continue
+            self._first_marks[key] = place
+            if n_further:
+                target = sections[hashes.of_kind, hashes.field, 0]
+                self._hashed[hashes.of_kind, hashes.field] = _Hashed(target, hashes, place)
+            place += n_further + hashes.count
+        for name, field in self._schema.columns.items():
             number = self._schema.field_id(name)
-            hashes = sections[Kind.COLUMN_HASHES, number, 0]
-            column = _Hashed(sections[Kind.COLUMN, number, 0], hashes, place)
+            key = (Kind.COLUMN_HASHES, number, 0)
+            section = sections[Kind.COLUMN, number, 0]
+            column = _Hashed(section, sections[key], self._first_marks[key])
             self._hashed[Kind.COLUMN, number] = column
-            row_bytes, stride = column_field.row_bytes or 0, column_field.stride
+            row_bytes, stride = field.row_bytes or 0, field.stride
             self._columns[name] = column, row_bytes, stride, rows_per_unit(row_bytes, stride)
-            place += hashes.count
         return place
 
     def release(self) -> None:
@@ -114,6 +106,10 @@ class VerifiedUnits:
     def hashes_mark(self, name: str) -> int:
         """Return the number of the first block of a column's hash section."""
         return self._hashed[Kind.COLUMN_HASHES, self._schema.field_id(name)].first_mark + 1
+
+    def chunks_mark(self, name: str) -> int:
+        """Return the number of the first chunk of a stream field."""
+        return self._first_marks[Kind.CHUNK_HASHES, self._schema.field_id(name), 0]
 
     def is_checked(self, name: str, unit: int) -> bool:
         """Return True if a unit of a column has been verified."""
@@ -197,7 +193,7 @@ class VerifiedUnits:
         """Return the numbers of the chunks to verify, among n chunks from `first` on."""
         chunks = np.arange(first, first + n)
         return (
-            chunks[:0] if self._verify == "off" else self._unmarked(self._chunk_marks[name], chunks)
+            chunks[:0] if self._verify == "off" else self._unmarked(self.chunks_mark(name), chunks)
         )
 
     def check_chunk(
@@ -213,7 +209,7 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
         if found != expected:
             raise self.mismatch(name, row, offset, expected, found)
-        self.marks[self._chunk_marks[name] + chunk] = 1
+        self.marks[self.chunks_mark(name) + chunk] = 1
 
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
         """Verify the blocks of an index section that contain the n_bytes from each of `starts`.

@@ -19,13 +19,13 @@ from typing import IO, Any, Final
 
 from shardio._base.classes import Publishing
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
-from shardio.format.checksum import Hasher, hash_bytes
-from shardio.format.index import DIMENSION, ENTRY
+from shardio.format.index import DIMENSION
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
+from shardio.format.sections import COUNTED, Key, SectionSpec, plan
 from shardio.format.types import EncodedImage, Field
 from shardio.format.types.field import Content
-from shardio.format.types.streams import PACKET, STREAM, EncodedStream, Record
+from shardio.format.types.streams import EncodedStream, Record
 from shardio.shard.section_writers import (
     ColumnWriter,
     PayloadWriter,
@@ -267,61 +267,61 @@ class ShardWriter(Publishing):
             validity.finish()
         if self._dominant is None:
             self._choose_dominant()
-        table = SectionTable(file)
-        self._add_data(table)
-        self._add_indexes(table)
-        schema = self.schema.to_json()
-        table.add(Kind.SCHEMA, NO_FIELD, [memoryview(schema)], 1, 0, hash_bytes(schema))
+        buffers, table = self._buffers(), SectionTable(file)
+        counts = tuple(
+            (key, buffer.n_bytes // COUNTED[key[0]])
+            for key, buffer in buffers.items()
+            if key[0] in COUNTED
+        )
+        planned = [s for s in plan(self.schema, self.n_samples, counts) if s.key in buffers]
+        # A stable sort: the section that is in its place already comes first.
+        for spec in sorted(planned, key=lambda spec: buffers[spec.key] is not self._dominant):
+            self._add(table, spec, buffers)
         required = self._payload.required | self.schema.required
         return table.close(self.n_samples, int(required))
 
-    def _add_data(self, table: SectionTable) -> None:
-        """Append columns and payload; the streamed section is in place already, so it is first."""
-        data = {
-            column.data: (Kind.COLUMN, self.schema.field_id(name), self.schema.columns[name].stride)
-            for name, column in self._columns.items()
-        }
-        if self.schema.records:
-            data[self._payload.data] = (Kind.PAYLOAD, NO_FIELD, 0)
-        for spool in sorted(data, key=lambda spool: spool is not self._dominant):
-            kind, field, stride = data[spool]
-            hash_ = self._data_hash(kind, field)
-            count = self.n_samples * (len(self.schema.records) if kind == Kind.PAYLOAD else 1)
-            if spool is self._dominant:
-                table.adopt(kind, field, spool.n_bytes, count, stride, hash_)
-            else:
-                table.add(kind, field, spool.chunks(), count, stride, hash_)
+    def _add(
+        self, table: SectionTable, spec: SectionSpec, buffers: Mapping[Key, SectionBuffer]
+    ) -> None:
+        """Append a section, with its block hashes if it has them."""
+        (kind, number, _), buffer = spec.key, buffers[spec.key]
+        if kind == Kind.PAYLOAD:
+            hash_ = self._payload.hash.intdigest()
+        elif kind == Kind.COLUMN:
+            hash_ = buffers[Kind.COLUMN_HASHES, number, 0].hash()
+        elif kind in (Kind.SCHEMA, Kind.DICTIONARY):
+            hash_ = buffer.hash()
+        else:
+            table.add_blocked(spec, buffer.chunks())
+            return
+        if buffer is self._dominant:
+            table.adopt(spec, buffer.n_bytes, hash_)
+        else:
+            table.add(spec, buffer.chunks(), hash_)
 
-    def _add_indexes(self, table: SectionTable) -> None:
-        """Append all sections that locate or describe the data."""
+    def _buffers(self) -> dict[Key, SectionBuffer]:
+        """Return the contents of all sections but those of block hashes."""
         ids, payload = self.schema.field_id, self._payload
+        found: dict[Key, SectionBuffer] = {}
         for name, column in self._columns.items():
-            table.add_blocked(Kind.COLUMN_HASHES, ids(name), column.hashes.chunks(), DIMENSION.size)
+            found[Kind.COLUMN, ids(name), 0] = column.data
+            found[Kind.COLUMN_HASHES, ids(name), 0] = column.hashes
         if self.schema.records:
-            table.add_blocked(Kind.INDEX, NO_FIELD, payload.index.chunks(), ENTRY.size)
-        for name, spool in payload.shapes.items():
-            stride = DIMENSION.size * len(self.schema[name].stored_dims)
-            table.add_blocked(Kind.SHAPES, ids(name), spool.chunks(), stride)
+            found[Kind.PAYLOAD, NO_FIELD, 0] = payload.data
+            found[Kind.INDEX, NO_FIELD, 0] = payload.index
+        for name, shapes in payload.shapes.items():
+            found[Kind.SHAPES, ids(name), 0] = shapes
         for name, stream in payload.streams.items():
-            table.add_blocked(Kind.STREAMS, ids(name), stream.lines.chunks(), STREAM.size)
-            table.add_blocked(Kind.PACKETS, ids(name), stream.packets.chunks(), PACKET.size)
-            table.add_blocked(Kind.CHUNK_HASHES, ids(name), stream.chunks.chunks(), DIMENSION.size)
+            found[Kind.STREAMS, ids(name), 0] = stream.lines
+            found[Kind.PACKETS, ids(name), 0] = stream.packets
+            found[Kind.CHUNK_HASHES, ids(name), 0] = stream.chunks
         for name, validity in self._validity.items():
-            table.add_blocked(Kind.VALIDITY, ids(name), validity.data.chunks(), 1)
+            found[Kind.VALIDITY, ids(name), 0] = validity.data
         for name, dictionary in payload.dictionaries.items():
             content = dictionary.content if dictionary else b""
-            hash_ = hash_bytes(content)
-            table.add(Kind.DICTIONARY, ids(name), [memoryview(content)], 1, 0, hash_)
-
-    def _data_hash(self, kind: Kind, field: int) -> int:
-        """Return the hash of the section's unit hashes."""
-        if kind == Kind.PAYLOAD:
-            return self._payload.hash.intdigest()
-        name = list(self.schema)[field]
-        hasher = Hasher()
-        for chunk in self._columns[name].hashes.chunks():
-            hasher.update(chunk)
-        return hasher.intdigest()
+            found[Kind.DICTIONARY, ids(name), 0] = SectionBuffer.of(content)
+        found[Kind.SCHEMA, NO_FIELD, 0] = SectionBuffer.of(self.schema.to_json())
+        return found
 
     def abort(self) -> None:
         """Remove the temporary file; nothing is published. Idempotent."""

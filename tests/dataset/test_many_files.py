@@ -21,7 +21,7 @@ from shardio._workers.processes.shared_memory import create_bitmap_file
 from shardio.dataset import column_rows, files, open_files
 from shardio.dataset import dataset as dataset_module
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.files import check_mark_count, max_marks
+from shardio.dataset.files import check_mark_count
 from shardio.dataset.open_files import LocalStorage, ShardPaths
 from shardio.errors import (
     ChecksumMismatch,
@@ -31,6 +31,7 @@ from shardio.errors import (
     ShardNotFound,
     UnsupportedEnvironment,
 )
+from shardio.format.sections import max_units
 from shardio.maintenance import add_column
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.verification import Rows
@@ -326,7 +327,7 @@ def test_a_shard_with_more_hashes_than_its_bytes_can_need_is_refused(folder: str
 def test_its_marks_never_reach_into_those_of_the_next_shard(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "max_marks", lambda *given: max_marks(*given) - 1)
+    monkeypatch.setattr(files, "max_units", lambda *given: max_units(*given) - 1)
     with ShardDataset(folder) as dataset:
         with pytest.raises(ShardCorrupt, match="more hashes than its size permits"):
             dataset.reader(0)
@@ -425,13 +426,13 @@ def test_the_number_of_marks_is_known_of_a_shard_without_streams(tmp_path: Path,
     write_dataset(tmp_path / "set", n, 1, schema, samples)
     with ShardReader(path_of(str(tmp_path / "set"), 0)) as reader:
         n_bytes = np.array([reader.header.file_size])
-        found = max_marks(schema, np.array([n]), n_bytes)
+        found = max_units(schema, np.array([n]), n_bytes)
         assert found.tolist() == [reader.units.n_marks]
 
 
 def test_marks_of_every_kind_of_field_are_counted(tmp_path: Path) -> None:
     with ShardReader(write_shard(tmp_path / "a.shard", 7)) as reader:
-        found = max_marks(EVERY_FIELD, np.array([7]), np.array([reader.header.file_size]))
+        found = max_units(EVERY_FIELD, np.array([7]), np.array([reader.header.file_size]))
         assert found.tolist() == [reader.units.n_marks]
 
 
@@ -440,7 +441,7 @@ def test_there_is_room_for_the_marks_of_streams(tmp_path: Path, mean_bytes: int)
     write_media(tmp_path / "a.shard", 9, mean_bytes=mean_bytes)
     with ShardReader(tmp_path / "a.shard") as reader:
         n_bytes = np.array([reader.header.file_size])
-        most = int(max_marks(MEDIA_FIELDS, np.array([9]), n_bytes)[0])
+        most = int(max_units(MEDIA_FIELDS, np.array([9]), n_bytes)[0])
         assert reader.units.n_marks <= most <= reader.units.n_marks + n_bytes[0] // 1024
 
 

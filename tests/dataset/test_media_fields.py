@@ -137,8 +137,7 @@ def chunks_checked(reader: ShardReader, row: int) -> list[int]:
     entry = reader.records.entries("video", np.array([row]))
     first = int(reader.records.streams.lines("video", np.array([row]), entry)["first_chunk"][0])
     n = -(-int(entry["n_bytes"][0]) // CHUNK_BYTES)
-    section = next(s for s in reader.sections if s.kind == Kind.CHUNK_HASHES)
-    marks = reader.units.marks[reader.units.n_marks - section.count :]
+    marks = reader.units.marks[reader.units.chunks_mark("video") :]
     return np.flatnonzero(marks[first : first + n]).tolist()
 
 

@@ -15,8 +15,9 @@ import pytest
 from shardio import Array, EncodedStream, Schema, ShardReader, Text
 from shardio import open as open_dataset
 from shardio.format.checksum import hash_bytes
-from shardio.format.index import DIMENSION, ENTRY
-from shardio.format.layout import NO_FIELD, PAGE, Kind
+from shardio.format.index import DIMENSION
+from shardio.format.layout import PAGE
+from shardio.format.sections import plan
 from shardio.format.types import DType, EncodedImage
 from shardio.format.types.streams import packet_flags, packet_sizes
 from shardio.maintenance import verify_dataset, verify_shard
@@ -264,13 +265,13 @@ def test_offsets_beyond_4_gib_are_read(tmp_path: Path) -> None:
         file.seek(PAGE + n_rows * row_bytes)  # a hole: 4.4 GB of zeros that take no space
         table = SectionTable(file)
         whole = hash_bytes(hashes)
-        table.adopt(Kind.COLUMN, 0, n_rows * row_bytes, n_rows, row_bytes, whole)
-        records = payload.data.chunks()
-        table.add(Kind.PAYLOAD, NO_FIELD, records, n_rows, 0, payload.hash.intdigest())
-        table.add_blocked(Kind.COLUMN_HASHES, 0, [memoryview(hashes)], DIMENSION.size)
-        table.add_blocked(Kind.INDEX, NO_FIELD, payload.index.chunks(), ENTRY.size)
+        column, records, column_hashes, _, index, _, last = plan(schema, n_rows)
+        table.adopt(column, n_rows * row_bytes, whole)
+        table.add(records, payload.data.chunks(), payload.hash.intdigest())
+        table.add_blocked(column_hashes, [memoryview(hashes)])
+        table.add_blocked(index, payload.index.chunks())
         text = schema.to_json()
-        table.add(Kind.SCHEMA, NO_FIELD, [memoryview(text)], 1, 0, hash_bytes(text))
+        table.add(last, [memoryview(text)], hash_bytes(text))
         table.close(n_rows, 0)
     assert path.stat().st_blocks * 512 < 1 << 20
     with ShardReader(path) as reader:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from shardio import Array, Schema, Text
 from shardio.errors import ShardCorrupt, ShardIncomplete
 from shardio.format.layout import NO_FIELD, PAGE, Kind
-from shardio.shard.opening import expected_sections, open_sections
+from shardio.format.sections import plan
+from shardio.shard.opening import open_sections
 from shardio.shard.writer import ShardWriter
 from tests.format.strategies import SCHEMAS
 from tests.shards import EVERY_FIELD, write_shard
@@ -23,7 +24,7 @@ from tests.shards import EVERY_FIELD, write_shard
 
 @given(schema=SCHEMAS, n=st.integers(0, 1 << 48))
 def test_the_sections_of_a_shard_follow_from_schema_and_count(schema: Schema, n: int) -> None:
-    wanted = expected_sections(schema, n)
+    wanted = {key: (count, stride) for key, count, stride in plan(schema, n)}
     kinds = [kind for kind, _, _ in wanted]
     assert kinds.count(Kind.COLUMN) == kinds.count(Kind.COLUMN_HASHES) == len(schema.columns)
     assert kinds.count(Kind.PAYLOAD) == kinds.count(Kind.INDEX) == bool(schema.records)
@@ -39,7 +40,7 @@ def test_a_writer_writes_the_expected_sections_and_no_others(tmp_path: Path) -> 
     content = write_shard(tmp_path / "a.shard", 7).read_bytes()
     header, schema, sections = open_sections(memoryview(content), "a.shard")
     assert schema == EVERY_FIELD
-    wanted = expected_sections(EVERY_FIELD, 7)
+    wanted = {key: (count, stride) for key, count, stride in plan(EVERY_FIELD, 7)}
     assert {key: (s.count, s.stride) for key, s in sections.items()} == wanted
     assert header.file_size == len(content)
 
