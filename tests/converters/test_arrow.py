@@ -633,11 +633,3 @@ def test_the_command_takes_columns_and_says_what_became_of_them(
     command = ["convert", str(tmp_path / "x.parquet"), str(tmp_path / "out"), "--workers", "0"]
     assert main([*command, "--column", "x", "--column", "z"]) == 0
     assert "a sample has x int64, z text, label int64, source text" in capsys.readouterr().out
-
-
-@pytest.mark.filterwarnings("ignore:.*parts of a split:UserWarning")
-def test_the_bytes_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
-    for n_workers in (0, 2):
-        shardio.convert(MADE / "saved", tmp_path / str(n_workers), workers=n_workers)
-    for one in (tmp_path / "0").glob("*.shard"):
-        assert (tmp_path / "2" / one.name).read_bytes() == one.read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument
+from shardio.conversion import BUILT_IN
+from shardio_tools.cli import main
 from tests.converters.kinds import WRITERS
 from tests.converters.test_lerobot import MADE as MADE_BY_LEROBOT
 from tests.lines import contents
@@ -73,6 +76,76 @@ def test_a_file_whose_names_no_sample_can_have_beside_those_of_earlier_files_is_
     (one,) = report.broken
     assert one.name.startswith(f"1.{suffix}") and "x." in one.reason
     assert report.counts["converted"] == 1
+
+
+# --- several files ---------------------------------------------------------------------------
+
+
+def values(out: Path, name: str) -> list[Any]:
+    with shardio.open(out) as dataset:
+        return [None if one[name] is None else int(one[name]) for one in dataset]
+
+
+def field_name(suffix: str, name: str) -> str:
+    """Return the field of a column: members of a tar have their suffix in it."""
+    return f"{name}.cls" if suffix == "tar" else name
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_field_that_some_files_lack_is_optional(suffix: str, tmp_path: Path) -> None:
+    write(tmp_path / "in", suffix, 0, ["x", "y"])
+    write(tmp_path / "in", suffix, 1, ["x"])
+    options = {"rows": True} if suffix in ("npz", "safetensors") else {}
+    report = convert(tmp_path / "in", tmp_path / "out", **options)
+    assert report.counts["converted"] == 2 and not report.broken
+    x, y = field_name(suffix, "x"), field_name(suffix, "y")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert not dataset.schema[x].optional and dataset.schema[y].optional
+    assert values(tmp_path / "out", x) == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert values(tmp_path / "out", y) == [0, 1, 2, 3, None, None, None, None]
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_an_append_takes_files_with_the_fields_of_the_dataset(suffix: str, tmp_path: Path) -> None:
+    options = {"rows": True} if suffix in ("npz", "safetensors") else {}
+    write(tmp_path / "in", suffix, 0, ["x", "y"])
+    before = convert(tmp_path / "in", tmp_path / "out", **options)
+    with shardio.open(tmp_path / "out") as dataset:
+        schema = dict(dataset.schema)
+    write(tmp_path / "in", suffix, 1, ["y", "x"])
+    write(tmp_path / "in", suffix, 2, ["x"])
+    write(tmp_path / "in", suffix, 3, ["x", "y", "more"])
+    report = convert(tmp_path / "in", tmp_path / "out", append=True)
+    assert report.counts["duplicate"] >= before.counts["converted"] == 1
+    assert report.counts["converted"] == 1
+    lacks, has_more = report.broken
+    assert lacks.name.startswith(f"2.{suffix}") and "y" in lacks.reason
+    assert has_more.name.startswith(f"3.{suffix}") and "more" in has_more.reason
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dict(dataset.schema) == schema
+    for name in ("x", "y"):
+        assert values(tmp_path / "out", field_name(suffix, name)) == [0, 1, 2, 3, 10, 11, 12, 13]
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_the_command_says_what_became_of_the_files(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", suffix, 0, ["x", "y"])
+    (tmp_path / "in" / "notes.md").write_text("notes")
+    assert main(["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "0"]) == 0
+    said = capsys.readouterr().out
+    with shardio.open(tmp_path / "out") as dataset:
+        kind = str((dataset.converter or {})["name"])
+        names = [*dataset.schema]
+    assert f"{BUILT_IN[kind].unsupported}: 1 file\n  notes.md" in said
+    assert re.search(r"converted 1 of \d+ files into 4 samples", said)
+    (line,) = re.findall("a sample has (.*)", said)
+    assert [field.split()[0] for field in line.split(", ")] == names
+    assert f"{field_name(suffix, 'x')} int64" in line and "source text" in line
 
 
 # --- killed ----------------------------------------------------------------------------------
@@ -138,7 +211,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_a_killed_conversion_that_is_resumed_gives_the_same_bytes(
+def test_a_killed_conversion_that_is_resumed_gives_the_bytes_of_any_number_of_workers(
     kind: str, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 1)
@@ -149,5 +222,5 @@ def test_a_killed_conversion_that_is_resumed_gives_the_same_bytes(
     report = convert(src, out, resume=True, **OPTIONS[kind])
     assert report.counts["converted"] == 3
     assert len(kept) == 1 and kept < {path.stat().st_ino for path in out.glob("*.shard")}
-    convert(src, tmp_path / "whole", **OPTIONS[kind])
+    convert(src, tmp_path / "whole", workers=2, **OPTIONS[kind])
     assert contents(out) == contents(tmp_path / "whole")

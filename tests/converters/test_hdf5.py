@@ -13,7 +13,6 @@ import shardio
 from shardio import Array, Text
 from shardio_converters.arrays.array_samples import BlockArray
 from shardio_converters.arrays.hdf5 import Hdf5
-from shardio_tools.cli import main
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed")
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -298,31 +297,3 @@ def test_a_file_over_which_the_library_comes_to_no_end_is_broken(
     report = shardio.convert(root, tmp_path / "out", workers=1)
     assert report.counts == {"converted": 1, "broken": 1}
     assert only_reason(report).startswith("timed out after 0 s of CPU time")
-
-
-def test_an_append_takes_what_the_dataset_has(root: Path, tmp_path: Path) -> None:
-    with h5py.File(root / "a" / "1.h5", "w") as file:
-        file["y"], file["x"] = np.arange(3), np.zeros((3, 2), "float32")
-    convert(root, tmp_path / "out")
-    with h5py.File(root / "b" / "2.h5", "w") as file:
-        file["y"], file["x"] = np.arange(2), np.ones((2, 2), "float32")
-    with h5py.File(root / "b" / "3.h5", "w") as file:
-        file["y"], file["x"] = np.arange(2), np.ones((2, 2), "float64")
-    report = convert(root, tmp_path / "out", append=True)
-    assert report.counts == {"duplicate": 1, "converted": 1, "broken": 1}
-    assert only_reason(report) == "array 'x': expected float32[2], found float64[2]"
-    assert shardio.open(tmp_path / "out")[4]["x"].tolist() == [1, 1]
-
-
-def test_the_command_says_what_became_of_them(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with h5py.File(root / "a" / "1.h5", "w") as file:
-        file["a/b"] = np.zeros((3, 2), "float16")
-    (root / "notes.txt").write_text("notes")
-    command = ["convert", str(root), str(tmp_path / "out"), "--workers", "0"]
-    assert main(command) == 0
-    told = capsys.readouterr().out
-    assert "no HDF5: 1 file\n  notes.txt" in told
-    assert "a sample has a.b float16[2], label int64, source text, row int64" in told
-    assert "converted 1 of 2 files into 3 samples" in told

@@ -357,16 +357,6 @@ def test_examples_without_a_value_leave_it_to_others_what_records_are(
         convert(root, tmp_path / "none")
 
 
-def test_an_append_takes_the_fields_that_the_dataset_has(root: Path, tmp_path: Path) -> None:
-    convert(root, tmp_path / "out")
-    (root / "b" / "more.tfrecord").write_bytes(framed([example(x=ints(9))]))
-    (root / "b" / "other.tfrecord").write_bytes(framed([example(x=ints(1, 2))]))
-    report = convert(root, tmp_path / "out", append=True)
-    assert report.counts == {"duplicate": 1, "converted": 1, "broken": 1}
-    with shardio.open(tmp_path / "out") as dataset:
-        assert [sample["x"] for sample in dataset] == [0, 1, 2, 9]
-
-
 def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"records": "text"}, "records is 'text'; it must be one of example, bytes"),
@@ -458,17 +448,6 @@ def test_an_arrayrecord_that_was_not_written_to_its_end_is_broken(
     assert "hash mismatch" in found["b/flipped.array_record"]
     assert "at the start, found none" in found["b/empty.array_record"]
     assert "expected bytes 83af70d10d884a3f at the start" in found["b/text.array_record"]
-
-
-def test_the_bytes_are_the_same_for_any_number_of_workers(root: Path, tmp_path: Path) -> None:
-    for number in range(3):
-        write_array_record(root / "a" / f"{number}.array_record", [b"%d" % number] * 9)
-    for n_workers in (0, 2):
-        shardio.convert(
-            root / "a", tmp_path / str(n_workers), kind="arrayrecord", workers=n_workers
-        )
-    for one in (tmp_path / "0").glob("*.shard"):
-        assert (tmp_path / "2" / one.name).read_bytes() == one.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -454,17 +454,6 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_an_append_takes_the_fields_that_the_dataset_has(root: Path, tmp_path: Path) -> None:
-    write(root, {"1.csv": "b,a\nx,1\n"})
-    convert(root, tmp_path / "out")
-    write(root, {"2.csv": "a,b\n2,y\n", "3.csv": "a,b\n2.5,y\n"})
-    report = convert(root, tmp_path / "out", append=True)
-    assert report.counts == {"duplicate": 1, "converted": 1, "broken": 1}
-    assert reasons(report) == {"3.csv": "line 2, column 'a': expected int64, found '2.5'"}
-    with shardio.open(tmp_path / "out") as dataset:
-        assert [(sample["a"], sample["b"]) for sample in dataset] == [(1, "x"), (2, "y")]
-
-
 def test_the_command_takes_tables(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

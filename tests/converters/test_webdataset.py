@@ -16,7 +16,6 @@ import zstandard
 
 import shardio
 from shardio import Array, Bytes, Image, InvalidArgument, Json, Text
-from shardio_tools.cli import main
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -163,15 +162,6 @@ def test_streams_are_stored_as_their_packets(root: Path, media_root: Path, tmp_p
         assert dataset.schema["mp4"] == shardio.Video() and stream.n_frames > 1
 
 
-def test_the_command_line_says_what_a_sample_has(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (root / "0.tar").write_bytes(tar({"1.cls": b"1", "1.png": PNG, "2.cls": b"2"}))
-    assert main(["convert", str(root), str(tmp_path / "out"), "--workers", "0"]) == 0
-    said = capsys.readouterr().out
-    assert "a sample has key text, label int64, source text, cls int64, png image?" in said
-
-
 def test_a_schema_says_what_members_are(root: Path, tmp_path: Path) -> None:
     (root / "a.tar").write_bytes(tar({"1.id": b"007", "1.pkl": b"\x80\x04N.", "1.jpg": b"none"}))
     fields = {"id": "text", "pkl": "bytes", "jpg": "bytes", "cls": "int64?"}
@@ -203,19 +193,6 @@ def test_what_is_no_member_of_a_sample_is_counted(root: Path, tmp_path: Path) ->
     report = convert(root, tmp_path / "out")
     assert report.counts == {"converted": 1, "empty": 1} and report.n_samples == 1
     assert report.inputs[0].detail == {"members_aside": 5}
-
-
-def test_an_append_takes_new_tars_with_the_fields_of_the_dataset(
-    root: Path, tmp_path: Path
-) -> None:
-    (root / "a.tar").write_bytes(tar({"1.txt": b"one", "1.cls": b"1", "2.cls": b"2"}))
-    convert(root, tmp_path / "out")
-    (root / "b.tar").write_bytes(tar({"1.cls": b"3"}))
-    (root / "c.tar").write_bytes(tar({"1.cls": b"4", "1.jpg": PGM}))
-    report = shardio.convert(root, tmp_path / "out", workers=0, append=True)
-    assert [one.reason for one in report.broken] == ["member '1.jpg': expected one of cls, txt"]
-    with shardio.open(tmp_path / "out") as dataset:
-        assert [int(sample["cls"]) for sample in dataset] == [1, 2, 3]
 
 
 def with_type(kind: bytes, name: str = "1.txt") -> bytes:

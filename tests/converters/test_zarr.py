@@ -304,12 +304,3 @@ def test_archives_that_are_damaged_are_listed(tmp_path: Path) -> None:
     assert found["twice.zarr.zip"] == "damaged: two members of the archive have one name"
     assert "Bad CRC-32" in found["flipped.zarr.zip"]
     assert "differ" in found["moved.zarr.zip"]
-
-
-def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
-    for n in range(3):
-        make(tmp_path / "in" / str(n) / "x.zarr", 3, x=np.full((n + 1, 50), n))
-    for n_workers in (0, 2):
-        shardio.convert(tmp_path / "in", tmp_path / str(n_workers), workers=n_workers)
-    for one in (tmp_path / "0").glob("*.shard"):
-        assert (tmp_path / "2" / one.name).read_bytes() == one.read_bytes()
