@@ -101,13 +101,13 @@ DtypeShape = tuple[str, tuple[int | None, ...]]
 
 
 class SchemaInference:
-    """Merges the fields of samples, or of files; the first one with a field defines it.
+    """Merges the fields of samples or files; the first with a field defines the field.
 
-    Sizes that differ vary, and a field that is missing somewhere is optional.
+    Dimensions whose sizes differ vary, and fields that are missing somewhere are optional.
 
     Args:
-        names: the plural noun of the names in messages; None if any names will do so far.
-        widens: True if other numeric dtypes widen a field; else they do not fit.
+        names: the plural noun for names in messages; None to accept any names for now.
+        widens: True if other numeric dtypes widen a field; else they are errors.
     """
 
     def __init__(self, names: str | None = "members or columns", *, widens: bool = False) -> None:
@@ -118,7 +118,7 @@ class SchemaInference:
 
     @property
     def names(self) -> list[str]:
-        """Names of the fields."""
+        """The names of the fields."""
         return [*self._facts]
 
     def add(self, sample: Mapping[str, DtypeShape]) -> None:
@@ -132,7 +132,7 @@ class SchemaInference:
         self.n_samples += 1
 
     def merge(self, other: SchemaInference) -> None:
-        """Add all samples of another file, or none if one does not match.
+        """Add all samples of another file, or none if a field does not match.
 
         Raises:
             MediaError: a field differs in more than sizes.

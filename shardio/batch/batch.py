@@ -38,9 +38,9 @@ class Batch(Mapping[str, Any]):
 
     Fixed numeric fields are arrays or tensors. Text, bytes, JSON, arrays of varying shape and lists
     of arrays are lists, created on first access. A sample without a value of an optional field has
-    None in a list and zeros in an array; `present` tells them from real zeros. The name of a nested
-    record gives a dict of its fields. Values stay valid while they, or the batch, are referenced
-    (with reuse=True: until the next batch).
+    None in a list and zeros in an array; `present` tells missing values from real zeros. The name
+    of a nested record gives a dict of its fields. Values stay valid while they, or the batch, are
+    referenced (with reuse=True: until the next batch).
     """
 
     __slots__ = (

@@ -200,7 +200,7 @@ class Additions:
 
 
 def classify_inputs(listing: Listing, base: Generation, n_threads: int, out: PathName) -> Additions:
-    """Split the inputs into those to convert and those that the dataset already has.
+    """Split the inputs into new inputs and inputs that the dataset already has.
 
     Files with a known name and size are read and compared by hash.
 
@@ -303,8 +303,8 @@ def generation_changes(
 ) -> dict[str, Any]:
     """Return the fields of the next generation that differ from `latest`.
 
-    Statistics of the whole dataset become invalid. Those of subsets stay valid, unless they count
-    classes and the number of classes has grown.
+    Statistics of the whole dataset become invalid. Statistics of subsets stay valid, unless they
+    count classes and the number of classes has grown.
     """
     new_entries = {report.name: report.as_json() for report in reports}
     kept = [

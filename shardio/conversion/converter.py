@@ -96,8 +96,8 @@ class Converter(ABC):
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of one input and return its outcome. Must not write files.
 
-        Samples are buffered until the outcome is known: those of a broken input are discarded,
-        unless the user asked to keep them.
+        Samples are buffered until the outcome is known. The samples of a broken input are
+        discarded, unless the user asked to keep them.
 
         Raises:
             MediaError: the input is broken; the message becomes the reason.

@@ -1,8 +1,8 @@
 """Data frames as samples: one sample per row, one field per column.
 
 Frames are read through Arrow's C stream interface (`__arrow_c_stream__`), by the converter of Arrow
-tables. Those of pandas are not: there NaN is a number and not a null, and most columns that are no
-numbers hold Python objects, which are typed by looking at all of them. No library is imported here.
+tables. pandas frames are read directly: NaN is a number there, not a null, and most columns other
+than numbers hold Python objects, whose types are inferred from all values. No library is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_data_frame(src: object) -> bool:
     """Return True if `src` is a DataFrame of pandas or polars, or exports an Arrow stream.
 
     Raises:
-        InvalidArgument: it is a Series or LazyFrame.
+        InvalidArgument: `src` is a Series or LazyFrame.
     """
     for package in ("pandas", "polars"):
         if is_of(src, package, "DataFrame"):
@@ -346,9 +346,9 @@ def _pandas_objects(name: str, series: Any) -> FrameColumn:
 
 
 def arrow_columns(frame: Any) -> tuple[int, list[FrameColumn]]:
-    """Return the number of rows and the columns of any other data frame, read through Arrow.
+    """Return the number of rows and the columns of a data frame, read through Arrow.
 
-    Polars exports pointers to Python objects: such columns are read as objects.
+    Columns that polars exports as pointers to Python objects are read as objects.
 
     Raises:
         InvalidArgument: fields do not support the type of a column.

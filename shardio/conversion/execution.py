@@ -133,7 +133,7 @@ class ConvertOptions:
         The converter is `kind`, else the converter of `base`, else guessed from the inputs.
 
         Raises:
-            InvalidArgument: the converter rejects the options, or they differ from those of `base`.
+            InvalidArgument: the converter rejects the options, or `base` has other options.
         """
         kind, options, keep_partial = self.kind, self.converter_options, self.keep_partial
         if base is not None:

@@ -31,7 +31,7 @@ class BuiltIn:
     """A built-in converter, as listed in the table of kinds.
 
     Attributes:
-        target: its module and class.
+        target: the module and the class.
         unsupported: the reason reported for files of other kinds.
         suffixes: the file name suffixes that select the kind.
         hints: the suffixes to name in messages if files are recognized in another way.
@@ -178,7 +178,7 @@ def fit_converter(converter: Converter, inputs: Sequence[Input]) -> Converter:
 
     Raises:
         InvalidArgument: the options cannot be inferred.
-        UnsupportedEnvironment: a package that is then needed is missing.
+        UnsupportedEnvironment: a package that the options need is missing.
     """
     try:
         found = converter.fitted(inputs)
@@ -246,7 +246,7 @@ def kind_from_names(names: Iterable[str]) -> str | None:
 
     A LeRobot data set takes precedence over everything, as its videos belong to it. Audio takes
     precedence over images, which are then covers; a GIF counts as neither image nor video. Other
-    kinds come last: such files beside media describe the media.
+    kinds come last: their files, next to media files, describe the media.
     """
     names = list(names)
     if all(any(map(known.fullmatch, names)) for known in _LEROBOT):
@@ -311,7 +311,7 @@ def check_any_of_kind(
 
 
 def _describe_files(reports: Sequence[InputReport]) -> str:
-    """Return the number of files by suffix, and why the first rejected one was rejected."""
+    """Return the number of files by suffix, and the reason of the first rejection."""
     suffixes = Counter(PurePath(report.name).suffix.lower() or "no suffix" for report in reports)
     most = sorted(suffixes.items(), key=lambda each: (-each[1], each[0]))[:_MAX_SUFFIXES]
     named = [f"{suffix} ({n:,})" for suffix, n in most]

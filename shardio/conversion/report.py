@@ -16,8 +16,8 @@ from shardio.dataset.generation import ROWS
 class Progress:
     """The state of a running conversion. `n_bytes` is the total size of all inputs.
 
-    `name` is the input that finished last; `outcome` and `reason` are its result. They are empty at
-    the start.
+    `name` is the input that finished last; `outcome` and `reason` are its result. All three are
+    empty at the start.
     """
 
     n_inputs_done: int
@@ -35,8 +35,8 @@ class Progress:
 class InputReport:
     """The result of one input; `detail` is extra information recorded by its converter.
 
-    `n_samples` counts the samples that this conversion made of the input, `label` is the position
-    of its class in the report's `classes` or -1, and `hash` is the xxh3-64 of its content if it
+    `n_samples` counts the samples that this conversion made of the input, `label` is the index of
+    the input's class in the report's `classes` or -1, and `hash` is the xxh3-64 of an input that
     gave samples.
     """
 
@@ -82,13 +82,13 @@ class InputReport:
 class ConversionReport:
     """The result of a finished conversion.
 
-    `n_samples` and `n_bytes` (of shards) count what this conversion added, `n_samples_before` the
-    samples that the dataset had before an append. `inputs` are all files of the source in name
-    order (empty for samples from an iterable). `generation` is the number of the published
-    generation, 0 if no input gave a sample. `stopped` is True if the conversion ended at a broken
-    input. `stats_dropped` is True if statistics of the dataset were dropped because they hold only
-    for its earlier samples. `view` is the default view of a loader. `dataset` is a URL if the
-    dataset is in an object store.
+    `n_samples` and `n_bytes` count the samples and the bytes of shards that the conversion added,
+    `n_samples_before` the samples of the dataset before an append. `inputs` are all files of the
+    source in name order (empty for samples from an iterable). `generation` is the number of the
+    published generation, 0 if no input gave a sample. `stopped` is True if the conversion ended at
+    a broken input. `stats_dropped` is True if statistics of the dataset were dropped because they
+    hold only for its earlier samples. `view` is the default view of a loader. `dataset` is a URL if
+    the dataset is in an object store.
     """
 
     dataset: Path | str

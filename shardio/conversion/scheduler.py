@@ -359,7 +359,7 @@ class UnitAttempt:
 
 @dataclass(frozen=True, slots=True)
 class _UnitTask:
-    """A task that converts units on a machine of the cluster, with what all units share.
+    """A task that converts units on a machine of the cluster, with the values all units share.
 
     `attempts` is a folder with a unique name, `settings` are the settings in the journal.
     """

@@ -146,7 +146,7 @@ class Staging:
                 )
 
     def _inspect(self) -> None:
-        """Inspect what an earlier conversion left; raise if the options do not permit it."""
+        """Inspect the files of an earlier conversion; raise if the options do not permit them."""
         path = plan_path(self.folder)
         if path is None:
             self._clear()
@@ -290,10 +290,10 @@ class Staging:
         return False
 
     def _undo(self) -> None:
-        """Remove what this folder has in `out`, and move a replaced dataset back."""
+        """Remove the files of this folder from `out`, and move a replaced dataset back."""
         undo(self.out, self.folder, is_private=bool(self._store_hint))
         if self._replaced.exists():
-            # The pointer comes last: the dataset is complete then.
+            # The pointer comes last, as it completes the dataset.
             for name in sorted(os.listdir(self._replaced), key=lambda name: name == POINTER):
                 if not (self.out / name).exists():  # otherwise of another writer
                     rename_exclusive(str(self._replaced / name), str(self.out / name))

@@ -205,7 +205,7 @@ def link_staged(staged: Path, final: Path) -> None:
 
 
 def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
-    """Remove what an unpublished operation has made in `root`; staged files stay where they are.
+    """Remove the files of an unpublished operation from `root`; staged files stay in `staging`.
 
     Args:
         root: the folder of the dataset.

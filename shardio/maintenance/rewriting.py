@@ -78,7 +78,7 @@ class Rewriting:
     Published shards stay.
 
     Args:
-        folder: the folder of a new dataset, missing or empty; or of the dataset of `previous`.
+        folder: the folder of the dataset; missing or empty for a new dataset.
         schema: the schema of the samples.
         shard_bytes: the target size of a shard.
         previous: the generation that the new one follows; None for a new dataset.
@@ -235,7 +235,7 @@ class Rewriting:
     ) -> None:
         if self._shard is not None:
             self._shard.abort()
-        with contextlib.suppress(OSError):  # the next operation removes it
+        with contextlib.suppress(OSError):  # the next operation removes the folder
             self._staging.remove(error)
         if self._made_root:
             with contextlib.suppress(OSError):

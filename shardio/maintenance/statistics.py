@@ -31,7 +31,7 @@ class StatsReport:
     """The statistics, and the generation that holds them.
 
     `stats` has `samples` and `fields`. Each numeric field has `count` (numbers, not samples),
-    `mean`, `std`, `min`, `max`, `not_finite` (the count of numbers excluded from these), `missing`
+    `mean`, `std`, `min`, `max`, `not_finite` (the count of numbers that are excluded), `missing`
     (the count of samples without a value), `smallest` and `largest` (per dimension). If the dataset
     has class names and labels, `stats` also has `classes` and `without_class`.
     """
@@ -116,7 +116,7 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
 
 
 class _Counting(ShardJob):
-    """A job that counts the samples of one shard, or of its part of the dataset's subset."""
+    """A job that counts the samples of one shard that are in the dataset or its subset."""
 
     def __init__(self, dataset: ShardDataset, arrays: Mapping[str, Array]) -> None:
         super().__init__(dataset)

@@ -33,7 +33,7 @@ class Samples:
 
     `shard_ends` returns the number of samples up to the end of each shard, `why_unsharded` the
     reason why samples are not in the order of shards, or None, and `measure` the bytes of all
-    shards and the number of samples of that size.
+    shards and the number of samples that take these bytes.
     """
 
     path: str

@@ -173,7 +173,7 @@ class ShardReader(Closing):
 
         Without `rows`, return the whole column, read-only: over the map, which it keeps alive, or
         read into memory. It is **unverified** unless the reader was opened with verify="always".
-        With `rows`, return a verified copy of those rows, in `out` or a new array of shape
+        With `rows`, return a verified copy of these rows, in `out` or a new array of shape
         (len(rows), *field.shape). Rows of samples without a value are zero, whatever the file
         contains; see `present`.
 

@@ -234,7 +234,7 @@ class Records:
             yield value
 
     def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
-        """Return the positions in `rows` of samples without a value; `entries` are those of `rows`.
+        """Return the positions in `rows` of samples without a value; `entries` has one per row.
 
         Raises:
             ShardCorrupt: a sample without a value has a record; or a fixed array, image or stream

@@ -283,7 +283,7 @@ class ShardWriter(Publishing):
     def _add(
         self, table: SectionTable, spec: SectionSpec, buffers: Mapping[Key, SectionBuffer]
     ) -> None:
-        """Append a section, with its block hashes if it has them."""
+        """Append a section, and its block hashes, if any."""
         (kind, number, _), buffer = spec.key, buffers[spec.key]
         if kind == Kind.PAYLOAD:
             hash_ = self._payload.hash.intdigest()
@@ -300,7 +300,7 @@ class ShardWriter(Publishing):
             table.add(spec, buffer.chunks(), hash_)
 
     def _buffers(self) -> dict[Key, SectionBuffer]:
-        """Return the contents of all sections but those of block hashes."""
+        """Return the contents of all sections except sections of block hashes."""
         ids, payload = self.schema.field_id, self._payload
         found: dict[Key, SectionBuffer] = {}
         for name, column in self._columns.items():

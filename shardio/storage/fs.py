@@ -190,7 +190,7 @@ def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
 
 
 def make_temporary_folder(folder: str | os.PathLike[str] | None, prefix: str = "shardio-") -> Path:
-    """Create a folder with an unused name in `folder`, or where the system keeps such.
+    """Create a folder with an unused name in `folder`; by default where the system keeps them.
 
     The caller removes it.
     """

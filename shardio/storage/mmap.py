@@ -196,8 +196,9 @@ def _mapped_bytes() -> int:
 PAGE_BYTES: Final = 4096
 
 END_BYTES: Final = 32 << 10
-"""The size of the end of a shard that is prefetched: its last sections are small, and locate all
-others."""
+"""The number of bytes that are prefetched from the end of a shard: the last sections are small, and
+locate all others.
+"""
 _N_PROBED: Final = 4
 
 ADVICE_BYTES: Final = 128 << 10

@@ -27,7 +27,7 @@ from shardio_converters.schema_spec import (
 )
 
 _BLOCK_BYTES: Final = 4 << 20
-_MAX_BLOCK_BYTES: Final = 256 << 20  # for rows that share chunks; above, chunks are read again
+_MAX_BLOCK_BYTES: Final = 256 << 20  # for rows that share chunks; if larger, chunks are read again
 _MAX_PLAIN_BYTES: Final = 1 << 30
 _MAX_RATIO: Final = 1000  # roughly the best ratio of deflate
 
@@ -58,7 +58,7 @@ class BlockArray:
     def rows(self) -> Iterator[Any]:
         """Yield the rows.
 
-        They are read chunk by chunk: reading row by row would decode each chunk many times.
+        Reads chunk by chunk: reading row by row would decode each chunk many times.
 
         Raises:
             MediaError: the array is damaged.
@@ -114,7 +114,7 @@ class NamedArray(Protocol):
 class ArraySamples(InferringConverter):
     """A converter base that makes samples of named arrays; subclasses open the files.
 
-    `fields` are sorted by name, so that an append has them in the same order.
+    `fields` are sorted by name, so that an append has the same order.
     """
 
     what: ClassVar[str]  # a plain-language name of the files
@@ -136,7 +136,7 @@ class ArraySamples(InferringConverter):
 
     @abstractmethod
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
-        """Return the arrays of a file, readable until `files` is closed; None for another kind.
+        """Return the arrays of a file, readable until `files` is closed; None for other files.
 
         Raises:
             MediaError, OSError: the file cannot be read, or contains something that cannot be
@@ -171,7 +171,7 @@ class ArraySamples(InferringConverter):
             if arrays:
                 agree = agree and _n_rows(arrays) is not None
                 for by_rows, inference in merged.items():
-                    try:  # a file that differs from those before is reported when it is read
+                    try:  # a file that differs from earlier files is reported when read
                         inference.add(_samples_of(arrays, rows=by_rows))
                     except MediaError as error:
                         reasons[by_rows] = reasons[by_rows] or f"; {one.name}: {error}"
@@ -274,7 +274,7 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
 
 
 def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
-    """Return the common number of rows; None if it differs or arrays have no rows."""
+    """Return the common number of rows; None if numbers differ or arrays have no rows."""
     lengths = {each.shape[0] if each.shape else None for each in arrays}
     return lengths.pop() if len(lengths) == 1 else None
 

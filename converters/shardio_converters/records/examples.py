@@ -282,8 +282,8 @@ def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
 def specs_of(found: SchemaInference) -> dict[str, str]:
     """Return the field specs of features.
 
-    A feature with one value in every record is a scalar, one with a constant number of values an
-    array of that size; features that some records lack are optional.
+    A feature with one value in every record is a scalar, a feature with a constant number of values
+    an array of this size. Features that some records lack are optional.
 
     Raises:
         MediaError: a name is not text.

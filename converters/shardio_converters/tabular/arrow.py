@@ -89,8 +89,8 @@ class Arrow(InferringConverter):
         """Return the number of rows of a data frame with `__arrow_c_stream__`, and its columns.
 
         Raises:
-            InvalidArgument: fields do not support the type of a column; with the message `refused`
-                if Arrow does not.
+            InvalidArgument: fields do not support the type of a column; if Arrow does not, the
+                message is `refused`.
         """
         from shardio_converters.tabular.arrow_frames import frame_columns, read_frame
 

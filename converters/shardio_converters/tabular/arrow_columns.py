@@ -103,10 +103,10 @@ def columns_of(
 
 
 def columns_below(name: str, type_: pa.DataType) -> Iterator[ArrowColumn]:
-    """Yield the columns that a column of a table becomes: itself, or the members of a struct.
+    """Yield the columns for a column of a table: the column itself, or the members of a struct.
 
     Raises:
-        MediaError: it cannot be stored.
+        MediaError: the column cannot be stored.
     """
     return _columns(_ColumnPath(name, name, (), None), type_, {})
 
@@ -362,7 +362,7 @@ def _unpacked(array: pa.Array) -> pa.Array:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         elif isinstance(array, pa.DictionaryArray):
-            if array.type.value_type == pa.string_view():  # pyarrow 26 cannot decode these
+            if array.type.value_type == pa.string_view():  # pyarrow 26 cannot decode it
                 array = array.cast(pa.dictionary(array.type.index_type, pa.large_string()))
             array = array.dictionary_decode()
         elif isinstance(array, pa.RunEndEncodedArray):

@@ -30,7 +30,8 @@ def read_frame(frame: Any, refused: str) -> pa.Table:
     """Return a data frame as a table, without a copy where its library allows it.
 
     Raises:
-        InvalidArgument: it is no stream of columns, or Arrow lacks a type; `refused` says so.
+        InvalidArgument: the frame is no stream of columns, or Arrow lacks a type; with the message
+            `refused`.
     """
     try:
         return pa.table(frame)
@@ -41,7 +42,7 @@ def read_frame(frame: Any, refused: str) -> pa.Table:
 def frame_columns(table: pa.Table) -> Iterator[FrameColumn]:
     """Yield the columns of a table; members of structs have dotted names.
 
-    As the units of times in lists would be lost, such lists are refused. Arrays of several
+    Lists of times are refused, as the units would be lost. Arrays of several
     dimensions that all vary are JSON: their rows may be ragged.
 
     Raises:

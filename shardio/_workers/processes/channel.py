@@ -81,7 +81,7 @@ class Channel:
     def recv(self) -> bytes | None:
         """Wait for a message from the main process; return None if it has closed the pool.
 
-        Raises InvalidArgument if the message carries descriptors: receive those with `recv_fds`.
+        Raises InvalidArgument if the message carries descriptors, which `recv_fds` receives.
         """
         data, ancillary, flags, _ = self._receive()
         if ancillary or flags & LOST_FDS:
@@ -108,8 +108,8 @@ class Channel:
         try:
             return self._recvmsg(*RECEIVE)
         except ConnectionResetError:
-            # Raised once if the other side has closed with our messages unread; what it sent before
-            # is still queued.
+            # Raised once if the other side has closed with our messages unread; its earlier
+            # messages are still queued.
             return self._recvmsg(*RECEIVE)
 
 

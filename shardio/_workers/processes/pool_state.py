@@ -36,8 +36,8 @@ class WorkerExit(NamedTuple):
     """The exit of a worker's process: its last event.
 
     The process was killed by `signal`, or exited with `exit_code`: 0 if the function returned, 1 if
-    it raised (a Failed event came before). Both are None if it could not be started. `pid` is None
-    if it is unknown, because the process could not be started or the zygote exited meanwhile.
+    it raised (a Failed event came before). Both are None if the process could not be started.
+    `pid` is None if the process could not be started or the zygote exited meanwhile.
     """
 
     worker: int
@@ -88,7 +88,7 @@ class WorkerHandle:
         self.pid: int | None = None
         self.pidfd: int | None = None
         # Messages that the full socket did not take, as arguments of `sendmsg`, and the results of
-        # those sent so far.
+        # the messages sent so far.
         self.outgoing: list[tuple[list[bytes], Rights]] = []
         self.outgoing_fds: list[int] = []
         self.sent: list[int] = []

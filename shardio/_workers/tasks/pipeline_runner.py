@@ -349,7 +349,7 @@ class PipelineRunner(Closing):
         return None
 
     def settle_before(self, stage: Stage) -> None:
-        """Move on what waits for a stage that has room now. Called under the lock."""
+        """Move on results that wait for a stage that now has room. Called under the lock."""
         place = self._places[stage]
         if place:
             self._settle(place - 1)

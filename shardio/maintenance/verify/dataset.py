@@ -47,7 +47,7 @@ _Sections = dict[tuple[int, int, int], Section]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The readable metadata of one shard; `findings` describe what is wrong, and where.
+    """The readable metadata of one shard; `findings` describe the errors and their places.
 
     A shard without findings can be opened. Unreadable parts are None or empty.
     """

@@ -13,7 +13,7 @@ releases both when their process ends, so a killed process needs no clean-up: th
 needs the shard resumes the partial download. Nothing is synced to disk. Instead, an .ok file is
 valid only until the machine restarts; after that, the shard is verified again.
 
-Unlinking a mapped file is safe on Linux, so eviction would work without pins. They are worth their
+Unlinking a mapped file is safe on Linux, so eviction would work without pins. Pins are worth their
 locks: an evicted shard occupies disk space until its last map is gone, a loader opens the file of a
 shard again for each column, and prefetched shards have no map yet. With shuffle="shards", 2 workers
 and room for 12 of 40 shards, an epoch downloads 1.3 times the dataset without pins and 1.16 times
