@@ -1,8 +1,8 @@
 """Add a field to every sample of a dataset, as its next generation.
 
 The values come from a file, in the order of the samples: .npy (an array with one row per sample),
-.jsonl (one JSON value per line) or .csv (the column of that name); or a function in a Python file
-computes them. Existing files are not changed: the new field is stored in additional shards.
+.jsonl (one JSON value per line) or .csv (the column of that name), or from a function in a Python
+file. Existing files are not changed: the new field is stored in additional shards.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse_field(text: str) -> Kind:
     """Parse a field's type, such as "float32[3]", "list of uint8[any,2]" or "text, zstd, optional".
 
     Raises:
-        InvalidArgument: the text does not have that form.
+        InvalidArgument: the text is not a field type.
         SchemaError: the dtype or a dimension is invalid.
     """
     found = _TYPE.fullmatch(re.sub(r"\s*([,\[\]])\s*", r"\1", text.strip()))
@@ -73,8 +73,8 @@ def parse_field(text: str) -> Kind:
 def _not_a_field(text: str) -> str:
     return (
         f"{text!r} is not a field type: expected a dtype with dimensions such as float32[3] or "
-        "uint8[any,2], or that behind 'list of', or text, bytes or json; then, behind commas, zstd "
-        "or zstd_dictionary, and optional"
+        "uint8[any,2], the same after 'list of', or text, bytes or json; optionally followed by "
+        "zstd or zstd_dictionary, and optional, after commas"
     )
 
 
@@ -85,10 +85,10 @@ def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterabl
         path: `.npy`: an array with one row per sample; `.jsonl`: one JSON value per line; `.csv`:
             a header line that names the columns, one of them `name`.
         name: name of the new field.
-        field: type of the field; None takes that of the array.
+        field: type of the field; None for the type of the array.
 
     Raises:
-        InvalidArgument: the file is missing or malformed; also raised by the values.
+        InvalidArgument: the file is missing or malformed; also raised while values are read.
         OSError: the file cannot be read.
     """
     suffix = Path(path).suffix.lower()
@@ -102,17 +102,17 @@ def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterabl
     if field is None:
         raise InvalidArgument(f"{path}: does not state the type of {name}; pass --field")
     if isinstance(field, shardio.Bytes):
-        raise InvalidArgument(f"{path}: holds text; for bytes use shardio.maintenance.add_column")
+        raise InvalidArgument(f"{path}: text file; for bytes use shardio.maintenance.add_column")
     return field, _as_utf8(path, readers[suffix](path, name, field))
 
 
 def read_function(place: str) -> Callable[..., Any]:
-    """Return the function that `FILE.py:NAME` names; the file is run like an imported module.
+    """Return the function `FILE.py:NAME`; the file is run like an imported module.
 
-    It belongs to no importable module, so it is sent to workers by value.
+    The function is sent to workers by value, because its module cannot be imported.
 
     Raises:
-        InvalidArgument: there is no such file, or no such function in it.
+        InvalidArgument: the file or the function does not exist.
     """
     path, _, name = place.rpartition(":")
     if not os.path.isfile(path):
@@ -132,7 +132,7 @@ def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
         raise InvalidArgument(f"{path}: expected an array with one row per sample")
     if field is not None:
         return field, array
-    try:  # a dtype object: the string has a byte order, which writing would convert
+    try:  # not the dtype's string, which has a byte order; writing converts the order
         return Array(array.dtype.name, array.shape[1:]), array
     except SchemaError as error:
         raise SchemaError(f"{path}: {error}") from error
@@ -203,7 +203,7 @@ def _csv_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
 
 
 def _place_of(path: str, name: str, names: list[str]) -> int:
-    """Return the position of the column of that name."""
+    """Return the index of the column `name`."""
     if names.count(name) == 1:
         return names.index(name)
     if name in names:
@@ -213,7 +213,7 @@ def _place_of(path: str, name: str, names: list[str]) -> int:
 
 
 def _from_text(field: Kind) -> Callable[[str], Any] | None:
-    """Return the function that converts a cell's text; None if a cell cannot hold such a value."""
+    """Return a function that converts a cell's text; None if cells cannot hold the field."""
     if isinstance(field, shardio.Text):
         return str
     if not isinstance(field, Array) or field.shape:
@@ -228,24 +228,24 @@ def _whole(text: str) -> int:
 
 
 class _OutOfRange(ValueError):
-    """A number that float64 holds only as infinity, or as 0 although it is not 0."""
+    """A number that float64 can only represent as infinity or 0."""
 
 
 def _real(text: str) -> float:
-    """Return the float64 nearest to a number, as conversions of tables do."""
+    """Return the nearest float64; raise _OutOfRange for a finite number outside of its range."""
     value = float(_digits(text))
     is_zero = not text.lower().partition("e")[0].strip("+-0. ")
     is_infinite = "n" in text.lower()
     if (value == 0 and not is_zero) or (math.isinf(value) and not is_infinite):
         raise _OutOfRange(
             f"expected a number in the range of float64, found {_shown(text)}, which would become "
-            f"{value}; store it as text"
+            f"{value}; store the number as text"
         )
     return value
 
 
 def _digits(text: str) -> str:
-    """Return the text if it is a number in common notation: Python also accepts 1_000."""
+    """Return the text; raise ValueError for notations that only Python accepts, such as 1_000."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return text

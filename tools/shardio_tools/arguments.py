@@ -26,9 +26,9 @@ def add_engine_arguments(add: Callable[..., Any]) -> None:
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the keyword arguments of the execution backend; Ray prints nothing then."""
+    """Return the keyword arguments of the execution backend; silence the log lines of Ray."""
     if options.engine == "ray":
-        # Ray prints the log of every machine that is lost, from this process.
+        # Otherwise Ray prints the log of every lost machine in this process.
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     return {"engine": options.engine, "address": options.address}
 
@@ -38,20 +38,16 @@ _READS_URLS = ("inspect", "serve")
 _WRITES_URLS = ("convert",)
 """Commands that can write to a URL."""
 _ADDRESS_OPTIONS = ("address", "bind")
-"""Options with network addresses, which look like URLs."""
+"""Options whose values are network addresses, which look like URLs."""
 
 
 def is_url(text: object) -> bool:
-    """Return True if the text is the URL of something in an object store."""
+    """Return True if the text is the URL of an object store."""
     return isinstance(text, str) and "://" in text and not text.lower().startswith("file://")
 
 
 def refuse_urls(options: argparse.Namespace) -> None:
-    """Refuse URLs given to commands that work on folders.
-
-    Raises:
-        InvalidArgument: a URL was given; the message says how to copy the dataset.
-    """
+    """Raise InvalidArgument if a command that works on folders was given a URL."""
     for name, value in vars(options).items():
         if name in _ADDRESS_OPTIONS:
             continue
@@ -60,6 +56,6 @@ def refuse_urls(options: argparse.Namespace) -> None:
             is_taken |= options.command in _WRITES_URLS and name == "out"
             if is_url(each) and not is_taken:
                 raise shardio.InvalidArgument(
-                    f"{each}: shardio {options.command} needs a local folder: copy the dataset to "
-                    "one first, as by `aws s3 sync` or `gcloud storage rsync`"
+                    f"{each}: shardio {options.command} needs a local folder: copy the dataset "
+                    "first, for example with `aws s3 sync` or `gcloud storage rsync`"
                 )

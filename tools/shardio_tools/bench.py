@@ -1,8 +1,8 @@
-"""Measure how fast a dataset loads here, what limits it, and which option to change.
+"""Measure how fast a dataset loads on this machine, its limit, and which option to change.
 
 For each number of workers, samples are read for some seconds, and then the same samples again from
-memory. The limit is the rate at which the same number of threads copies memory here. Use
-shardio.measuring.measure_loading to measure a transform of your own.
+memory. The limit is the speed at which as many threads copy memory. To measure with a transform,
+call shardio.measuring.measure_loading.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         print_json(report.as_json())
     elif not options.quiet:
         _print_report(report)
-    # Last: the result is printed even if the trace cannot be saved
+    # Last, so that the result is printed even if the trace cannot be saved.
     if report.trace is not None:
         report.trace.save(options.trace)
         if not options.json and not options.quiet:

@@ -1,4 +1,4 @@
-"""The command `shardio`: parses arguments, runs a command, maps errors to messages and exit codes.
+"""The command `shardio`: argument parsing, messages of errors, exit codes.
 
 Exit codes: 0 success; 1 bad data, which is listed; 2 bad arguments or paths; 3 a problem with
 this machine; 130 interrupted; 141 broken pipe.
@@ -57,7 +57,7 @@ from shardio_tools.output import (
 OK, BAD_DATA, USAGE, ENVIRONMENT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
 DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-"""Errors that only writing can cause."""
+"""Errors that only writing causes."""
 
 COMMANDS: dict[str, ModuleType] = {
     "convert": convert,
@@ -80,10 +80,10 @@ COMMANDS: dict[str, ModuleType] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (by default this process's); return the exit code.
 
-    An incomplete report makes it ENVIRONMENT: 0 and 1 would promise a complete one.
+    If the report could not be printed, the exit code is ENVIRONMENT instead of 0 or 1.
 
     Raises:
-        SystemExit: from argparse: 0 after --help, 2 for arguments that do not parse.
+        SystemExit: from argparse: 0 after --help, 2 for invalid arguments.
     """
     _ensure_std_fds()
     escape_unwritable()
@@ -102,17 +102,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 stream.flush()
             except OSError:
-                # Python flushes once more at exit, and would report an error
+                # Python flushes again at exit, and would report an error.
                 redirect_to_null(stream)
         return BROKEN_PIPE
     return ENVIRONMENT if is_report_lost() and code in (OK, BAD_DATA) else code
 
 
 def _ensure_std_fds() -> None:
-    """Open the standard descriptors that this process was started without as /dev/null.
+    """Open missing standard descriptors as /dev/null.
 
-    Otherwise a shard being written could get the descriptor of standard error, and with it the
-    output of libraries and workers.
+    Otherwise a shard could get the descriptor of standard error, and libraries and workers would
+    print into the shard.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -138,7 +138,7 @@ def _run(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except ClosedError:
-        raise  # no user input leads here: a bug, which keeps its traceback
+        raise  # a bug, because no user input leads here: show the traceback
     except shardio.ShardioError as error:
         _print_exception(error, str(error))
         return exit_code(error)
@@ -152,15 +152,14 @@ def _print_exception(error: BaseException, what: str) -> None:
     """Print an error message and the notes attached to the exception."""
     keeps_lines = isinstance(error, shardio.WorkerDied | TransformError)
     for text in (what, *getattr(error, "__notes__", ())):
-        # A worker's traceback keeps its lines; a newline in a file name must not look like one of
-        # ours.
+        # A worker's traceback keeps its lines; newlines elsewhere may come from file names.
         print_error("\n".join(map(escaped, text.splitlines())) if keeps_lines else escaped(text))
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that prints help and version like reports: argparse ignores write errors.
+    """A parser that prints help and version like reports, because argparse ignores write errors.
 
-    The arguments of its command are added when it parses.
+    The arguments of the command are added when the command line is parsed.
     """
 
     command: ModuleType | None = None
@@ -211,7 +210,7 @@ def exit_code(error: shardio.ShardioError) -> int:
 
 
 def _system_error(error: OSError, options: argparse.Namespace) -> str:
-    """Return a message that names the file; a failed write does not, so OUT is named instead."""
+    """Return a message that names the file, or OUT for a failed write, which names no file."""
     reason = error.strerror or str(error)
     if isinstance(error.filename, str | bytes):
         return f"{os.fsdecode(error.filename)}: {reason}"

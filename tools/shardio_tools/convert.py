@@ -1,8 +1,8 @@
 """Convert a folder of videos, images, audio, arrays, tables or other datasets into a dataset.
 
-Every file below SRC is read and accounted for. The folder that holds a file is its class. Exit code
-1 means that some files are broken, or have changed since they were converted; they are listed, and
-all others are converted. The code is also 1 if no file gave a sample.
+Every file below SRC is read and accounted for. A file's folder is its class. Exit code 1 means that
+some files are broken, or have changed since they were converted; they are listed, and all others
+are converted. The exit code is also 1 if there is no sample.
 """
 
 from __future__ import annotations
@@ -159,9 +159,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> StoredReport | None:
-    """Return measurements of a sample of the result; None if there is nothing or it cannot be read.
+    """Measure some samples of the result.
 
-    A result in an object store is not read again.
+    Return None if the result is empty, cannot be read, or is in an object store.
     """
     if is_url(report.dataset):
         return None

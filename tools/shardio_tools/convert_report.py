@@ -21,7 +21,7 @@ from shardio_tools.output import (
 )
 
 MEDIA: Final = {"audio": "sound", "images": "picture", "videos": "clip"}
-"""Noun for a sample by kind; for all other kinds the report lists the inferred fields."""
+"""Noun for a sample by kind; for other kinds the report lists the inferred fields."""
 
 
 def sample_noun(report: shardio.ConversionReport) -> str:
@@ -32,7 +32,7 @@ def sample_noun(report: shardio.ConversionReport) -> str:
 
 
 def n_clips(report: shardio.ConversionReport) -> int:
-    """Return the number of clips: rows, or those in the default view of videos."""
+    """Return the number of samples, or of clips in the default view of videos."""
     if report.view["kind"] != "clips":
         return report.n_samples
     return sum(int(source.detail.get("clips", 0)) for source in report.inputs if source.n_samples)
@@ -77,7 +77,7 @@ def _psnr_text(psnr_db: Mapping[str, float]) -> str:
 
 
 LISTED: Final = ("duplicate", "not_processed", "part", "unsupported", "empty", "modified", "broken")
-"""Outcomes whose inputs are listed, most important last."""
+"""Outcomes whose inputs are listed, the most important last."""
 
 
 def no_samples_line(report: shardio.ConversionReport) -> str:
@@ -141,7 +141,10 @@ def clips_by_class(report: shardio.ConversionReport) -> dict[str, int]:
 def describe_report(
     report: shardio.ConversionReport, *, has_file: bool = False, appends: bool = False
 ) -> Iterator[str]:
-    """Yield the lines of the report; `has_file` is True if a file of labels was given."""
+    """Yield the lines of the report.
+
+    `has_file` is True if a file of labels was given, `appends` if samples were appended.
+    """
     if report.n_samples or not appends:
         yield from _describe_clips(report, has_file=has_file)
     for outcome in LISTED:
@@ -226,7 +229,7 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
         words = "no sample"
     yield f"{words}: {format_count(len(group), 'file')}"
     if outcome == "part":
-        return  # a store may have as many as it has chunks
+        return  # not listed: a store may have one per chunk
     lines = []
     for source in group:
         kept = (

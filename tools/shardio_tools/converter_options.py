@@ -1,7 +1,7 @@
 """Options of converters on the command line, from the fields of their dataclasses.
 
-A field's annotation decides how its value is parsed, its docstring is the help text, and its
-metadata may replace `flag` (None: no option), `metavar`, `choices` and `help`.
+The annotation of a field determines how its value is parsed, and its docstring is the help text.
+Its metadata may override `flag` (None for no option), `metavar`, `choices` and `help`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from shardio.conversion import BUILT_IN, converter_class
 from shardio_tools.output import utf8_name
 
 PREFIX = "converter."
-"""The prefix of their names among those of the command's arguments."""
+"""The prefix of the options' names in the parsed arguments."""
 _SEVERAL = "several kinds"
 _METAVARS = {int: "N", float: "X"}
 
 
 @dataclass
 class ConverterOption:
-    """A command-line option: its flag, how argparse parses it, and the help text by kind."""
+    """A command-line option: its flag, arguments for argparse, and the help text by kind."""
 
     name: str
     flag: str
@@ -40,7 +40,7 @@ class ConverterOption:
     helps: dict[str, str] = field(default_factory=dict)
 
     def help(self, kinds: Sequence[str]) -> str:
-        """Return the help text in a group of options of `kinds`; it names the kinds if not all."""
+        """Return the help text for a group of options of `kinds`; name the kinds if not all."""
         texts = {*self.helps.values()}
         if len(texts) > 1:
             return "; ".join(f"{kind}: {text}" for kind, text in self.helps.items())
@@ -49,7 +49,7 @@ class ConverterOption:
 
 
 def add_converter_options(parser: argparse.ArgumentParser, kind: str | None) -> None:
-    """Add the options of our converters to a parser, in groups, and those of `kind`."""
+    """Add the options of shardio's converters, and of converter `kind`, to a parser, in groups."""
     options: dict[str, ConverterOption] = {}
     kinds = [*BUILT_IN] if kind in (None, *BUILT_IN) else [str(kind), *BUILT_IN]
     classes = {each: converter_class(each) for each in kinds}
@@ -132,7 +132,7 @@ def _docstrings(converter: type) -> dict[str, str]:
         found |= _docstrings(base)
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(converter))).body
-    except (OSError, TypeError):  # there is no source
+    except (OSError, TypeError):  # no source code
         return found
     for before, after in pairwise(getattr(tree, "body", ())):
         match before, after:
@@ -145,7 +145,7 @@ def _docstrings(converter: type) -> dict[str, str]:
 
 
 def _help(text: str) -> str:
-    """Return the first paragraph of a docstring as a help text begins and ends."""
+    """Return the first paragraph of a docstring in lower case and without the period."""
     text = " ".join(inspect.cleandoc(text).partition("\n\n")[0].split()).removesuffix(".")
     return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
@@ -156,27 +156,27 @@ class JsonFile(str):
     __slots__ = ()
 
     def read(self) -> Any:
-        """Return the content of the file; repeated keys are refused."""
+        """Return the content of the file; raise InvalidArgument for repeated keys."""
 
         def named_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
             counts = Counter(name for name, _ in pairs)
             if twice := [name for name, n in counts.items() if n > 1]:
                 raise shardio.InvalidArgument(
-                    f"{self}: {twice[0]!r} is there {counts[twice[0]]} times"
+                    f"{self}: {twice[0]!r} occurs {counts[twice[0]]} times"
                 )
             return dict(pairs)
 
         try:
             with open(self, encoding="utf-8-sig") as file:
                 return json.load(file, object_pairs_hook=named_once)
-        except shardio.InvalidArgument:  # it is a ValueError, too
+        except shardio.InvalidArgument:  # is a ValueError, too
             raise
         except (ValueError, RecursionError) as error:
             raise shardio.InvalidArgument(f"{self}: not JSON: {error}") from error
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of converters that are given: converters alone state the defaults."""
+    """Return the given options of converters; the converters define the defaults of others."""
     return {
         name.removeprefix(PREFIX): value.read() if isinstance(value, JsonFile) else value
         for name, value in vars(options).items()

@@ -1,8 +1,8 @@
 """Compare two datasets, or two shards.
 
 Fields, classes and samples are compared; samples by the hashes stored in the shards. If both sides
-have the same number of samples they are compared by number, otherwise by content, in any order.
-Exit code 1 means that there are differences.
+have the same number of samples, samples of the same number are compared; otherwise contents are, in
+any order. Exit code 1 means that there are differences.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _differences(report: DiffReport) -> Iterator[str]:
 
 
 def _summary(report: DiffReport) -> str:
-    """Return the line that says what was compared, and the result."""
+    """Return a line with the compared paths and the result."""
     if report.n_a == report.n_b:
         numbers = format_count(report.n_a, "sample")
         verdict = f"{report.n_changed:,} differ" if report.n_changed else "all the same"

@@ -1,4 +1,4 @@
-"""Entry point of the command `shardio`: Ctrl-C ends it silently until it is loaded."""
+"""The entry point of the command `shardio`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import signal
 def main() -> int:
     """Load the command line and run it with this process's arguments; return the exit code.
 
-    Loading takes 0.3 s. Ctrl-C during an import printed a traceback, and inside NumPy the advice to
-    reinstall it; so until then the signal has its default action. If the parent process ignores the
-    signal, it stays ignored.
+    SIGINT has its default action while modules are loaded, for 0.3 s: Ctrl-C would otherwise print
+    a traceback, and within NumPy the advice to reinstall it. A signal ignored by the parent process
+    stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,7 +1,7 @@
-"""Write the samples of a dataset as files of another format, into a folder of their own.
+"""Write the samples of a dataset as files of another format, into a new folder.
 
-The folder appears once it is complete. Every byte is verified on the way; a damaged sample stops
-the export, unless --on-error skip is given: then it is listed, and the exit code is 1.
+The folder appears once it is complete. Every byte is verified. A damaged sample stops the export;
+with --on-error skip it is listed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_report(report: ExportReport, *, is_quiet: bool) -> None:
-    """Print what was left out, and what was written."""
+    """Print the skipped samples and a summary."""
     if report.skipped:
         lines = [f"sample {one.sample}: {escaped(one.reason)}" for one in report.skipped]
         print_line = print_error if is_quiet else print_out

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 MAX_LISTED: Final = 20
-"""Number of entries of a list to print; the rest is counted."""
+"""Number of list entries to print; the others are counted."""
 _N_PROGRESS_LINES: Final = 10
 """Number of lines of plain progress from start to end."""
 _UNDECODED: Final = re.compile("[\udc80-\udcff]+")
-"""Bytes of a file name that the locale's encoding lacks, as Python's surrogate escapes."""
+"""Bytes of a file name that are invalid in the locale's encoding, as Python's surrogate escapes."""
 _is_report_lost = False
-"""True if standard output has refused a part of the report."""
+"""True if a part of the report could not be written."""
 
 
 OUTCOMES: Final = {
@@ -50,10 +50,7 @@ OUTCOMES: Final = {
 
 
 def escape_unwritable() -> None:
-    """Make standard output and error escape characters that their encoding lacks.
-
-    File names may contain such characters.
-    """
+    """Make standard output and error escape characters that their encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -81,12 +78,12 @@ def flush() -> None:
 
 
 def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
-    """Write, and carry on if it fails: a command does its work even if its output is lost.
+    """Write, ignoring errors: a command does its work even if its output is lost.
 
-    An incomplete report is remembered; see `is_report_lost`.
+    `is_report_lost` then returns True for standard output.
 
     Raises:
-        BrokenPipeError: the reader of a pipe has gone.
+        BrokenPipeError: the reader of a pipe has closed it.
     """
     global _is_report_lost
     try:
@@ -113,7 +110,7 @@ def is_report_lost() -> bool:
 
 def redirect_to_null(stream: TextIO) -> None:
     """Redirect a stream, including its buffered text, to /dev/null."""
-    with contextlib.suppress(OSError):  # a stream without a file of the system
+    with contextlib.suppress(OSError):  # a stream without a file descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
@@ -121,13 +118,13 @@ def redirect_to_null(stream: TextIO) -> None:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print one standard JSON object, without NaN, infinities or invalid escapes."""
-    # For characters that the encoding lacks, Python would write \x or \U, which JSON does not know.
+    # For characters that the encoding lacks, Python would write \x or \U, which are not JSON.
     is_utf8 = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
     print_out("".join(_json_pieces(content, json.JSONEncoder(ensure_ascii=not is_utf8))))
 
 
 def _json_pieces(content: Any, encoder: json.JSONEncoder) -> Iterator[str]:
-    """Yield the text of `json.dumps(indent=1)` at any depth: `json.dumps` recurses per level."""
+    """Yield the text of `json.dumps(indent=1)`, without its recursion, for values of any depth."""
     levels: list[tuple[Iterator[tuple[str, Any]], str]] = []
     level, piece = _json_begin(content, encoder)
     while True:
@@ -148,7 +145,7 @@ def _json_pieces(content: Any, encoder: json.JSONEncoder) -> Iterator[str]:
 def _json_begin(
     value: Any, encoder: json.JSONEncoder
 ) -> tuple[Iterator[tuple[str, Any]] | None, str]:
-    """Return the entries of a list or object with their prefixes, and the beginning of its text."""
+    """Return the entries of a list or object with their prefixes, and the start of the text."""
     if isinstance(value, Mapping) and value:
         return (
             (f"{encoder.encode(decode_names(str(key)))}: ", entry) for key, entry in value.items()
@@ -161,7 +158,7 @@ def _json_begin(
 
 
 def escaped(text: str) -> str:
-    """Return `text` with line breaks and control characters escaped: names are untrusted."""
+    """Return `text` with line breaks and control characters escaped, as names are untrusted."""
     text = decode_names(text)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -177,9 +174,9 @@ def decode_names(text: str) -> str:
 
 
 def utf8_name(name: str) -> str:
-    """Return a command-line argument or file name as UTF-8 text, whatever the locale.
+    """Return a command-line argument or file name decoded as UTF-8 instead of by the locale.
 
-    Used for names in data. Bytes that are not UTF-8 stay surrogates.
+    Used for names in data. Bytes that are not UTF-8 become surrogates.
     """
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
@@ -196,7 +193,7 @@ def format_count(n: int, thing: str, things: str = "") -> str:
 
 
 def format_size(n_bytes: float) -> str:
-    """Return a number of bytes in the largest unit that keeps it above 1."""
+    """Return a number of bytes in the largest unit in which it is at least 1."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if n_bytes < 1024:
             return f"{n_bytes:,.0f} bytes" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
@@ -224,7 +221,7 @@ def format_table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
 
 
 def format_list(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
-    """Return the first MAX_LISTED lines; `rest` says where to find the others."""
+    """Return the first MAX_LISTED lines; `rest` tells where to find the others."""
     every = list(lines)
     shown = [indent + line for line in every[:MAX_LISTED]]
     if more := len(every) - len(shown):
@@ -235,8 +232,8 @@ def format_list(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
 class ProgressLine:
     """A progress display for the duration of a `with` block.
 
-    A terminal gets a bar with bytes, rate and time left, which vanishes at the end; any other
-    output gets a line at every tenth. `is_silent` shows nothing.
+    On a terminal this is a bar with bytes, rate and time left, removed at the end; otherwise a line
+    at every tenth. With `is_silent` nothing is shown.
     """
 
     def __init__(self, title: str, *, is_silent: bool = False) -> None:
@@ -359,7 +356,7 @@ def run_rewrite(
 
 
 def print_report(report: MaintenanceReport, options: argparse.Namespace, did: str) -> None:
-    """Print the result of a rewriting operation; `did` begins the sentence."""
+    """Print the result of a rewriting operation; the line begins with `did`."""
     if options.json:
         print_json(report.as_json())
     elif not options.quiet:

@@ -1,7 +1,7 @@
 """Save the undamaged samples of a dataset or a shard as a new dataset.
 
-Every readable sample whose hashes all match is in the new dataset; all others are listed, with the
-reason. Nothing in SRC is changed. Exit code 1 means that something is lost.
+The new dataset has every readable sample whose hashes match; all others are listed with the reason.
+SRC is not changed. Exit code 1 means that samples are lost.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _which(loss: Loss) -> str:
 
 
 def _summary(report: RepairReport) -> str:
-    """Return the line that says what was saved, and where."""
+    """Return a line with the numbers of saved and lost samples, and the new dataset."""
     lost = "nothing lost" if report.is_whole else f"{report.n_lost:,} lost"
     if not report.is_whole and any(
         loss.n_samples is None for shard in report.shards for loss in shard.losses

@@ -24,8 +24,8 @@ RATE = 24
 HEIGHT, WIDTH = 120, 160
 
 Picture = npt.NDArray[np.uint8]
-# From the fraction of the clip that has passed, 0 to 1, to the shape's position, in picture heights
-# from the centre, and its scale.
+# Maps the time, 0 to 1, to the position of the shape in picture heights from the centre, right and
+# down, and its scale.
 Motion = Callable[[float], tuple[float, float, float]]
 
 
@@ -56,7 +56,7 @@ def frames(motion: Motion, rng: np.random.Generator) -> Iterator[Picture]:
         right, down, scale = motion(start + i / N_FRAMES)
         across, below = np.abs(x - centre_x - right), np.abs(y - centre_y - down)
         distance = np.hypot(across, below) if is_round else np.maximum(across, below)
-        # A transition of one pixel, as a lens would give it.
+        # Blend over one pixel, like a lens.
         cover = np.clip((radius * scale - distance) * HEIGHT + 0.5, 0, 1)[..., None]
         yield (background * (1 - cover) + colour * cover).round().clip(0, 255).astype(np.uint8)
 
@@ -67,7 +67,7 @@ def write_clip(path: Path, pictures: Iterator[Picture]) -> None:
 
     with av.open(str(path), "w") as container:
         if "libx264" in av.codecs_available:
-            # On processors with AVX-512, x264's macroblock tree gives other bytes now and then.
+            # With AVX-512, x264's macroblock tree is not deterministic.
             options = {"x264-params": "mbtree=0"}
             stream = container.add_stream("libx264", rate=RATE, options=options)
         else:
@@ -81,7 +81,7 @@ def write_clip(path: Path, pictures: Iterator[Picture]) -> None:
 
 
 def write_clips(folder: Path, *, n_clips: int = N_CLIPS) -> int:
-    """Write `n_clips` clips per class below `folder`, over what is there; return their number."""
+    """Write `n_clips` clips per class below `folder`, replacing files; return the total number."""
     for label, (name, motion) in enumerate(MOTIONS.items()):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(n_clips):

@@ -1,8 +1,8 @@
 """Decode a dataset for loaders on other machines, which use shardio.connect("tcp://host:port", …).
 
-Every client has its own loader here, with the options that it requests. Ctrl-C or SIGTERM ends the
+The server has a loader for each client, with the client's options. Ctrl-C or SIGTERM ends the
 server. Without --keys only this machine is served; `--make-keys DIR` creates the keys of a server,
-and a folder with the keys of one client, to be copied there.
+and a folder with the keys of a client, to be copied to the client.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until a signal ends it, and return the exit code."""
+    """Serve until a signal arrives, and return the exit code."""
     if options.make_keys is not None:
         if options.path is not None:
             raise InvalidArgument("serve: --make-keys DIR only creates keys: omit DATASET")
@@ -94,7 +94,7 @@ def _make_keys(options: argparse.Namespace) -> None:
 
 
 def _serve(server: Server, name: str | None) -> None:
-    """Print the address, and serve until Ctrl-C or SIGTERM, which end the server in order."""
+    """Print the address, and serve until Ctrl-C or SIGTERM."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         server.stop()
@@ -111,7 +111,7 @@ def _serve(server: Server, name: str | None) -> None:
 
 
 def _function(option: str, name: str | None) -> Callable[..., Any] | None:
-    """Import a function by name; its module may lie in the current folder."""
+    """Import a function by name; its module may be in the current folder."""
     if name is None:
         return None
     module, _, attribute = name.partition(":")

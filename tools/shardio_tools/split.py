@@ -1,7 +1,7 @@
 """Split a dataset randomly into named subsets, as its next generation.
 
-With --group, samples with the same value in that field are in the same subset. No data is written:
-shardio.open(path, subset=NAME) reads the samples of a subset; a ShardLoader of it loads them.
+With --group, samples with the same value in that field are in the same subset. No data is copied.
+Read a subset with shardio.open(path, subset=NAME), or load that dataset with a ShardLoader.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _parts(text: str) -> dict[str, float]:
     for entry in utf8_name(text).split(","):
         name, _, share = entry.rpartition("=")
         if name in parts:
-            raise argparse.ArgumentTypeError(f"{name!r} comes twice")
+            raise argparse.ArgumentTypeError(f"{name!r} is given twice")
         try:
             parts[name] = float(share)
         except ValueError:

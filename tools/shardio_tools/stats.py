@@ -26,7 +26,7 @@ _COLUMNS = ("mean", "std", "min", "max", "count")
 
 
 def describe_stats(stats: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines on stored statistics: of the whole dataset, and of subsets."""
+    """Yield the lines about stored statistics of the whole dataset and of subsets."""
     if "whole" in stats:
         yield "statistics"
         yield from describe_counts(stats["whole"])

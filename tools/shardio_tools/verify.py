@@ -49,9 +49,9 @@ def run(options: argparse.Namespace) -> int:
     if is_dataset(options.path):
         report, findings = _check_dataset(options)
     elif options.engine != "local":
-        raise InvalidArgument(f"--engine {options.engine}: for datasets; a shard is checked here")
+        raise InvalidArgument(f"--engine {options.engine} is for datasets, not for one shard")
     else:
-        # In a worker process, if reading may kill the process.
+        # A worker process, because reading a damaged mapped file may kill the process.
         workers = int(options.access == "mmap") if options.workers is None else options.workers
         found = verify_shard(options.path, workers=workers, access=options.access)
         findings = tuple(found)
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _size_of(path: str) -> int:
-    """Return the size of a file in bytes; 0 if it has vanished, which is a finding already."""
+    """Return the size of a file in bytes; 0 if it does not exist, which is also a finding."""
     try:
         return os.path.getsize(path)
     except OSError:
@@ -100,7 +100,7 @@ def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[F
 
 
 def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: float) -> str:
-    """Return the line that says what was checked, and the result."""
+    """Return a line with the numbers of checked files and bytes, and the result."""
     if findings:
         n_files = len({finding.path for finding in findings})
         verdict = (
@@ -115,6 +115,6 @@ def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: f
 
 
 def _n_found(findings: tuple[Finding, ...]) -> int:
-    """Count the findings, including those summed up in a last one with code "more"."""
+    """Count the findings, including those that a last one with code "more" stands for."""
     more = [int(f.found or 0) - 1 for f in findings if f.code == "more"]
     return len(findings) + sum(more)

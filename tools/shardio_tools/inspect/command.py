@@ -1,7 +1,7 @@
 """Show a dataset, one shard, or one sample, damaged or not.
 
-Shows fields, counts, sizes, classes, the inputs without samples, and one sample; optionally as a
-picture or an animation in a file, or many samples on a sheet. It reads little:
+Shows fields, counts, sizes, classes, the inputs without samples, and one sample. Writes a picture
+or animation of the sample, or a sheet of many samples, if requested. Only a few parts are read;
 `shardio verify` checks every byte. Exit code 1 means that damage was found; it is listed.
 """
 
@@ -263,7 +263,7 @@ def _damage(found: Inspection) -> Iterator[str]:
 
 
 def _summary(path: str, found: Inspection) -> str:
-    """Return the line that says what was inspected, and the result."""
+    """Return a line with the path and the result."""
     if found.findings:
         verdict = f"{format_count(len(found.findings), 'finding')} of damage"
     else:

@@ -1,6 +1,6 @@
-"""Samples of a dataset or shard by number, and their images: one, or the frames of a clip or video.
+"""Samples of a dataset or shard by number, and their pictures or the frames of clips and videos.
 
-Damaged frames are represented by their errors, between those that can be shown.
+A damaged frame is represented by its error.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shardio.media import ClipDecoder, decode_image, probe, resize
 
 Pixels = npt.NDArray[np.uint8]
 Frame = Pixels | shardio.DataError
-"""RGB pixels, height x width x 3; or the error why they cannot be shown."""
+"""RGB pixels, height x width x 3, or the error of a damaged frame."""
 Size = tuple[int, int]
 """Height and width, in pixels."""
 
 RATE: Final = 25.0
-"""Frames per second if there are no times."""
+"""Frames per second for clips without times."""
 _SMALLEST: Final = 8
-"""Minimum side, in pixels, for an array to be taken for a picture."""
+"""Minimum side in pixels of an array that counts as a picture."""
 _CHANNELS: Final = (1, 3)
 
 
@@ -35,8 +35,8 @@ _CHANNELS: Final = (1, 3)
 class FrameSequence:
     """The frames of a value: `n` frames, or one picture if `is_still`.
 
-    `size` is that of the first frame. `take` yields frames by number, scaled to a size; `times_s`
-    are their times in seconds from any start, or None if unknown.
+    `size` is that of the first frame. `take` yields frames by number, scaled to a size. `times_s`
+    has the frames' times in seconds from any origin, or is None if they are unknown.
     """
 
     n: int
@@ -46,7 +46,7 @@ class FrameSequence:
     times_s: npt.NDArray[np.float64] | None = None
 
     def durations_s(self, numbers: Sequence[int]) -> list[float]:
-        """Return how long each of some frames is shown; the last one as long as the one before."""
+        """Return the duration of each given frame; the last one repeats the previous one."""
         if self.times_s is None:
             times = np.asarray(numbers, np.float64) / RATE
         else:
@@ -78,7 +78,7 @@ def can_hold_files(kind: Any) -> bool:
 
 
 def _layout(shape: Sequence[int | None]) -> str | None:
-    """Return the meaning of the dimensions of an array of pixels, judging by number and sizes."""
+    """Guess the meaning of an array's dimensions from their number and sizes; None if no pixels."""
     layout = None
     if len(shape) == 2:
         layout = "HW"
@@ -98,9 +98,9 @@ def frames_of(
     """Return the frames of a value.
 
     Args:
-        value: as returned by a reader; it is read when frames are taken.
-        kind: type of its field: one that holds pictures, or can hold picture files.
-        times_s: time of each frame, if another field has them.
+        value: a value from a reader; its data is read when frames are taken.
+        kind: the type of its field, which holds pictures or may hold picture files.
+        times_s: the time of each frame, if another field has them.
 
     Raises:
         MediaError: the value is not a picture.
@@ -163,7 +163,7 @@ def _as_bytes(data: Any) -> bytes:
 
 
 def _times_s(stream: shardio.EncodedStream) -> npt.NDArray[np.float64] | None:
-    """Return the times of a video's frames, evenly spaced if some packets are hidden."""
+    """Return the times of a video's frames; evenly spaced times if some packets are hidden."""
     n, tick_s = stream.n_frames, float(stream.time_base)
     if len(stream.packets) == n:
         return _from_zero(np.sort(stream.packets["pts"]), tick_s)
@@ -191,7 +191,7 @@ def _from_zero(ticks: npt.NDArray[Any], tick_s: float) -> npt.NDArray[np.float64
 def _from_video(
     stream: shardio.EncodedStream, numbers: Sequence[int], size: Size
 ) -> Iterator[Frame]:
-    """Decode frames of a video; frames that fail are returned as their errors."""
+    """Decode frames of a video; yield the error for a frame that fails."""
     out = np.empty((len(numbers), *size, 3), np.uint8)
     failures: dict[int, shardio.DataError] = {}
     with ClipDecoder() as decoder:
@@ -207,7 +207,7 @@ def _decode(
     first: int,
     failures: dict[int, shardio.DataError],
 ) -> None:
-    """Decode into `out`, halving a failed range until only the undecodable frames are left."""
+    """Decode into `out`; bisect a range that fails to find the undecodable frames."""
     try:
         decoder.decode(stream, numbers, out)
     except shardio.DataError as error:
@@ -303,7 +303,7 @@ class SampleLookup:
         return os.path.join(self._opened.path, summary.name), row
 
     def value(self, number: int, name: str) -> Any:
-        """Return a field of a sample, None if missing; a stream's data is read when it is cut.
+        """Return a field of a sample; None if missing. A stream's data is read on access.
 
         Raises:
             DataError, ShardNotFound, OSError: the value cannot be read.
@@ -325,7 +325,7 @@ def open_samples(path: str) -> Iterator[SampleLookup]:
     """Open the dataset or shard at `path` until the end of `with`.
 
     Raises:
-        ShardioError, OSError: it cannot be opened.
+        ShardioError, OSError: the dataset or shard cannot be opened.
     """
     if os.path.isdir(path):
         with shardio.open(path) as dataset:

@@ -1,7 +1,7 @@
 """Contact sheets, and files of pictures and animations, which are written atomically.
 
 Drawing needs Pillow, from the extra `images`. The suffix determines the format: GIF, WebP, PNG (as
-APNG) and MP4 hold animations; a JPEG does not.
+APNG) and MP4 support animations, JPEG does not.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PAPER, _INK, _MARK, _EMPTY = (24, 24, 24), (225, 225, 225), (224, 64, 48), (60,
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One picture of a sheet, or a note instead; damaged ones are crossed out."""
+    """One picture of a sheet, or a note instead; a damaged one is crossed out."""
 
     caption: str
     pixels: Pixels | None = None
@@ -54,7 +54,7 @@ class Tile:
 
 
 def columns_of(n_tiles: int) -> int:
-    """Return the number of columns of a sheet that is wider than high."""
+    """Return the number of columns for a sheet of a pleasant aspect ratio, wider than high."""
     return max(1, min(n_tiles, math.ceil(math.sqrt(n_tiles * _WIDE))))
 
 
@@ -91,7 +91,7 @@ def draw_sheet(tiles: Sequence[Tile], side: int) -> Pixels:
 
 
 def placeholder(size: Size) -> Pixels:
-    """Draw the placeholder of a frame that cannot be shown: a crossed out picture."""
+    """Draw the placeholder for a frame that cannot be shown, a crossed-out picture."""
     canvas = pillow_image().new("RGB", (size[1], size[0]), _EMPTY)
     from PIL import ImageDraw
 
@@ -122,7 +122,7 @@ def _cross(draw: ImageDraw, left: int, top: int, right: int, bottom: int) -> Non
 
 
 def _written(text: str, width: int) -> str:
-    """Return `text` shortened to `width` pixels; characters missing in the font are escaped."""
+    """Return `text` shortened to `width` pixels, with characters missing in the font escaped."""
     font = _font()
     known = escaped(text).encode("ascii", "backslashreplace").decode()
     if font.getlength(known) <= width:
@@ -153,11 +153,7 @@ def image_of(pixels: Pixels) -> Image:
 
 
 def quantized(pixels: Pixels) -> Image:
-    """Return an image in 256 colours.
-
-    Fifty times as fast as Pillow's default, and about 1 dB worse.
-
-    """
+    """Return an image in 256 colours, fifty times as fast as Pillow's default and 1 dB worse."""
     return image_of(pixels).quantize(256, method=pillow_image().Quantize.FASTOCTREE)
 
 
@@ -168,15 +164,15 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "WEBP": {"quality": 92, "method": 4},
 }
 _SHORTEST_MS: Final = 10
-"""Time unit of GIF, and shortest duration of a frame."""
+"""The time unit of GIF, and the shortest duration of a frame."""
 _MANIFEST: Final = "dataset.json"
 
 
 def check_target(path: str, source: str, *, may_replace: bool) -> None:
-    """Require that a picture of `source` may be written to `path`.
+    """Check that a picture of `source` may be written to `path`.
 
     Raises:
-        InvalidArgument: the suffix is unknown, the path is within a dataset, or it exists.
+        InvalidArgument: the suffix is unknown, or the path exists or is within a dataset.
     """
     known = sorted({*STILLS, *MOVING})
     if suffix_of(path) not in known:
@@ -280,13 +276,13 @@ def write_whole(path: str, data: bytes, *, may_replace: bool) -> None:
 
 
 def _name(part: str, path: str) -> None:
-    """Rename a file unless the name is taken."""
+    """Rename a file to `path`; raise FileExistsError if that exists."""
     try:
         os.link(part, path)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
-        # On a file system without links: a file created under the name meanwhile is overwritten.
+        # Without hard links, a file that is created after this check is overwritten.
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
         os.rename(part, path)

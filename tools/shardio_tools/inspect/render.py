@@ -1,6 +1,6 @@
-"""Pictures of `shardio inspect`: one sample, or a sheet of many; and the options for them.
+"""Pictures of `shardio inspect`, of one sample or a sheet of many, and their options.
 
-Options are checked before anything is read. Damage becomes a finding, and everything else is shown.
+Options are checked before anything is read. Damage becomes a finding; the readable parts are shown.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def parse_render_options(options: argparse.Namespace) -> RenderOptions:
 
 
 def _check_together(wanted: RenderOptions, options: argparse.Namespace) -> None:
-    """Refuse options that lack another one they need, or exclude each other."""
+    """Raise InvalidArgument for options that exclude each other, or need a missing option."""
     is_of_sample = bool(wanted.image)
     needs = [
         ("--frame", wanted.frame is not None, is_of_sample, "--image"),
@@ -188,7 +188,7 @@ def _parse_slice(text: str) -> slice:
 
 
 class FieldViewer:
-    """A reader of one field of samples that records damage as findings."""
+    """A reader of one field of the samples that records damage as findings."""
 
     def __init__(
         self, inspection: Inspection, samples: SampleLookup, wanted: RenderOptions
@@ -220,7 +220,7 @@ class FieldViewer:
         return None
 
     def _other_field(self, number: int, name: str) -> Any:
-        """Return another field of a sample; None if absent, or damaged, which is recorded."""
+        """Return another field of a sample; None if missing or damaged. Damage is recorded."""
         if name not in self.samples.schema.columns:
             return None
         path, row = self.samples.place(number, name)
@@ -241,7 +241,7 @@ class FieldViewer:
         return f"{number}  {names[label] if 0 <= label < len(names) else label}"
 
     def intact(self, number: int, taken: Iterable[Frame]) -> list[Pixels | None]:
-        """Return frames of a sample, None for damaged ones; the first damage is recorded."""
+        """Return frames of a sample, None for damaged ones; record the first damage."""
         frames = list(taken)
         errors = [frame for frame in frames if isinstance(frame, shardio.DataError)]
         if errors:
@@ -414,12 +414,12 @@ def _write_image(
 
 
 def _even(size: Size) -> Size:
-    """Return a size with even sides, as chroma subsampling needs them."""
+    """Return a size with even sides, as chroma subsampling requires."""
     return max(2, size[0] - size[0] % 2), max(2, size[1] - size[1] % 2)
 
 
 def _with_placeholders(intact: Sequence[Pixels | None]) -> list[Pixels]:
-    """Return frames of one size, with placeholders for damaged ones; at least one is undamaged."""
+    """Return frames of one size, with placeholders for damaged ones; one must be undamaged."""
     height, width = next(one.shape[:2] for one in intact if one is not None)
     return [placeholder((height, width)) if one is None else one for one in intact]
 

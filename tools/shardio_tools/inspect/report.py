@@ -1,6 +1,6 @@
 """The facts that `shardio inspect` reports, as JSON values.
 
-Damage becomes a finding, and whatever can still be read is reported.
+Damage becomes a finding; the readable parts are reported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ N_VALUES: Final = 8
 
 
 def value_facts(value: Any, kind: Any) -> dict[str, Any]:
-    """Return a few facts about a value; for an array dtype, shape, range and first values."""
+    """Return facts about a value; for an array its dtype, shape, range and first values."""
     if value is None and kind.optional:
         return {"type": type(kind).__name__, "absent": True}
     if isinstance(kind, shardio.List):
@@ -65,7 +65,7 @@ def _stream_facts(stream: shardio.EncodedStream, kind: str) -> dict[str, Any]:
 
 
 def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:
-    with np.errstate(all="ignore"):  # infinities have no mean, and NaN has no order
+    with np.errstate(all="ignore"):  # of infinities and NaN
         return {
             "min": numbers.min().item(),
             "max": numbers.max().item(),
@@ -77,9 +77,9 @@ def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:
 Facts = dict[str, Any]
 
 BAD: Final = (shardio.DataError, ShardNotFound)
-"""Exceptions that report bad data."""
+"""Exceptions for invalid data."""
 READING: Final = (*BAD, OSError)
-"""Exceptions that reading data raises."""
+"""Exceptions raised by reading data."""
 
 
 @dataclass
@@ -89,10 +89,10 @@ class Inspection:
     facts: Facts = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     bad_files: set[str] = field(default_factory=set)
-    """Files whose damage was recorded before any sample was read."""
+    """Files with damage recorded before samples are read."""
 
     def attempt(self, path: str, read: Callable[[], Any]) -> Any:
-        """Return the result of `read`; None, and a finding about `path`, if the data is bad."""
+        """Return the result of `read`; if the data is bad, return None and record a finding."""
         try:
             return read()
         except READING as error:
@@ -106,7 +106,7 @@ class Inspection:
     ) -> None:
         """Record damage of the data at `path`, once.
 
-        `field` and `sample`, a row of the shard, are used if the error does not name its own.
+        `field` and `sample` (a row of the shard) are used if the error does not name them.
         """
         if isinstance(error, shardio.ShardCorrupt):
             finding = Finding(
@@ -135,7 +135,7 @@ class Inspection:
 
 
 def _finding(path: str, error: Exception) -> Finding:
-    """Return a finding from an error whose message begins with the path, as those of shardio do."""
+    """Return a finding for an error; the path at the start of its message is removed."""
     place, colon, message = str(error).partition(": ")
     if colon and place.startswith(path):
         return Finding(place, type(error).__name__, message)
@@ -150,8 +150,8 @@ def is_dataset(path: str) -> bool:
     """Return True if `path` is a folder (a dataset), False if it is a file (a shard).
 
     Raises:
-        DatasetNotFound: there is nothing.
-        InvalidArgument: there is something else, such as a pipe.
+        DatasetNotFound: the path does not exist.
+        InvalidArgument: the path is neither, for example a pipe.
     """
     if not os.path.exists(path):
         raise DatasetNotFound(f"{path}: there is no such dataset or shard")
@@ -161,7 +161,7 @@ def is_dataset(path: str) -> bool:
 
 
 def schema_facts(schema: shardio.Schema | None) -> Facts:
-    """Return each field's type, and dtype and shape of arrays."""
+    """Return the type of each field, with dtype and shape for arrays."""
     facts: Facts = {}
     for name, kind in (schema or {}).items():
         facts[name] = {"type": type(kind).__name__, "codec": kind.codec}
@@ -174,7 +174,7 @@ def schema_facts(schema: shardio.Schema | None) -> Facts:
 
 
 def shard_facts(survey: Survey) -> Facts:
-    """Return the facts stated by a shard's header."""
+    """Return the facts in a shard's header."""
     header = survey.header
     return {
         "name": os.path.basename(survey.path),
@@ -205,7 +205,7 @@ def inspect_shard(path: str, sample: int | None) -> Inspection:
 
     Raises:
         ShardNotFound: there is no such file.
-        InvalidArgument: it has no such sample.
+        InvalidArgument: the shard has no such sample.
     """
     survey = survey_shard(path)
     inspection = Inspection(findings=list(survey.findings))
@@ -227,8 +227,8 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
     """Inspect a dataset, its shards, and its first or the given sample.
 
     Raises:
-        DatasetNotFound: there is neither a dataset nor any shard.
-        InvalidArgument: it has no such sample.
+        DatasetNotFound: there is neither a dataset nor a shard.
+        InvalidArgument: the dataset has no such sample.
     """
     inspection = Inspection(facts={"dataset": path})
     in_folder = sorted(n for n in os.listdir(path) if n.endswith(".shard"))
@@ -240,7 +240,7 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
         inspection.findings.append(_finding(path, error))
         dataset = None
     if dataset is None:
-        # The shards still exist: their content is not lost.
+        # Report the shards, which are still there.
         surveys = _surveys(inspection, path, in_folder)
         schema = next((survey.schema for survey in surveys.values() if survey.schema), None)
         inspection.facts["schema"] = schema_facts(schema)
@@ -266,7 +266,7 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
 
 
 def dataset_facts(inspection: Inspection, dataset: shardio.ShardDataset) -> Facts:
-    """Return the facts stated by a generation; without inputs if their list is damaged."""
+    """Return the facts in a generation, without inputs if their list is damaged."""
     outcomes: dict[str, int] = {}
     sides = dataset.column_groups
     inputs = inspection.attempt(dataset.path, lambda: tuple(dataset.inputs)) or ()
@@ -302,7 +302,7 @@ def _surveys(inspection: Inspection, folder: str, names: list[str]) -> dict[str,
 
 
 def _list(facts: Facts, side: str, surveys: list[Survey]) -> None:
-    """Add shards to the facts: those of whole samples, or of an added column."""
+    """Add the shards of whole samples, or of an added column, to the facts."""
     listed = [shard_facts(survey) for survey in surveys]
     if side:
         facts.setdefault("column_groups", {})[side] = listed
@@ -311,7 +311,7 @@ def _list(facts: Facts, side: str, surveys: list[Survey]) -> None:
 
 
 def _schema_of(dataset: shardio.ShardDataset, side: str) -> shardio.Schema:
-    """Return the expected schema of shards: of whole samples, or of an added column."""
+    """Return the expected schema of shards of whole samples, or of an added column."""
     names = (
         [side] if side else [name for name in dataset.schema if name not in dataset.column_groups]
     )
@@ -319,7 +319,7 @@ def _schema_of(dataset: shardio.ShardDataset, side: str) -> shardio.Schema:
 
 
 def _disagreements(survey: Survey, named: Any, schema: shardio.Schema) -> list[Finding]:
-    """Return findings where an undamaged shard disagrees with the generation."""
+    """Return a finding for each property in which a shard and its generation disagree."""
     if survey.header is None or survey.findings:
         return []
     if (found := survey.header.id.hex()) != named.id:
@@ -388,7 +388,7 @@ def dataset_sample(inspection: Inspection, dataset: shardio.ShardDataset, row: i
     }
     for side, summary in named.items():
         place = os.path.join(dataset.path, summary.name)
-        # An error that keeps this shard from opening was reported before.
+        # An error in opening this shard was reported before.
         open_one = partial(dataset.reader, shard, side or None)
         reader = None if place in inspection.bad_files else inspection.attempt(place, open_one)
         if reader is not None:
@@ -414,12 +414,13 @@ def inspect_url(url: str, sample: int | None) -> Inspection:
 
     Raises:
         DatasetNotFound: there is no dataset.
-        InvalidArgument: it has no such sample, or the URL is that of a shard.
+        InvalidArgument: the dataset has no such sample, or the URL is that of a shard.
     """
     if url.endswith(".shard"):
         folder = url.rpartition("/")[0]
         raise shardio.InvalidArgument(
-            f"{url}: a shard in a store is looked at through its dataset: shardio inspect {folder}"
+            f"{url}: cannot inspect one shard in a store; inspect its dataset: shardio inspect "
+            f"{folder}"
         )
     inspection = Inspection(facts={"dataset": url})
     with shardio.open(url) as dataset:
@@ -434,7 +435,7 @@ def inspect_url(url: str, sample: int | None) -> Inspection:
 
 
 def _listed(shards: Iterable[Any]) -> list[Facts]:
-    """Return what the dataset states about its shards, without reading them."""
+    """Return the dataset's facts about its shards, without reading the shards."""
     return [
         {
             "name": shard.name,
