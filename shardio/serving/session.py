@@ -34,7 +34,7 @@ MAX_AHEAD: Final = 1 << 10
 _MAX_TOLD: Final = 16
 """Messages waiting for the session; a client waits for the answers to most of its messages."""
 _LOOK_S: Final = 0.05
-"""The interval of checks for room, when room depends on the network."""
+"""The interval at which a session checks whether ZeroMQ has sent its blocks."""
 
 Head = dict[str, Any]
 Frames = list[Any]

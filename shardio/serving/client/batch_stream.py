@@ -53,8 +53,8 @@ class Stream(Closing):
         options: the options of the loader, as JSON values.
         most_bytes: the maximum size of the batches received and not taken.
         most_ahead: the maximum number of batches received and not taken.
-        timeout_s: the maximum time to wait for a batch, and for a server; None for no limit, and
-            60 seconds.
+        timeout_s: the maximum time to wait for a batch, and for an unreachable server; None waits
+            for a batch without limit, and for a server 60 seconds.
     """
 
     def __init__(

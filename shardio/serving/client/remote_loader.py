@@ -51,7 +51,7 @@ class RemoteLoader(Closing):
         prefetch: the number of batches requested ahead, 16 by default.
         memory_bytes: the limit for received batches, by default at most 1 GiB.
         timeout_s: the maximum time to wait for a batch or an answer, and for an unreachable server;
-            by default no limit, and 60 seconds.
+            None waits for a batch without limit, and for a server 60 seconds.
 
     Raises:
         InvalidArgument: this side or the server does not accept an option.

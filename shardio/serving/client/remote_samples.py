@@ -38,8 +38,8 @@ class RemoteSamples(Closing):
         options: options of ShardLoader for all servers.
         keys: the folder of this client's keys.
         memory_bytes: the limit for the received batches of all servers together.
-        timeout_s: the maximum time to wait for a sample, and for a server; None for no limit, and
-            60 seconds.
+        timeout_s: the maximum time to wait for a sample, and for an unreachable server; None waits
+            for a sample without limit, and for a server 60 seconds.
         say: called with a line of text about each event.
 
     Raises:
