@@ -349,7 +349,10 @@ def test_what_is_no_function_of_a_batch_is_refused(folder: str, function: Any, t
 
 @pytest.mark.parametrize(
     ("label", "text"),
-    [(8, "while it worked on samples 1, 2, 3"), (0, "while it made the first batch, which begins")],
+    [
+        (8, "while it worked on samples 1, 2, 3"),
+        (0, "while it built the first batch, which begins"),
+    ],
 )
 def test_a_worker_that_dies_in_it_names_the_batch(folder: str, label: int, text: str) -> None:
     def leave(batch: Fields) -> Fields:

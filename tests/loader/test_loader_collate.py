@@ -118,7 +118,7 @@ def test_a_value_larger_than_what_is_padded_to_is_named_with_its_shape(
             list(loader)
     text = str(caught.value)
     assert (
-        "pads to (3, 2), and the shape of sample 4 of shard 000000-000.shard (position 4)" in text
+        "pads to (3, 2), but the shape of sample 4 of shard 000000-000.shard (position 4)" in text
     )
     assert "is (4, 2)" in text
     assert folder in text
@@ -163,7 +163,7 @@ def test_ragged_arrays_that_differ_in_another_axis_are_named_with_both_shapes(
     error = SchemaError if transform is None else TransformError
     collate = {"cloud": "ragged"}
     with _loader(folder, collate=collate, transform=transform) as loader:
-        with pytest.raises(error, match=r"sample 0 .*\(0, 3, 0\), .*sample 1 .*\(1, 3, 1\): ask"):
+        with pytest.raises(error, match=r"sample 0 .*\(0, 3, 0\), .*sample 1 .*\(1, 3, 1\): use"):
             list(loader)
 
 
@@ -184,7 +184,7 @@ def test_stacked_by_name_equal_shapes_are_one_array_and_others_an_error(tmp_path
     text = str(caught.value)
     assert "sample 2 of shard 000001-000.shard (position 6) is (1,)" in text
     assert "sample 3 of shard 000001-000.shard (position 7) is (2,)" in text
-    assert 'ask for "pad", "ragged" or "list"' in text
+    assert 'use "pad", "ragged" or "list"' in text
 
 
 def rows(sample: Sample) -> Sample:

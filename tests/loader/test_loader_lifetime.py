@@ -618,7 +618,7 @@ def test_a_fork_is_told_to_make_a_loader_of_its_own_and_does_the_parent_no_harm(
 
         told = _in_fork(misuse).splitlines()
         assert len(told) == 3
-        assert all("which needs a loader of its own" in line for line in told)
+        assert all("create another loader in this process" in line for line in told)
         kept += steps
         _check_epoch(kept, written)
 

@@ -455,7 +455,7 @@ def test_where_all_substitutes_fail_the_samples_own_error_is_raised(
     ):
         list(loader)
     (note,) = caught.value.__notes__
-    assert "32 samples drawn to take its place failed, too" in note
+    assert "32 substitutes drawn for this sample failed, too" in note
 
 
 # --- how many --------------------------------------------------------------------------------

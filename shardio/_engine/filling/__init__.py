@@ -1,1 +1,1 @@
-"""Fill a block of shared memory with a batch; runs in workers."""
+"""Filling of a block of shared memory with a batch; runs in workers."""

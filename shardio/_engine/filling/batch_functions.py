@@ -1,7 +1,7 @@
 """Build batches in steps: rows, then arrays of all rows, then the results of user functions.
 
-Used by `filler` if a layout asks for it. Each step but the last is written into a scratch block:
-memory of this process alone, kept from batch to batch.
+`filler` uses this module if the layout requires it. Each step but the last writes into a scratch
+block, private memory that is reused for every batch.
 """
 
 from __future__ import annotations
@@ -55,14 +55,18 @@ _NAMED_SAMPLES: Final = 3
 
 
 OneByOne = Callable[[BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
-"""Fills the rows of a batch one by one, given their states; returns the used bytes of the heap."""
+"""A function that fills the rows of a batch one by one; returns the used bytes of the heap.
+
+The last argument is the status column of the origin table.
+"""
 
 
 class RowRange(NamedTuple):
     """The samples of one batch.
 
-    `index_chunk` and `part` locate them; the position of the first is `start`. There are n_rows,
-    padding included. `states` are those of the samples in the origin table.
+    `index_chunk` and `part` locate the samples; `start` is the position of the first one. The batch
+    has n_rows rows, padding included. `states` has the samples' entries in the status column of the
+    origin table.
     """
 
     index_chunk: IndexChunk
@@ -79,7 +83,7 @@ class RowRange(NamedTuple):
 
 
 class BatchBuilder:
-    """A builder of batches in steps; borrows the dataset and owns its scratch blocks."""
+    """A builder of batches in steps. It borrows the dataset and owns its scratch blocks."""
 
     def __init__(
         self,
@@ -110,19 +114,20 @@ class BatchBuilder:
         share: RowRange,
         one_by_one: OneByOne | None = None,
     ) -> int:
-        """Fill a block or a scratch with a batch; returns how much of the heap is used.
+        """Fill a block or a scratch block with a batch; return the used bytes of the heap.
 
-        `one_by_one` is what fills the rows themselves, if they are not filled all at once.
+        `one_by_one`, if given, fills the rows instead of filling all at once.
 
         Raises:
-            ShardCorrupt, SchemaError, TransformError, InsufficientMemory: naming samples.
+            ShardCorrupt, SchemaError, TransformError, InsufficientMemory: the message names
+                samples.
         """
         inner = layout.inner
         if inner is None:
             return self._fill_rows(layout, memory, share, one_by_one)
         below = self._scratch(inner)
         self.fill(inner, below, share, one_by_one)
-        share.states[:] = _CLAIMED  # no particular field: from here on an error concerns all
+        share.states[:] = _CLAIMED  # no particular field: errors now concern all samples
         if not layout.joins:
             return self._write(layout, memory, self._make(inner, below, share), share)
         used = copy_rows(inner, below, layout, memory, share.n_rows)
@@ -191,7 +196,7 @@ class BatchBuilder:
         """Return the result of the user's batch functions for a batch.
 
         Raises:
-            TransformError: they raised.
+            TransformError: a function raised.
         """
         batch_spec, n_rows = self._batch_spec, share.n_rows
         arrays = layout.arrays(memory.bytes, n_rows)
@@ -230,11 +235,11 @@ class BatchBuilder:
             raise TransformError(f"{error}\n  at {self._named(share)}") from None
 
     def first(self, samples: Schema, share: RowRange) -> Schemas:
-        """Return the schemas of the first batch, built of samples of this schema.
+        """Build the first batch of samples with this schema, and return the resulting schemas.
 
         Raises:
-            Exception: as `fill`.
-            TransformError: the result cannot be put into a batch.
+            Exception: as in `fill`.
+            TransformError: the result cannot be stored in a batch.
         """
         inner = self._batch_spec.lay_out(Schemas(samples))
         scratch = Scratch(inner)
@@ -246,15 +251,15 @@ class BatchBuilder:
             raise TransformError(f"{error}\n  at {self._named(share)}") from None
         layout = layout_for_batches(schema, whole, inner)
         heap_bytes = self._write(layout, Scratch(layout), made, share)
-        self._scratches.clear()  # scratch blocks of layouts that are no longer in use
+        self._scratches.clear()  # their layouts are no longer in use
         return Schemas(samples, schema, whole, heap_bytes)
 
     def _write(self, layout: BlockLayout, memory: BlockMap, made: Any, share: RowRange) -> int:
         """Copy the user's batch into a block; return the used bytes of the heap.
 
         Raises:
-            TransformError: it differs from the first batch in its fields or types.
-            InsufficientMemory: there is no memory for it.
+            TransformError: the batch differs from the first one in its fields or types.
+            InsufficientMemory: the block cannot grow enough.
         """
         used = 0
         try:
@@ -289,7 +294,7 @@ class BatchBuilder:
 
 
 def _samples(batch: Batch, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the samples of a batch in the form that the user's function takes."""
+    """Return the samples of a batch as dicts, with None for missing values."""
     present = {name: batch.present(name) for name in batch}
     return [
         {name: columns[name][i] if present[name][i] else None for name in columns}

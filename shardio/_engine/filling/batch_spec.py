@@ -1,12 +1,12 @@
 """The specification of batches and of epochs: everything that determines the content of a batch.
 
-A `BatchSpec` holds for a loader, an `EpochPlan` for one pass. An `IndexPlanner` computes the
-number, row and shard of each sample of a pass, for many steps at a time: work that is the same for
-every sample is then cheap, and a batch only takes its slice.
+A `BatchSpec` is valid for a loader, an `EpochPlan` for one iteration. An `IndexPlanner` computes
+the number, row and shard of the samples of many steps at once, with vectorized operations; a batch
+takes a slice of the result.
 
 The long tables of main's view of the dataset travel to workers as shared arrays, one copy for all:
 the rows of a selection; for clips, the number of frames and the events of each video; for windows
-of tokens, where documents end and in which one each window begins.
+of tokens, the end of each document and the document in which each window begins.
 """
 
 from __future__ import annotations
@@ -49,16 +49,15 @@ from shardio.views.packing import Packing
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """Everything that determines the content of a batch; travels to the workers once.
+    """The options that determine the content of a batch; sent to each worker once.
 
-    `transform` is the user's; `takes_rng` is True if it takes a generator too. `n_samples` counts
-    those of `subset`, if one is named, in generation `generation` of the dataset. `block_rows` is
-    the number of samples that a block has room for. `skips` is True if a failed sample gives its
-    place to another. `batch_transform` is the user's as well and takes whole batches. `mixed` has
-    the arguments that open several datasets instead of one, and `path` is for messages.
-    `pictures` are the fields that are decoded; `cut` specifies the clips of
-    videos, `audio_spec` the delivery of their sound, `packing` the windows of tokens. `remote` has
-    the options of a dataset in an object store.
+    `transform` and `batch_transform` are functions of the user; `takes_rng` is True if `transform`
+    takes a generator. `n_samples` is the number of samples of the view, in `generation` and
+    `subset` of the dataset. `block_rows` is the maximum number of samples in a block. `skips` is
+    True if a failed sample is replaced by another. `mixed` has the arguments that open several
+    datasets instead of one; `path` is then only for messages. `pictures` names the fields to
+    decode. `cut` specifies the clips of videos, `audio_spec` the decoding of audio, `packing` the
+    windows of tokens, and `remote` the options of a dataset in an object store.
     """
 
     path: str
@@ -86,7 +85,7 @@ class BatchSpec:
 
     @property
     def n_selected(self) -> int:
-        """The number of rows that main sends, if the dataset is a selection."""
+        """The number of rows that the main process sends, if the dataset is a selection."""
         if self.mixed is not None:
             return self.mixed.n_selected
         if self.packing is not None:
@@ -95,7 +94,7 @@ class BatchSpec:
 
     @property
     def heard(self) -> tuple[AudioField, ...]:
-        """The fields whose sound is decoded."""
+        """The fields whose audio is decoded."""
         return () if self.audio_spec is None else self.audio_spec.fields
 
     @property
@@ -109,7 +108,7 @@ class BatchSpec:
         return self.transform is not None or self.makes_batches
 
     def delivered(self, dataset: Dataset) -> Schema:
-        """Return the schema of samples without a transform: the fields, decoded where asked.
+        """Return the schema of samples without a transform: the stored or decoded fields.
 
         Raises:
             ShardCorrupt: the index entries with the sizes of pictures are damaged.
@@ -134,7 +133,7 @@ class BatchSpec:
         decoded_ones = {*self.pictures, *(field.name for field in self.heard)}
         of_values = any(slot.join.name in decoded_ones for slot in layout.joins)
         if layout.joins and (of_values or self.transform is not None):
-            # The batch function gets values sample by sample, and they are joined afterwards.
+            # Values are computed sample by sample, and collated afterwards.
             layout = replace(layout, inner=layout_for_samples(samples, self.block_rows))
         if schemas.batch is None:
             return layout
@@ -142,11 +141,11 @@ class BatchSpec:
 
 
 class Schemas(NamedTuple):
-    """The schema of samples in a batch, and that of the user's whole batches.
+    """The schema of samples, and the schema of batches made by the user's batch functions.
 
-    `batch` is None without a batch function; of its fields, `whole` are arrays and the others
-    lists. `heap_bytes` is the size of a batch in the heap, estimated from the first sample or
-    batch.
+    `batch` is None without a batch function. `whole` names its fields that are arrays of the whole
+    batch; the others are lists. `heap_bytes` is the size of a batch in the heap, estimated from the
+    first sample or batch.
     """
 
     samples: Schema
@@ -155,13 +154,13 @@ class Schemas(NamedTuple):
     heap_bytes: int = 0
 
     def pack(self) -> bytes:
-        """Return the bytes that travel between main and its workers."""
+        """Return the schemas as bytes, for messages between the main process and workers."""
         batch = None if self.batch is None else self.batch.to_json()
         return pickle.dumps((self.samples.to_json(), batch, self.whole, self.heap_bytes))
 
     @classmethod
     def unpack(cls, packed: bytes) -> Schemas:
-        """Restore packed schemas of our own parent or worker, never data."""
+        """Unpack schemas from a message of this loader's processes, never from stored data."""
         samples, batch, whole, heap_bytes = pickle.loads(packed)
         made = None if batch is None else Schema.from_json(batch)
         return cls(Schema.from_json(samples), made, whole, heap_bytes)
@@ -169,9 +168,9 @@ class Schemas(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """The samples of one pass; travels to a worker before the first task of the pass.
+    """The samples of one iteration; sent to a worker before its first task of the iteration.
 
-    `tokens` is the number of tokens of each source, if the last ones are padded to a window.
+    `tokens` has the number of tokens of each source, if the last tokens are padded to a window.
     """
 
     epoch: int
@@ -181,7 +180,7 @@ class EpochPlan:
 
 
 def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
-    """Put the tables of a dataset's view that its BatchSpec does not hold into memory files.
+    """Move the tables of a dataset's view that are not in its BatchSpec into memory files.
 
     Raises:
         InsufficientMemory: the memory is not available.
@@ -210,7 +209,7 @@ def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
 
 
 def apply_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> None:
-    """Give a worker's dataset the view of main's; takes over the descriptors of its tables."""
+    """Apply the main process's view to a worker's dataset; take ownership of the tables' `fds`."""
     left = list(fds)
     if batch_spec.packing is not None:
         firsts = SharedArray.received(left.pop(), "<i8", batch_spec.n_samples)
@@ -233,7 +232,7 @@ _STATE_SHIFT: Final = 32
 
 
 class Keys(NamedTuple):
-    """The keys of random draws for some samples: seed, epoch, and positions in the epoch."""
+    """The keys of some samples' random draws: seed, epoch, and positions in the epoch."""
 
     seed: int
     epoch: int
@@ -241,12 +240,12 @@ class Keys(NamedTuple):
 
 
 class IndexChunk:
-    """The samples of some steps of a pass; the arrays are read-only.
+    """The samples of some steps of an iteration; the arrays are read-only.
 
-    The steps are `first` to `last` - 1. `numbers` are the numbers of their `n` samples, `rows`
-    their rows in all shards, `shards` the numbers of their shards, `origins` their lines of a
-    block's origin table, (n, 3), claimed for no field yet. `keys` are the keys of their random
-    draws, `tokens` the plan's token counts.
+    The steps are `first` to `last` - 1. For each of their `n` samples, `numbers` has the number in
+    the view, `rows` the row in the dataset, `shards` the number of the shard, and `origins` (n, 3)
+    the row of a block's origin table, where no field is claimed yet. `keys` are the keys of the
+    samples' random draws, `tokens` the plan's token counts.
     """
 
     def __init__(
@@ -269,13 +268,13 @@ class IndexChunk:
         self._slots: dict[str, Rows] = {}
 
     def shards_within(self, part: slice) -> Rows:
-        """Return the shards that contain the samples."""
+        """Return the shards that contain the samples of a part."""
         if self._dataset.rows.packed is None:
             return self.shards[part]
         return self._dataset.locate(self._dataset.rows.covered_rows(self.origins[part, 0]))
 
     def slots(self, name: str) -> Rows:
-        """Return where each sample's row of a column lies, for `ColumnGather.gather`."""
+        """Return the location of each sample's row of a column, for `ColumnGather.gather`."""
         found = self._slots.get(name)
         if found is None:
             found = self._dataset.gather(name).place(self.rows, self.shards)
@@ -284,7 +283,7 @@ class IndexChunk:
 
     @cached_property
     def cuts(self) -> ClipDraws:
-        """Return where the clip of each sample begins and how it is cropped."""
+        """Return the start and crop of each sample's clip."""
         clips = self._dataset.rows.clips
         if clips is None:
             raise AssertionError("a batch spec with clips is for a dataset that shows its clips")
@@ -292,7 +291,10 @@ class IndexChunk:
         return draw_clips(clips, self.origins[:, 0], positions, seed=seed, epoch=epoch)
 
     def sound_starts(self, part: slice, *, is_drawn: bool) -> list[int]:
-        """Return the number that decides where each sample's sound begins: its clip, or a draw."""
+        """Return, for each sample, the start of its clip, else a random number, else 0.
+
+        It determines the start of the sample's audio.
+        """
         if self._dataset.rows.clips is not None:
             found: list[int] = self.cuts.starts[part].tolist()
             return found
@@ -300,7 +302,7 @@ class IndexChunk:
 
     @cached_property
     def _sound_draws(self) -> npt.NDArray[np.uint64]:
-        """64 random bits for each sample."""
+        """Return 64 random bits for each sample."""
         seed, epoch, positions = self._keys
         return keyed_hashes(positions, derive_key(OF_SOUNDS, seed, epoch))
 
@@ -313,11 +315,11 @@ def samples_of(dataset: Dataset) -> Samples:
         if is_mixture:
             return "a mixture has those of several datasets"
         if rows.row_list is not None and not rows.row_list.ascends:
-            return "those of this selection come in another; sort what select() is given"
+            return "those of this selection are in another order; sort the rows given to select()"
         if rows.packed is not None:
             return "a window of tokens may begin in one shard and end in another"
         if rows.clip_grouping is not None:
-            return "per_video keeps clips of a video together, wherever it lies"
+            return "per_video keeps the clips of a video together"
         return None
 
     def measure() -> tuple[int, int]:
@@ -339,25 +341,25 @@ def samples_of(dataset: Dataset) -> Samples:
 
 
 class IndexPlanner:
-    """The samples of a loader's passes; caches the latest chunks.
+    """A planner of the samples of each step; it caches the latest chunks.
 
-    If `n_workers` share the steps of a pass, each worker does every n-th in the main (`Schedule`
-    assigns them so), and a chunk has only those steps.
+    If `n_workers` share the steps of an iteration, each worker usually fills every n-th step, and a
+    chunk has only these steps.
     """
 
     def __init__(self, dataset: Dataset, *, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
         self.n_workers = 1
-        """The number of workers that share the steps of a pass."""
+        """The number of workers that share the steps of an iteration."""
         self._plan: EpochPlan | None = None
         self._order: Ordering
         self._chunks: dict[int, IndexChunk] = {}
 
     def index_chunk(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:
-        """Return a chunk with the samples of a step, and the slice that they are."""
+        """Return a chunk with the samples of a step, and their slice of the chunk."""
         partition, n_workers = plan.partition, self.n_workers
         if plan is not self._plan:
-            self._plan = None  # set first: Ctrl-C must not leave chunks of another pass behind
+            self._plan = None  # first: Ctrl-C must not leave chunks of another iteration behind
             self._chunks, self._order = {}, self._order_of(plan)
             self._plan = plan
         found = self._chunks.get(step % n_workers)
@@ -365,22 +367,22 @@ class IndexPlanner:
             found = self._chunks[step % n_workers] = self._compute_chunk(plan, step)
         n_whole = partition.batch_size
         start = (step - found.first) // n_workers * n_whole
-        return found, slice(start, min(start + n_whole, found.n))  # only the last one has fewer
+        return found, slice(start, min(start + n_whole, found.n))  # the last one may have fewer
 
     def at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
-        """Return a chunk of the samples at some positions of a pass."""
+        """Return a chunk of the samples at some positions of an iteration."""
         order = self._order if plan is self._plan else self._order_of(plan)
         keys = Keys(self._seed, plan.epoch, positions)
         return IndexChunk(self._dataset, 0, 1, order.at(positions), keys, plan.tokens)
 
     def first(self, number: int) -> IndexChunk:
-        """Return a chunk with one sample of the view, as it comes first in a first epoch."""
+        """Return a chunk with sample `number` of the view, with the keys of epoch 0."""
         numbers = np.array([number])
         return IndexChunk(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
 
     @cached_property
     def _samples(self) -> Samples:
-        # Read late: a worker's dataset gets its view after it is opened.
+        # Computed late, because a worker's dataset gets its view after it is opened.
         return samples_of(self._dataset)
 
     def _order_of(self, plan: EpochPlan) -> Ordering:

@@ -1,8 +1,7 @@
 """Collate the values of a batch's samples: padded, stacked or concatenated arrays in the heap.
 
-The heap of a block grows as needed; arrays over a block that were made before it grew stay valid,
-since the pages are the same. A `Scratch` block holds a batch while it is put together. Rows that
-only pad a batch repeat those before them.
+The heap of a block grows as needed. Arrays over the block stay valid, because the pages remain the
+same. A `Scratch` block holds a batch while it is built. Rows that pad a batch repeat its samples.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ def put_value(
     """Write the value of row i of a varying field; return the used bytes of the heap.
 
     Raises:
-        SchemaError: it does not fit the field.
-        InsufficientMemory: there is no memory for it.
+        SchemaError: the value does not fit the field.
+        InsufficientMemory: the block cannot grow enough.
     """
     record, shape = layout.schema[slot.name].encode_record(slot.name, value)
     start = -(-used // slot.alignment) * slot.alignment
@@ -60,10 +59,10 @@ def put_value(
 def reserve(
     layout: BlockLayout, memory: BlockMap, slot: WholeSlot, shape: Sequence[int], used: int
 ) -> tuple[npt.NDArray[Any], int]:
-    """Room for an array of the whole batch; returns it, unwritten, and how much is used then.
+    """Reserve an array of the whole batch in the heap; return it and the used bytes of the heap.
 
     Raises:
-        InsufficientMemory: there is no memory for it.
+        InsufficientMemory: the block cannot grow enough.
     """
     start = -(-used // ALIGNMENT) * ALIGNMENT
     end = start + slot.dtype.itemsize * math.prod(shape)
@@ -73,18 +72,18 @@ def reserve(
 
 
 def _make_room(layout: BlockLayout, memory: BlockMap, end: int) -> None:
-    # Doubled: later sizes are unknown, and every growth remaps the block.
+    # Doubled, because later sizes are unknown, and every growth remaps the block.
     if layout.heap + end > len(memory.bytes):
         memory.grow(layout.heap + end, better=layout.heap + 2 * end)
 
 
 class Scratch(BlockMap):
-    """Memory of this process for batches of one layout; owns its file, which goes with it."""
+    """A private block for batches of one layout. It owns its memory file."""
 
     def __init__(self, layout: BlockLayout) -> None:
         self.layout = layout
         fd = reserve_memory_file(
-            layout.heap + mmap.PAGESIZE, "a batch that is made in several steps"
+            layout.heap + mmap.PAGESIZE, "a batch that is built in several steps"
         )
         weakref.finalize(self, os.close, fd)
         super().__init__(fd)
@@ -93,7 +92,7 @@ class Scratch(BlockMap):
 def copy_rows(
     source: BlockLayout, scratch: BlockMap, layout: BlockLayout, memory: BlockMap, n_rows: int
 ) -> int:
-    """Copy all fields but those that are joined; returns how much of the heap is used."""
+    """Copy all fields except collated ones; return the used bytes of the heap."""
     for fixed in layout.fixed:
         slot = next(each for each in source.fixed if each.name == fixed.name)
         rows = source.fixed_rows(scratch.bytes, slot, n_rows)
@@ -137,9 +136,9 @@ def _copy_records(
 
 
 Values = list[npt.NDArray[Any] | None]
-"""The values of a field for the rows of a batch, None where it is absent."""
+"""The values of a field for the rows of a batch; None if missing."""
 Places = Callable[[int], str]
-"""Describes the sample of a row of the batch, for messages."""
+"""A function that describes the sample in a row of the batch, for messages."""
 
 
 def join(
@@ -154,16 +153,16 @@ def join(
     """Write the values of a field into the heap as one array; return the used bytes.
 
     Args:
-        layout, memory: of the block.
-        slot: the array's.
-        values: of the rows that are read, as arrays of the field's dtype.
+        layout, memory: the block and its layout.
+        slot: the slot of the array.
+        values: the values of the rows, without padding, as arrays of the field's dtype.
         n_rows: the number of rows of the batch, padding included.
         used: the bytes of the heap used so far.
-        places: describes samples.
+        places: describes a sample for messages.
 
     Raises:
-        SchemaError: the shapes cannot be collated; it names the samples.
-        InsufficientMemory: there is no memory for it.
+        SchemaError: the shapes cannot be collated; the message names samples.
+        InsufficientMemory: the block cannot grow enough.
     """
     n_read = len(values)
     values = values + [values[i % n_read] for i in range(n_rows - n_read)]
@@ -191,8 +190,8 @@ def join(
 def _sizes(
     join: JoinedField, values: Values, lengths: npt.NDArray[np.int64], places: Places
 ) -> tuple[int, ...]:
-    """Return the shape that the array of each sample is padded to."""
-    # Without any value, an axis of fixed length keeps its length.
+    """Return the shape to which the array of each sample is padded."""
+    # If all values are missing, axes of fixed length keep their length.
     largest = np.maximum(lengths.max(0), [n or 0 for n in join.field.shape])
     if join.rule.kind == "stack":
         _check_equal(join, values, 0, places)
@@ -203,30 +202,30 @@ def _sizes(
     if (largest > sizes).any():
         i = int((lengths > sizes).any(1).argmax())
         raise SchemaError(
-            f"field {join.name!r}: collate pads to {join.rule.sizes}, and the shape of {places(i)} "
-            f"is {tuple(lengths[i].tolist())}: pad to a larger shape, or to None, the largest of "
-            "the batch"
+            f"field {join.name!r}: collate pads to {join.rule.sizes}, but the shape of {places(i)} "
+            f"is {tuple(lengths[i].tolist())}: pad to a larger shape, or to None for the largest "
+            "in the batch"
         )
     return sizes
 
 
 def _check_equal(join: JoinedField, values: Values, first_axis: int, places: Places) -> None:
-    """Make sure that all shapes are the same from an axis on."""
+    """Raise SchemaError unless all shapes are equal from `first_axis` on."""
     there = [(i, value.shape) for i, value in enumerate(values) if value is not None]
     for i, shape in there:
         k, first = there[0]
         if shape[first_axis:] != first[first_axis:]:
             ways = '"pad" or "list"' if first_axis else '"pad", "ragged" or "list"'
-            what = "differ in the first axis alone" if first_axis else "be the same"
+            what = "only differ in the first axis" if first_axis else "be the same"
             raise SchemaError(
                 f"field {join.name!r}: with collate={join.rule.kind!r} the shapes of a batch must "
-                f"{what}; that of {places(k)} is {first}, and that of {places(i)} is {shape}: "
-                f"ask for {ways}"
+                f"{what}; that of {places(k)} is {first}, that of {places(i)} is {shape}: "
+                f"use {ways}"
             )
 
 
 def _mask(out: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64], sizes: Rows | Any) -> None:
-    """Fill a mask: True below the lengths, in every dimension."""
+    """Fill a mask with True inside the lengths of each row, and False elsewhere."""
     out.fill(True)
     n_rows, n_dims = lengths.shape
     for axis, size in enumerate(sizes):
@@ -245,7 +244,7 @@ def _concatenate(
     used: int,
     places: Places,
 ) -> int:
-    """Write the values one after another along the first axis, and where each begins."""
+    """Concatenate the values along the first axis, and write the offset of each."""
     _check_equal(slot.join, values, 1, places)
     there = [value for value in values if value is not None]
     inner = there[0].shape[1:] if there else tuple(n or 0 for n in slot.join.field.shape[1:])
@@ -261,7 +260,7 @@ def _concatenate(
 
 
 class StoredCollation:
-    """The collation of stored fields; borrows the dataset."""
+    """The collation of stored fields. Borrows the dataset."""
 
     def __init__(self, dataset: Dataset, source: Schema) -> None:
         self._dataset = dataset
@@ -278,18 +277,18 @@ class StoredCollation:
         used: int,
         places: Places,
     ) -> int:
-        """Join every field that is to be; returns how much of the heap is used then.
+        """Collate every field of `layout.joins`; return the used bytes of the heap.
 
         Args:
-            layout, memory: of the block.
-            rows, shards: of the samples that are read.
-            n_rows: how many rows the batch has, those that fill it up included.
-            states: of the samples in the origin table.
-            used: how much of the heap is used.
-            places: names samples.
+            layout, memory: the block and its layout.
+            rows, shards: the rows of the samples in the dataset, and their shards.
+            n_rows: the number of rows of the batch, padding included.
+            states: the samples' entries in the status column of the origin table.
+            used: the bytes of the heap used so far.
+            places: describes a sample for messages.
 
         Raises:
-            ShardCorrupt, SchemaError, InsufficientMemory: naming the sample.
+            ShardCorrupt, SchemaError, InsufficientMemory: the message names the sample.
         """
         for slot in layout.joins:
             states[:] = self._claims[slot.join.name]
@@ -303,7 +302,7 @@ class StoredCollation:
     def _read(
         self, join: JoinedField, shard: int, places: Rows, local: Rows, values: Values
     ) -> None:
-        """Read the arrays of some samples of one shard: views of its map, if it is raw."""
+        """Read the arrays of some samples of one shard; raw ones are views of its map."""
         name, field = join.name, join.field
         reader = self._dataset.files.reader(shard, name)
         entries = reader.records.entries(name, local)

@@ -1,11 +1,11 @@
-"""The byte ranges in a dataset's files that reading samples touches: joined, rounded, merged.
+"""The byte ranges of a dataset's files that reading some samples touches.
 
-All files are treated as if concatenated, so that a position is one number, and ranges in many
-files are computed and merged at once. Maps are not touched, which could kill the process: index
-entries are read by descriptor and used as an unchecked hint.
+All files are treated as if concatenated: a byte has one offset, and ranges in many files are
+computed and merged at once. Maps are not touched, because a truncated file would kill the process;
+index entries are read by descriptor and not verified.
 
-For clips the packet tables would have to be read first; instead all frames are assumed to have the
-same size, with a margin around them.
+The ranges of clips are estimated, with a margin, as if all frames had the same size, because the
+exact ranges would require reading packet tables first.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from shardio.storage.file_access import open_shard
 
 
 class Ranges(NamedTuple):
-    """Places from `starts` up to `ends`."""
+    """Byte ranges from `starts` to `ends`, exclusive."""
 
     starts: Rows
     ends: Rows
 
     @property
     def n_bytes(self) -> int:
-        """The sum of their sizes; overlaps count twice."""
+        """The sum of the sizes; overlaps count twice."""
         return int((self.ends - self.starts).sum())
 
 
@@ -43,7 +43,7 @@ NOTHING: Final = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def joined(parts: Sequence[Ranges]) -> Ranges:
-    """No ranges."""
+    """Return the concatenation of all ranges."""
     if not parts:
         return NOTHING
     starts = [each.starts for each in parts]
@@ -51,9 +51,9 @@ def joined(parts: Sequence[Ranges]) -> Ranges:
 
 
 def merged(ranges: Ranges, grain: int) -> Ranges:
-    """Return the union of ranges, ascending, rounded out to multiples of a power of 2.
+    """Return the union of ranges, ascending, rounded outwards to multiples of a power of 2.
 
-    Ranges that then touch or overlap become one.
+    Ranges that touch or overlap after rounding become one.
     """
     filled = ranges.ends > ranges.starts
     starts = ranges.starts[filled] & -grain
@@ -67,7 +67,7 @@ def merged(ranges: Ranges, grain: int) -> Ranges:
 
 
 def blocks_of(ranges: Ranges, size: int) -> Rows:
-    """Return the numbers of the blocks that ranges reach into, ascending and unique."""
+    """Return the numbers of the blocks of `size` bytes that ranges overlap, in order."""
     filled = ranges.ends > ranges.starts
     firsts, lasts = ranges.starts[filled] // size, (ranges.ends[filled] - 1) // size
     counts = lasts - firsts + 1
@@ -77,15 +77,15 @@ def blocks_of(ranges: Ranges, size: int) -> Rows:
 
 
 GAP_BYTES: Final = 4 << 20
-"""Files begin on multiples of this, and have as much between them: ranges that are rounded out to
-less never reach into another file."""
+"""Files begin at multiples of this, with a gap of at least this size between them: ranges rounded
+to less never overlap another file."""
 
 
 class ShardFileNumbers:
-    """All files of a dataset that some fields are stored in, each once, as if concatenated.
+    """The files in which some fields of a dataset are stored, numbered and as if concatenated.
 
-    `groups` are the fields that share files, one file of each shard, with the numbers of these;
-    `sizes` and `starts` are by number. In a mixture several shards may be one file.
+    `groups` lists the fields that share files, with the number of each shard's file; in a mixture,
+    several shards may have one file. `sizes` and `starts` are indexed by the number of a file.
     """
 
     def __init__(self, dataset: Dataset, fields: Sequence[str]) -> None:
@@ -124,7 +124,7 @@ class ShardFileNumbers:
         return int(self.sizes.sum())
 
     def pieces(self, ranges: Ranges) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-        """File by file, the ranges that lie in it: its number, and their offsets and bytes."""
+        """Yield the number of each file, with the offsets and sizes of its ranges."""
         files = np.searchsorted(self.starts, ranges.starts, side="right") - 1
         offsets = (ranges.starts - self.starts[files]).tolist()
         sizes = (ranges.ends - ranges.starts).tolist()
@@ -136,10 +136,10 @@ class ShardFileNumbers:
 
 
 class _Lane(NamedTuple):
-    """A section with an item for every row, at one stride in each shard's file.
+    """A section of each shard's file, with an item of n_bytes per row, `stride` bytes apart.
 
-    `find` returns a shard's section, `starts` the offset of each file; `firsts` is filled shard by
-    shard, on demand.
+    `find` returns the offset of a shard's section in its file, `starts` has the offset of each
+    file. `firsts` caches the offset of each section, -1 if not known yet.
     """
 
     stride: int
@@ -153,7 +153,7 @@ class _Lane(NamedTuple):
         return cls(stride, n_bytes, find, starts, np.full(len(starts), -1, np.int64))
 
     def first(self, shards: Rows) -> Rows:
-        """Return the offset of the section in each of these shards."""
+        """Return the offset of the section of each shard."""
         if self.firsts.take(shards).min(initial=0) < 0:
             for shard in distinct(shards).tolist():
                 self.firsts[shard] = self.starts[shard] + self.find(shard)
@@ -166,7 +166,7 @@ class _Lane(NamedTuple):
 
 
 class _ColumnExtents:
-    """A column, and the runs of it that must be hashed."""
+    """The ranges of a column, and of the units of it that have to be hashed."""
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._dataset = name, verify, dataset
@@ -199,7 +199,7 @@ class _ColumnExtents:
         return found
 
     def _is_fresh(self, units: Rows, shards: Rows) -> npt.NDArray[np.bool_]:
-        """Return True for each run that is still to be hashed, and therefore read whole."""
+        """Return a mask of the units that have to be hashed, and so are read as a whole."""
         if self._verify == "always":
             return np.ones(len(units), np.bool_)
         name, reader = self._name, self._dataset.files.reader
@@ -209,7 +209,7 @@ class _ColumnExtents:
 
 
 class _RecordExtents:
-    """The records of some fields that lie in the same files."""
+    """The ranges of the records of some fields that share files."""
 
     def __init__(
         self, dataset: Dataset, names: Sequence[str], files: ShardFileNumbers, numbers: Rows
@@ -237,9 +237,9 @@ class _RecordExtents:
         return find
 
     def _entries_of(self, shard: int) -> tuple[int, list[int]]:
-        """Return the size of a row in the index, and the positions of the fields' entries in it.
+        """Return the size of a row of the index, and the positions of the fields' entries in it.
 
-        Shards of a mixture may have more fields.
+        Shards of a mixture may have additional fields.
         """
         found = self._entries.get(shard)
         if found is None:
@@ -256,9 +256,9 @@ class _RecordExtents:
         return [Ranges(starts, starts + row_bytes), *shapes]
 
     def ranges(self, local: Rows, shards: Rows) -> Ranges:
-        """Return the ranges of the records of some rows; reads the index and waits for it.
+        """Return the ranges of the records of some rows. Blocks while it reads the index.
 
-        Impossible entries of an index that is not verified yet are left out.
+        Invalid entries are skipped, because the index may not be verified yet.
 
         Raises:
             OSError: a file cannot be read.
@@ -278,7 +278,7 @@ class _RecordExtents:
         return Ranges(starts[is_right], ends[is_right])
 
     def _read_index(self, shard: int, local: Rows) -> npt.NDArray[np.void]:
-        """Read the fields' entries of ascending rows of one shard: (rows, fields)."""
+        """Read the fields' entries for ascending rows of one shard: (rows, fields)."""
         number, (row_bytes, chosen) = np.array([shard]), self._entries_of(shard)
         first = int(self._index.first(number)[0] - self._starts[shard])
         entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)
@@ -298,11 +298,11 @@ class Extents:
     """The byte ranges of some fields. Borrows the dataset.
 
     Args:
-        dataset: its shards are opened on demand.
-        fields: their names.
-        verify: as for the loader: runs that have to be hashed are read whole.
-        has_streams: True if all packets of streams count, else none: how much of them a clip or a
-            transform will read is unknown.
+        dataset: the dataset; its shards are opened on demand.
+        fields: the names of the fields.
+        verify: as in the loader; units that have to be hashed are read as a whole.
+        has_streams: True to include all packets of streams. By default they are excluded, because
+            the parts that a clip or a transform will read are unknown.
     """
 
     def __init__(
@@ -328,14 +328,14 @@ class Extents:
                 self._records.append(_RecordExtents(dataset, records, self.files, numbers))
 
     def fixed(self, rows: Rows, shards: Rows) -> Ranges:
-        """Return the ranges of all that is read of some rows except records."""
+        """Return the ranges that reading some rows touches, except records."""
         local = rows - self._dataset.starts.take(shards)
         found = [each for column in self._columns for each in column.ranges(local, shards)]
         found += [each for records in self._records for each in records.tables(local, shards)]
         return joined(found)
 
     def records(self, rows: Rows, shards: Rows) -> Ranges:
-        """Return the ranges of the records of some rows; reads the index and waits for it.
+        """Return the ranges of the records of some rows. Blocks while it reads the index.
 
         Raises:
             OSError: a file cannot be read.
@@ -347,18 +347,18 @@ class Extents:
 
 
 _MAX_AROUND: Final = 256 << 10
-"""Bytes before and behind: a sixteenth of the video, up to this, as frames are not of one size."""
+"""The limit of the margin on either side of a clip, which is a sixteenth of the video."""
 _HEAD_BYTES: Final = 4096
-"""Of a record, before its packets: the parameters of the stream take less."""
+"""An upper bound for the stream parameters at the start of a record, before its packets."""
 
 
 class ClipExtents:
     """The byte ranges of the packets of clips, and of their tables. Borrows the dataset.
 
     Args:
-        dataset: its shards are opened on demand.
-        cut: specifies the clips.
-        files: of fields that the videos are among.
+        dataset: the dataset; its shards are opened on demand.
+        cut: the specification of the clips.
+        files: the files of fields that include the video.
     """
 
     def __init__(self, dataset: Dataset, cut: ClipSpec, files: ShardFileNumbers) -> None:
@@ -366,13 +366,11 @@ class ClipExtents:
         (self._numbers,) = (numbers for names, numbers in files.groups if cut.name in names)
 
     def ranges(self, rows: Rows, shards: Rows, starts: Rows) -> Ranges:
-        """Return the ranges that decoding some clips touches.
-
-        Reads index entries and waits for them.
+        """Return the ranges that decoding some clips touches. Blocks while it reads index entries.
 
         Args:
-            rows, shards: of their videos, in all shards.
-            starts: their first frames.
+            rows, shards: the rows of the videos in the dataset, and their shards.
+            starts: the first frame of each clip.
 
         Raises:
             OSError: a file cannot be read.
@@ -415,7 +413,7 @@ class ClipExtents:
     def _parts(
         self, n_bytes: Rows, per_frame: npt.NDArray[np.float64], starts: Rows
     ) -> tuple[Rows, Rows]:
-        """About which part of each record its clip needs, in whole chunks, as they are checked."""
+        """Estimate the part of each record that its clip needs, in whole chunks of verification."""
         around = np.minimum(n_bytes // 16, _MAX_AROUND)
         begins = (starts * per_frame).astype(np.int64) - around
         ends = ((starts + self._cut.clip.span) * per_frame).astype(np.int64) + around
@@ -429,7 +427,7 @@ def _numbers(lines: npt.NDArray[np.void], name: str) -> Rows:
 
 
 def _lines(fd: int, offsets: Rows, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """Read a record of a file at each of some offsets."""
+    """Read an item of `dtype` at each offset of a file."""
     found = np.zeros(len(offsets), dtype)
     lines = found.view(np.uint8).reshape(len(offsets), dtype.itemsize)
     for line, offset in zip(lines, offsets.tolist(), strict=True):

@@ -1,6 +1,6 @@
-"""Fill a block with stored values, field by field, straight from the shards.
+"""Fill a block with stored values, field by field, directly from the shards.
 
-Used by `fill` where there is no transform. Columns are gathered; records are copied one by one.
+Used without a transform. Columns are gathered; records are copied one by one.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Samples = npt.NDArray[Any]
 
 
 class _BatchRows(NamedTuple):
-    """A block, and the samples that come into its first rows."""
+    """A block, and the samples to write to its first rows."""
 
     layout: BlockLayout
     memory: BlockMap
     index_chunk: IndexChunk
     part: slice
-    """Of the index chunk."""
+    """The samples' slice of the index chunk."""
     rows: Rows
     """The rows in the dataset."""
     shards: Rows
@@ -52,7 +52,7 @@ class _BatchRows(NamedTuple):
 
 
 class FieldReader:
-    """A reader that copies fields of a dataset, which it borrows, into blocks."""
+    """A reader that copies fields into blocks. Borrows the dataset."""
 
     def __init__(
         self,
@@ -84,12 +84,13 @@ class FieldReader:
         """Fill the rows of a batch; return the used bytes of the heap.
 
         Args:
-            layout, memory, views: of the block.
-            index_chunk, part: locate the samples.
-            states: of their rows in the origin table, which record the field being read.
+            layout, memory, views: the block, its layout and its views.
+            index_chunk, part: the samples.
+            states: the samples' entries in the status column of the origin table; the field being
+                read is recorded there.
 
         Raises:
-            ShardCorrupt, InsufficientMemory: naming the sample.
+            ShardCorrupt, InsufficientMemory: the message names the sample.
         """
         rows = index_chunk.rows[part]
         batch = _BatchRows(layout, memory, index_chunk, part, rows, index_chunk.shards[part])
@@ -115,13 +116,13 @@ class FieldReader:
         return used
 
     def _by_shard(self, batch: _BatchRows) -> Iterator[tuple[int, Rows, Rows]]:
-        """Each shard of a batch, where in the batch its samples come, and which of its own."""
+        """Yield each shard of a batch, with its samples' rows in the batch and in the shard."""
         for shard in distinct(batch.shards).tolist():
             places = np.flatnonzero(batch.shards == shard)
             yield shard, places, batch.rows[places] - self._dataset.starts[shard]
 
     def _fill_presence(self, batch: _BatchRows, presence: PresenceSlot) -> Present:
-        """Write which of the samples have an optional field; return the same."""
+        """Write the mask of the samples that have an optional field, and return it."""
         out = batch.layout.present(batch.memory.bytes, presence)
         for shard, places, local in self._by_shard(batch):
             reader = self._dataset.files.reader(shard, presence.name)
@@ -131,13 +132,13 @@ class FieldReader:
     def _fill_fixed(
         self, batch: _BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Values of one size, from wherever they come."""
+        """Write the values of a field of fixed size."""
         name, rows, shards = slot.name, batch.rows, batch.shards
         index_chunk, part = batch.index_chunk, batch.part
         if name in self._gathered:
             slots = index_chunk.slots(name)[part]
             self._dataset.gather(name).gather(slots, rows, shards, out)
-            if present is not None:  # zeros, whatever the file holds for a missing value
+            if present is not None:  # the file may hold other bytes for a missing value
                 out[~present[: len(out)]] = 0
         elif name in self._pictures.names:
             self._decode_pictures(batch, name, list(out.reshape(-1, *slot.shape)))
@@ -152,7 +153,7 @@ class FieldReader:
             self._decode_fixed(batch, name, out)
 
     def _fill_varying(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Write values of several sizes into the heap; return its used bytes."""
+        """Write the values of a varying field into the heap; return its used bytes."""
         if slot.name in self._pictures.names:
             return self._fill_pictures(batch, slot, used)
         if self._sounds is not None and slot.name in self._sounds.names:
@@ -160,7 +161,7 @@ class FieldReader:
         return self._fill_records(batch, slot, used)
 
     def _decode_fixed(self, batch: _BatchRows, name: str, out: Bytes) -> None:
-        """Compressed arrays of fixed shape: record by record into their rows."""
+        """Decompress arrays of fixed shape into their rows."""
         for shard, places, local in self._by_shard(batch):
             reader = self._dataset.files.reader(shard, name)
             entries = reader.records.entries(name, local)
@@ -170,7 +171,7 @@ class FieldReader:
                 out[place] = 0 if i in absent else np.frombuffer(record, np.uint8)
 
     def _decode_pictures(self, batch: _BatchRows, name: str, outs: list[Bytes]) -> None:
-        """Pictures, each straight into the memory that it gets."""
+        """Decode each picture directly into its output array."""
         for shard, places, local in self._by_shard(batch):
             records = self._dataset.files.reader(shard, name).records
             entries = records.entries(name, local)
@@ -185,7 +186,7 @@ class FieldReader:
                     self._pictures.decode(data, name, shard, row, outs[place])
 
     def _fill_pictures(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Write pictures of several sizes into the heap; return its used bytes."""
+        """Write pictures of varying size into the heap; return its used bytes."""
         layout, memory, n = batch.layout, batch.memory, len(batch.rows)
         sizes = np.zeros((n, 3), np.int64)
         for shard, places, local in self._by_shard(batch):
@@ -207,9 +208,9 @@ class FieldReader:
         return total
 
     def _sound(self, batch: _BatchRows, name: str) -> list[Samples | None]:
-        """Decode the sound of a batch, and write where in it there is some."""
+        """Decode the audio of a batch, and write the range of each sample that is not silence."""
         if self._sounds is None:
-            raise AssertionError("a batch spec without sound has no field of it")
+            raise AssertionError("the batch spec has no audio")
         layout, memory, index_chunk, part, rows, shards = batch
         starts = index_chunk.sound_starts(part, is_drawn=self._sounds.is_drawn)
         found = self._sounds.decode(name, rows, shards, starts)
@@ -219,13 +220,13 @@ class FieldReader:
         return [None if each is None else each[0] for each in found]
 
     def _fill_sound(self, batch: _BatchRows, slot: FixedSlot) -> None:
-        """Sound of one length."""
+        """Write audio of fixed length."""
         out = batch.layout.fixed_rows(batch.memory.bytes, slot, len(batch.rows))
         for i, samples in enumerate(self._sound(batch, slot.name)):
             out[i] = 0 if samples is None else samples
 
     def _fill_sounds(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Write sound of several lengths into the heap; return its used bytes."""
+        """Write audio of varying length into the heap; return its used bytes."""
         for i, samples in enumerate(self._sound(batch, slot.name)):
             used = put_value(batch.layout, batch.memory, slot, i, samples, used)
         return used
@@ -286,7 +287,7 @@ class FieldReader:
 
 
 def _placed(n_bytes: Rows, used: int, alignment: int) -> tuple[Rows, int]:
-    """Return where values of n_bytes each begin in the heap, and its used bytes with them."""
+    """Return the offsets of values of n_bytes in the heap, and the used bytes after them."""
     taken = -(-n_bytes // alignment) * alignment
     ends = -(-used // alignment) * alignment + np.cumsum(taken)
     return ends - taken, int(ends[-1])

@@ -1,8 +1,9 @@
-"""Fill a block with a batch: the work of a worker, and of main if it has no workers.
+"""Fill a block with a batch, in a worker or, without workers, in the main process.
 
-A batch is a pure function of (dataset, batch spec, plan, step): any process that fills it, however
-often, writes the same bytes. The origin table is written before mapped memory is touched or user
-code is called, so that main can report what a crashed process was doing.
+A batch is a pure function of (dataset, batch spec, plan, step): any process writes the same bytes.
+Each block has an origin table, with the shard, row and status of each sample. It is written before
+mapped memory is touched or user code is called; after a crash, it tells the main process which
+samples the worker was reading.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from shardio.samples.token_reader import TokenReader
 from shardio.shard.verification import Rows
 
 RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
-"""Fills the rows of a block, or of a scratch block, one by one; returns the used bytes of the heap.
+"""A function that fills the rows of a block one by one, and returns the used bytes of the heap.
 
-The first argument and the last are the batch's origins and their states.
+The first argument is the batch's origin table, the last one its status column.
 """
 
 _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
@@ -52,10 +53,10 @@ class Filler:
     """A filler of blocks by one BatchSpec.
 
     Args:
-        batch_spec: determines the content of batches.
-        dataset: opened on batch_spec.path; borrowed.
-        passes: exception types of user code that are re-raised as they are, not as TransformError.
-        cautions: called with the shards of a batch before any of it is read.
+        batch_spec: the specification of batches.
+        dataset: the dataset at batch_spec.path; borrowed.
+        passes: exception types of user code that are not wrapped in a TransformError.
+        cautions: called with the shards of a batch before they are read.
         call: calls user functions.
     """
 
@@ -97,7 +98,7 @@ class Filler:
         )
 
     def close(self) -> None:
-        """Close decoders and files of the dataset. Idempotent."""
+        """Close decoders and files. Idempotent."""
         if self._packed is not None:
             self._packed.close()
         if self._sounds is not None:
@@ -106,16 +107,16 @@ class Filler:
             self._clips.close()
 
     def share_steps(self, n_workers: int) -> None:
-        """Set how many workers share an epoch's steps; this filler then plans only its own."""
+        """Set the number of workers that share an epoch's steps; the filler plans only its own."""
         self._index_planner.n_workers = n_workers
 
     def batch_schema(self, number: int = 0) -> Schema:
         """Return the schema of a sample in a batch: the fields, or the transform's result.
 
-        The transform runs on sample `number` of the view, whatever the order.
+        The transform runs on sample `number` of the view, independent of the order.
 
         Raises:
-            TransformError: the transform raised, or returned a value that cannot be put into a
+            TransformError: the transform raised, or returned a value that cannot be stored in a
                 batch.
         """
         if self._batch_spec.transform is None or not self._batch_spec.n_samples:
@@ -133,7 +134,7 @@ class Filler:
                 source = self._batch_spec.audio_spec.delivered(source)
             schema = self._batch_spec.collation.relax_shapes(infer_schema(sample, source))
             if self._batch_spec.pictures:
-                schema = image_schema(schema)  # the shape of an image that the first sample lacks
+                schema = image_schema(schema)  # for images that the first sample lacks
             self._heap_bytes = heap_bytes_by(sample, schema, self._batch_spec.block_rows)
             return schema
         except SchemaError as error:
@@ -142,11 +143,11 @@ class Filler:
     def schemas(self, number: int = 0) -> Schemas:
         """Return the schemas of samples and of the user's batches.
 
-        User functions run on the first batch; if samples may be skipped, on a batch of sample
-        `number` alone, padded with copies of it.
+        User functions run on the first batch; if samples may be skipped, on a batch of copies of
+        sample `number`.
 
         Raises:
-            TransformError, ShardCorrupt: naming samples.
+            TransformError, ShardCorrupt: the message names samples.
             InvalidArgument: the collation does not fit the samples.
         """
         batch_spec = self._batch_spec
@@ -174,12 +175,12 @@ class Filler:
         step: int,
         row_by_row: RowByRow | None = None,
     ) -> tuple[int, int]:
-        """Fill a block with a batch of a pass; returns (rows, bytes used in the heap).
+        """Fill a block with a batch; return the number of rows and the used bytes of the heap.
 
-        `row_by_row` is what fills the rows that are read, if not this filler all at once.
+        `row_by_row`, if given, fills the rows instead of filling all at once.
 
         Raises:
-            ShardCorrupt, TransformError, InsufficientMemory: naming the sample.
+            ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.
         """
         index_chunk, part = self._index_planner.index_chunk(plan, step)
         self._readahead.before(plan, step, index_chunk, part)
@@ -228,18 +229,17 @@ class Filler:
         epoch: int,
         start: int,
     ) -> int:
-        """Fill the first rows of a block with some samples of an index chunk.
+        """Fill the first rows of a block with samples; return the used bytes of the heap.
 
         Args:
-            layout, memory: of the block.
-            index_chunk, part: where the samples lie.
-            states: of their rows in an origin table, claimed for no field yet.
-            epoch, start: the position of the first, which keys its generators.
-
-        Returns how many bytes of the heap are used.
+            layout, memory: the block and its layout.
+            index_chunk, part: the samples.
+            states: the samples' entries in the status column of the origin table; no field is
+                claimed yet.
+            epoch, start: the position of the first sample, which seeds its generators.
 
         Raises:
-            ShardCorrupt, TransformError, InsufficientMemory: naming the sample.
+            ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.
         """
         if self._cautions is not None:
             self._cautions(index_chunk.shards_within(part))
@@ -251,5 +251,5 @@ class Filler:
         return self._stored.fill(layout, memory, views, index_chunk, part, states)
 
     def sample_at(self, plan: EpochPlan, position: int) -> IndexChunk:
-        """Return a chunk with the sample at a position of a pass."""
+        """Return a chunk with the sample at a position of an iteration."""
         return self._index_planner.at(plan, np.array([position]))

@@ -1,8 +1,8 @@
-"""Ask the kernel to read all of a batch at once if it is not in memory yet.
+"""Request all missing pages of a batch from the kernel at once.
 
-Missing pages are otherwise read one after the other, each at the full latency of the storage;
-requested together, they are read in parallel. Requests cost more than a batch in memory, so a few
-of its rows are probed first, and ever fewer batches while nothing is missing.
+Otherwise they are read one after the other, each with the full latency of the storage. If all pages
+are in memory, requests take longer than the batch itself. A few rows of a batch are therefore
+probed first, and fewer and fewer batches are probed while nothing is missing.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from shardio.storage.file_access import open_shard
 from shardio.storage.mmap import PAGE_BYTES, is_cached, prefetch_range
 
 N_PROBED: Final = 4
-"""Rows of a batch."""
+"""The number of rows to probe in a batch."""
 N_PROBED_FIRST: Final = 16
-"""Rows of the first batch of a window: by then others may have asked for parts of the window."""
+"""The same for the first batch of a window: other workers may have requested parts of it."""
 HITS_UNTIL_WARM: Final = 16
-"""After this many probed batches in a row in memory, probes become ever rarer."""
+"""The number of consecutive hits after which probes become rarer."""
 MAX_SKIPPED: Final = 127
-"""Batches between two probes, in the end: a probe takes up to 400 µs, 3 µs per batch then."""
+"""The maximum number of batches between probes: a probe of up to 400 µs is then 3 µs per batch."""
 NEAR_BYTES: Final = 256 << 10
-"""The size of a request where the order has locality: neighbours will be needed soon."""
+"""The size of a request if the order has locality, because neighbours will be needed soon."""
 WIDE_BYTES: Final = 512 << 10
-"""The size of a request where all files fit into memory: data stays until it is needed."""
+"""The size of a request if all files fit into memory, where data stays until it is needed."""
 N_STALE: Final = 4
-"""After this many batches in a row without a new range, the whole window was requested."""
+"""The number of consecutive batches without a new range after which a window is complete."""
 PAUSE: Final = 7
 """The number of batches between two checks that requested data is still in memory."""
 _MAX_ASKED: Final = 1 << 16
-"""Blocks that are remembered as asked for."""
+"""The maximum number of requested blocks to remember."""
 
 
 class ProbePolicy:
     """The choice of batches to probe and to request, updated with the results of probes.
 
     `wait` is the number of batches before the next probe. `is_cold` is True while batches are
-    requested: from a miss on, until so many in a row were in memory that few pages can be missing.
+    requested: from a miss until HITS_UNTIL_WARM consecutive hits.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class ProbePolicy:
         self._has_stopped = False
 
     def hit(self) -> None:
-        """All that was probed lay in memory."""
+        """Record that all probed pages were in memory."""
         self._n_hits += 1
         if self._n_hits >= HITS_UNTIL_WARM:
             self.is_cold = False
@@ -65,22 +65,22 @@ class ProbePolicy:
             self._left_out = min(2 * self._left_out + 1, MAX_SKIPPED)
 
     def miss(self) -> None:
-        """Something did not."""
+        """Record that a probed page was not in memory."""
         self.is_cold = True
         self._n_hits, self._left_out = 0, 1
 
     def rest(self) -> None:
-        """All that is near was asked for: leave some batches out, then look whether it came."""
+        """Record that the whole window was requested: probe again after PAUSE batches."""
         self.is_cold, self.wait = False, PAUSE
 
     def wake(self) -> None:
-        """Probe the next batch: other places are read from now on."""
+        """Probe the next batch, because another window begins."""
         if not self._has_stopped:
             self.wait = 0
             self.is_cold = False
 
     def stop(self) -> None:
-        """Never probe again: the system cannot report what is in memory."""
+        """Never probe again."""
         self._has_stopped, self.is_cold = True, False
         self.wait = 1 << 62
 
@@ -96,16 +96,16 @@ class ReadAhead:
         self._window: tuple[EpochPlan, int] | None = None
         """The plan of the latest batch, and the number of its window, if it has windows."""
         self._asked: set[int] = set()
-        """The blocks, of `_grain` bytes, that need not be asked for again."""
+        """The blocks, of `_grain` bytes, that were requested."""
         self._n_stale = 0
-        """Batches in a row that had nothing new to ask for."""
+        """The number of consecutive batches without a new request."""
         self._fits: bool | None = None
         self._is_scattered = False
 
     def before(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
-        """Request the data of a step of a plan, if some of it is missing.
+        """Request the data of a step if a probe finds some of it missing.
 
-        A file that cannot be read is no error here: reading it reports that.
+        Errors of files are ignored, because reading the batch reports them.
         """
         policy, n_probed, n_positions = self._probe_policy, N_PROBED, plan.order.window
         if n_positions is not None:
@@ -114,7 +114,7 @@ class ReadAhead:
                 self._window, n_probed = window, N_PROBED_FIRST
                 self._asked.clear()
                 policy.wake()
-            elif policy.is_cold:  # pages found from now on are those that were requested
+            elif policy.is_cold:  # a probe would find the pages that were requested
                 n_probed = 0
         if policy.wait:
             policy.wait -= 1
@@ -144,7 +144,7 @@ class ReadAhead:
             self._probe(extents, rows[some], shards[some], starts[some])
         if policy.is_cold:
             grain = self._grain(plan, extents)
-            if grain != WIDE_BYTES:  # with wide requests, the neighbouring data is useful and stays
+            if grain != WIDE_BYTES:  # otherwise read-ahead of the kernel is useful, too
                 self._expect_scattered()
             n_before = len(self._asked)
             self._ask(extents, extents.fixed(rows, shards), grain)
@@ -158,8 +158,8 @@ class ReadAhead:
     def _expect_scattered(self) -> None:
         """Disable the kernel's own read-ahead for the files.
 
-        Where it reads 8 MiB ahead, a missed page brings 2,000 unneeded ones, and in little memory
-        they push out the requested ones.
+        If the kernel reads 8 MiB ahead, it reads 2,000 unneeded pages for a missing one; if memory
+        is short, they evict requested pages.
         """
         if self._is_scattered:
             return
@@ -171,7 +171,7 @@ class ReadAhead:
         dataset.files.disable_readahead()
 
     def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
-        """See whether some rows lie in memory, and tell the policy."""
+        """Check whether some rows are in memory, and update the policy."""
         found = _are_cached(extents, extents.fixed(rows, shards))
         if found:
             found = _are_cached(extents, extents.records(rows, shards))
@@ -188,7 +188,7 @@ class ReadAhead:
             self._probe_policy.miss()
 
     def _grain(self, plan: EpochPlan, extents: Extents) -> int:
-        """Return how much around a row is requested with it."""
+        """Return the size of a request."""
         if self._fits is None:
             self._fits = extents.files.n_bytes <= available_bytes() // 2
         if self._fits:
@@ -214,7 +214,7 @@ class ReadAhead:
 
 
 def _are_cached(extents: Extents, ranges: Ranges) -> bool | None:
-    """Return True if the middles of all ranges are in memory; None if the system does not tell."""
+    """Return True if the middle of each range is in memory; None if the system cannot tell."""
     middles = np.sort((ranges.starts + ranges.ends) // 2)
     for number, places in extents.files.pieces(Ranges(middles, middles)):
         fd = open_shard(extents.files.path(number))

@@ -1,9 +1,9 @@
-"""Fill a block row by row, so that a failing sample costs its row and nothing else.
+"""Fill a block row by row, to skip only the samples that fail.
 
-Used with on_error="skip", and only for batches that failed as a whole or crashed a worker.
-Positions never move: the row of a failing sample is filled by the sample at a keyed substitute
-position, exactly as that sample comes at its own position. So a batch stays a pure function of
-(dataset, batch spec, plan, step), as far as failing depends on the sample alone.
+Used with on_error="skip", for batches that failed as a whole or crashed a worker. The row of a
+failing sample is filled with the sample at a substitute position, drawn by the position of the
+failing one; other samples keep their positions. A batch thus remains a pure function of (dataset,
+batch spec, plan, step), if failures only depend on the sample.
 """
 
 from __future__ import annotations
@@ -32,33 +32,32 @@ from shardio.errors import MediaError, ShardChanged, ShardCorrupt, TransformErro
 from shardio.order.permutation import substitute_position
 
 ATTEMPTS: Final = 32
-"""Substitutes that are tried for one row.
+"""The maximum number of substitutes to try for a row.
 
-Where half of all samples fail, one row in 4 * 10^9 finds none; where all fail, that is an error at
-the first of them.
+If half of all samples fail, one row in 4 * 10^9 finds no substitute.
 """
 
 _MAX_CHARACTERS: Final = 4000
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 
 LeftOut = Mapping[int, Mapping[int, str]]
-"""By row of a batch and number of the sample in the view: the reason not to try it."""
+"""Samples to skip: row in the batch -> {number in the view: reason}."""
 
 
 def may_skip(error: BaseException) -> bool:
-    """Return True if an error belongs to the sample, which fails again wherever it is tried.
+    """Return True if an error is caused by the sample alone, and so occurs on every attempt.
 
-    Lack of memory, and a file that changes under its reader, have nothing to do with the sample.
+    Lack of memory, or a file that changes while it is read, are not caused by the sample.
     """
     if isinstance(error, TransformError):
         return not isinstance(error.__cause__, MemoryError)
-    if isinstance(error, OSError):  # the same error in a mapped file kills workers
+    if isinstance(error, OSError):  # in a mapped file, EIO crashes workers instead
         return error.errno == errno.EIO
     return isinstance(error, ShardCorrupt | MediaError) and not isinstance(error, ShardChanged)
 
 
 def shortened(text: str) -> str:
-    """Return the reason for a skip, cut to a readable length."""
+    """Return the reason for a skip, with the middle of a long text cut out."""
     if len(text) <= _MAX_CHARACTERS:
         return text
     half = _MAX_CHARACTERS // 2
@@ -66,11 +65,11 @@ def shortened(text: str) -> str:
 
 
 class RowByRowFiller:
-    """A filler that uses `filler` and attributes its failures to single rows.
+    """A filler that skips the samples at which `filler` fails.
 
     Args:
-        filler: borrowed.
-        seed: of the loader.
+        filler: the filler; borrowed.
+        seed: the seed of the loader.
     """
 
     def __init__(self, filler: Filler, seed: int) -> None:
@@ -84,17 +83,17 @@ class RowByRowFiller:
         step: int,
         left_out: LeftOut | None = None,
     ) -> tuple[int, int, tuple[Skipped, ...]]:
-        """Fill a block with a batch of a pass; return (rows, used bytes of the heap, skips).
+        """Fill a block with a batch; return (rows, used bytes of the heap, skips).
 
         Args:
-            layout, memory: of the block.
-            plan, step: of the batch.
-            left_out: samples that workers have crashed at. If given, even empty, each row is
-                claimed alone, so that another crash names the one sample.
+            layout, memory: the block and its layout.
+            plan, step: the batch.
+            left_out: samples to skip because workers have crashed at them. If given, even if empty,
+                rows are claimed one by one, so that another crash identifies the sample.
 
         Raises:
             TransformError, ShardCorrupt, …: no substitute was found for a sample, or the failure is
-                not that of a single sample.
+                not caused by a single sample.
         """
         if left_out is None:
             try:
@@ -111,7 +110,7 @@ class RowByRowFiller:
         rows = _Rows(self._filler, self._seed, plan, step, scratch, left_out)
         n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, rows.fill)
         start, stop = plan.partition.share(step)
-        # The other rows are padding
+        # The other rows are padding.
         skips = tuple(each for each in rows.skips if each.row < stop - start)
         states = layout.origins(memory.bytes)["status"]
         for each in skips:
@@ -134,7 +133,7 @@ class _Rows:
         self._filler, self._seed, self._plan, self._step = filler, seed, plan, step
         self._scratch, self._left_out = scratch, left_out
         self.skips: list[Skipped] = []
-        """The samples that have lost their row."""
+        """The samples that were skipped."""
 
     def fill(
         self,
@@ -143,9 +142,9 @@ class _Rows:
         memory: BlockMap,
         states: npt.NDArray[np.int32],
     ) -> int:
-        """Fill all rows that are read for the batch; returns how much of the heap is used.
+        """Fill the rows of the batch, without padding; return the used bytes of the heap.
 
-        `origins` and `states` are the rows of the batch's origin table.
+        `origins` is the batch's origin table, `states` its status column.
         """
         states[:] = _EMPTY
         used = 0
@@ -165,7 +164,7 @@ class _Rows:
     ) -> Skipped | None:
         """Fill the scratch block with the sample at a position, or a substitute that does not fail.
 
-        Returns the skip of the sample that has lost row i of the origin table.
+        Return the skipped sample, or None if the sample did not fail.
         """
         found: Skipped | None = None
         first: Exception | None = None
@@ -186,17 +185,17 @@ class _Rows:
         if first is None:
             raise AssertionError("a sample is tried before its substitutes")
         first.add_note(
-            f"{ATTEMPTS} samples drawn to take its place failed, too, or were the same: with "
-            "on_error='skip' single samples are skipped, not a dataset or a transform that is bad"
+            f"{ATTEMPTS} substitutes drawn for this sample failed, too, or were the same: "
+            "on_error='skip' is meant for single samples, not for a bad dataset or transform"
         )
         try:
             raise first
         finally:
-            # Otherwise the error refers to itself and keeps everything it saw alive
+            # Breaks the reference cycle of error and traceback, which keeps all frames alive.
             first = error = None
 
     def _candidates(self, position: int) -> Iterator[int]:
-        """Yield the position itself, then those of its substitutes, each once."""
+        """Yield the position itself, then the positions of its substitutes, each once."""
         yield position
         tried = {position}
         plan = self._plan
@@ -212,7 +211,10 @@ class _Rows:
     def _try(
         self, index_chunk: IndexChunk, position: int, state: npt.NDArray[np.int32]
     ) -> Exception | None:
-        """Fill the scratch with a sample, which is claimed; returns the error that is its own."""
+        """Fill the scratch block with a sample; return its error, or None.
+
+        The sample is claimed meanwhile. Errors that are not caused by the sample are raised.
+        """
         scratch, part, epoch = self._scratch, slice(0, 1), self._plan.epoch
         try:
             self._filler.fill_rows(
@@ -221,7 +223,7 @@ class _Rows:
         except Exception as error:
             if not may_skip(error):
                 raise
-            # The traceback refers to this frame, and so to the error itself
+            # The traceback refers to this frame, and so to the error itself.
             return error.with_traceback(None)
         finally:
             state[:] = _EMPTY
@@ -229,9 +231,9 @@ class _Rows:
 
 
 def _copy_row(scratch: Scratch, layout: BlockLayout, memory: BlockMap, i: int, used: int) -> int:
-    """Copy the sample in a scratch block to row i of a block; return the used bytes of its heap.
+    """Copy the sample in a scratch block to row i of a block.
 
-    `used` is the number of bytes used before.
+    `used` and the return value are the used bytes of the block's heap before and after.
     """
     lone = scratch.layout
     for fixed, source in zip(layout.fixed, lone.fixed, strict=True):

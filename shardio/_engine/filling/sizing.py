@@ -1,4 +1,4 @@
-"""The size and number of blocks, known before the first is made, to check the budget."""
+"""The size and number of blocks, computed before the first is created, to check the budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MARGIN: Final = 1.5
 _PREFETCH: Final = 2
 _SMALL_BYTES: Final = 1 << 20
 _SAMPLE_BYTES: Final = 4
-"""Of decoded sound; that of integers is half."""
+"""The size of a decoded audio sample as float32; int16 takes half."""
 
 
 def block_bytes(
@@ -38,7 +38,7 @@ def block_bytes(
     """Return the size of a new block; varying sizes are estimated from the first shard.
 
     Args:
-        layout, batch_spec, dataset: of the batches.
+        layout, batch_spec, dataset: the batches.
         memory_bytes: the budget of all blocks.
         heap_bytes: the size of a batch in its heap, estimated from the first sample or batch.
 
@@ -56,10 +56,10 @@ def block_bytes(
 
 
 def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int:
-    """Return the size in a heap of n_rows samples like this transformed one.
+    """Estimate the heap size of n_rows samples from one transformed sample.
 
     Raises:
-        SchemaError: it does not fit the schema.
+        SchemaError: the sample does not fit the schema.
     """
     per_row = 0
     for name, field in schema.items():
@@ -70,13 +70,12 @@ def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int
 
 
 def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
-    """Return how many blocks of n_bytes a pass needs, if there is memory.
+    """Return the number of blocks of n_bytes that an iteration needs.
 
-    One per worker and `prefetch` more, and one for the batch that the loop holds; without workers
-    nothing is filled ahead. Few are faster than many, as they stay in the cache; but small ones are
-    filled so fast that main cannot keep up with assigning them. So by default there are enough
-    small blocks for each worker to have the tasks of a quick one while as many batches wait for the
-    loop.
+    This is one per worker, `prefetch` more, and one for the batch that the loop holds; without
+    workers nothing is filled ahead. Few blocks are faster than many, because they stay in the
+    cache. But small blocks are filled faster than the main process can assign tasks: by default,
+    there are enough of them for QUICK_DEPTH tasks per worker and as many waiting batches.
     """
     if not n_workers:
         return 2
@@ -110,9 +109,9 @@ def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, dataset: Dataset)
 
 
 def _heard_bytes(dataset: Dataset, field: AudioField, rows: Rows) -> float:
-    """Return the size of the longest of some sounds when decoded, and of its mask if it is padded.
+    """Return the size of the longest decoded audio among `rows`, with its mask if padded.
 
-    Clips are shorter, but by an unknown amount.
+    Return 0 for clips, whose length is unknown here.
     """
     if dataset.rows.clips is not None:
         return 0
@@ -123,7 +122,7 @@ def _heard_bytes(dataset: Dataset, field: AudioField, rows: Rows) -> float:
 
 
 def _stated_bytes(layout: BlockLayout) -> int:
-    """Return the size of arrays that are padded to a fully stated shape, with their masks."""
+    """Return the size of the arrays that are padded to a given shape, with their masks."""
     n_items = [
         (math.prod(n or 0 for n in join.rule.sizes or (0,)), join.field.numpy.itemsize + 1)
         for join, _, _ in layout.joins
@@ -132,7 +131,7 @@ def _stated_bytes(layout: BlockLayout) -> int:
 
 
 def _padded_bytes(join: JoinedField, varying: npt.NDArray[np.uint64]) -> int:
-    """Return the size of a sample's padded array, with its mask, if the largest are among these."""
+    """Estimate the size of a sample's padded array and mask from the largest of `varying`."""
     largest = iter(varying.max(0).tolist())
     found = [next(largest) if n is None else n for n in join.field.shape]
     wanted = join.rule.sizes or found

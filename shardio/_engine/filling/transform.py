@@ -1,4 +1,4 @@
-"""Run the user's transform sample by sample, and convert what it returns to arrays."""
+"""Run the user's transform sample by sample, and convert its results to arrays."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
 from shardio.samples.token_reader import TokenReader
 
 _DEPTH: Final = 2
-"""Levels of lists: those of a batch have a value for each sample, which may be a list of arrays."""
+"""Levels of lists: a batch has a list of its samples' values, each of which may be a list."""
 
 
 def plain(made: Any) -> Any:
-    """Return a sample or a batch of user code with tensors of torch as arrays.
+    """Return a sample or a batch of user code with torch tensors converted to arrays.
 
-    All other values are left as they are, for `inference` to judge, and `made` is not changed.
+    Other values are returned as they are, and checked later. `made` is not modified.
 
     Raises:
-        SchemaError: a value is a masked array or a tensor that cannot become an array. The message
+        SchemaError: a value is a masked array, or a tensor that cannot be converted. The message
             names the field.
     """
     if not isinstance(made, Mapping):
@@ -56,19 +56,20 @@ _HERE: Final = os.path.dirname(os.path.dirname(__file__))
 _READ_ONLY: Final = "\n  arrays given to a transform are read-only: write into a copy, x = x.copy()"
 
 Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
-"""Calls a user function: the key of its draws, the function, and its arguments."""
+"""A function that calls a user function: (seed of its random numbers, function, arguments)."""
 
 
 def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call the user's function with the global generators keyed: it may draw from them."""
+    """Call a user function after seeding the global generators with `key`."""
     seed_generators(key)
     return function(*arguments)
 
 
 class TransformRunner:
-    """A runner of the user's transform on samples of a dataset, which it borrows.
+    """A runner of the user's transform on samples of a dataset. Borrows the dataset.
 
-    `passes` are exception types of user code that are re-raised as they are; `call` calls it.
+    `passes` are exception types of user code that are not wrapped in a TransformError; `call` calls
+    user functions.
     """
 
     def __init__(
@@ -111,18 +112,18 @@ class TransformRunner:
         epoch: int,
         start: int,
     ) -> int:
-        """Fill the rows of a batch; returns how much of the heap is used.
+        """Fill the rows of a batch; return the used bytes of the heap.
 
         Args:
-            layout, memory: of the block.
-            index_chunk, part: where the samples lie.
-            states: of their rows in the origin table.
-            epoch, start: the position of the first, which keys its generators.
+            layout, memory: the block and its layout.
+            index_chunk, part: the samples.
+            states: the samples' entries in the status column of the origin table.
+            epoch, start: the position of the first sample, which seeds its generators.
 
         Raises:
-            ShardCorrupt, TransformError, InsufficientMemory: naming the sample.
+            ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.
         """
-        # They stay valid when the block grows: the pages are the same.
+        # The arrays stay valid when the block grows, because the pages remain the same.
         n = part.stop - part.start
         arrays = [(s.name, layout.fixed_rows(memory.bytes, s, n)) for s in layout.fixed]
         presence = [(p.name, layout.present(memory.bytes, p)) for p in layout.presence]
@@ -149,16 +150,16 @@ class TransformRunner:
 
     @cached_property
     def _first(self) -> str:
-        """Describe the sample that batches are laid out by."""
+        """Describe the sample that determines the layout of batches."""
         rows = self._dataset.rows.at(np.zeros(1, np.int64))
         place = named(self._dataset, int(rows[0]), int(self._dataset.locate(rows)[0]))
         return f"the first sample ({place})"
 
     def sample(self, index_chunk: IndexChunk, k: int, *, epoch: int, position: int) -> Any:
-        """Return the transform of sample k of a chunk, with every generator keyed for it."""
+        """Return the transform of sample k of a chunk, run with seeded generators."""
         dataset, generators = self._dataset, self._generators
         row, shard = int(index_chunk.rows[k]), int(index_chunk.shards[k])
-        # Truncated files are detected once per batch, where reading must not kill (`Filler`).
+        # If necessary, `Filler` checks for truncated files once per batch.
         local = row - int(dataset.starts[shard])
         sample = dataset.sample(shard, local, self._stored, check_truncated=False)
         if self._clips is not None:
@@ -197,7 +198,7 @@ class TransformRunner:
     def placed(
         self, what: str, row: int, shard: int, position: int, text: str = ""
     ) -> TransformError:
-        """Return the error of a sample, naming it."""
+        """Return an error that names the sample."""
         place = (
             f"{named(self._dataset, row, shard)} of {self._batch_spec.path} (position {position})"
         )
@@ -207,8 +208,8 @@ class TransformRunner:
 def _make_read_only(sample: Mapping[str, Any]) -> None:
     """Clear the writable flag of a sample's arrays.
 
-    Stored arrays lie in a mapped file, which must not be written to. Decoded ones own their memory,
-    but a transform that writes into them would fail on a dataset that has the same values stored.
+    Stored arrays are views of a mapped file, which must not be written to. Decoded arrays could be
+    written to, but such a transform would fail on a dataset that stores the same values.
     """
     for value in sample.values():
         if isinstance(value, np.ndarray):
@@ -216,13 +217,13 @@ def _make_read_only(sample: Mapping[str, Any]) -> None:
 
 
 def named(dataset: Dataset, row: int, shard: int) -> str:
-    """Describe the sample at a row of all shards."""
+    """Describe the sample at a row of the dataset."""
     local = row - int(dataset.starts[shard])
     return f"sample {local} of shard {dataset.shards[shard].name}"
 
 
 def describe_error(what: str, error: BaseException) -> tuple[str, str]:
-    """Return the error text of a user function, and its traceback without our frames."""
+    """Return the error text of a user function, and its traceback without shardio's frames."""
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
         frames = frames.tb_next
