@@ -1,1 +1,1 @@
-"""Processes and shared memory under every loader: knows offsets and arrays, not tensors."""
+"""The engine of loaders: fills blocks of shared memory with batches. It does not know tensors."""

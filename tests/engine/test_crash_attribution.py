@@ -150,9 +150,7 @@ def test_a_batch_of_which_workers_die_at_one_sample_after_another_is_an_error(
         return True
 
     die_of(kills)
-    with pytest.raises(
-        WorkerDied, match="batch 0 of epoch 0 .*, which 6 workers have crashed over"
-    ):
+    with pytest.raises(WorkerDied, match="batch 0 of epoch 0 .*, at which 6 workers have crashed"):
         epoch(folder)
 
 

@@ -188,7 +188,7 @@ def test_there_is_an_end_to_passes_at_the_same_time(
         monkeypatch.setattr(each, "N_SLOTS", 3)
     engine = _engine(folder, 0)
     passes = [engine.iterate(_plan(epoch)) for epoch in range(3)]
-    with pytest.raises(InvalidArgument, match="3 iterations over one loader are under way"):
+    with pytest.raises(InvalidArgument, match="3 iterations over one loader are running"):
         engine.iterate(_plan(3))
     engine.cancel(passes[0])
     assert _steps(engine, engine.iterate(_plan(3))) == list(range(10))
@@ -278,7 +278,7 @@ def test_another_dataset_in_the_place_of_the_opened_one_is_never_read(tmp_path: 
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         for _ in range(3):
-            with pytest.raises(DatasetCorrupt, match="another dataset has taken the place"):
+            with pytest.raises(DatasetCorrupt, match="another dataset has replaced"):
                 list(loader)
 
 

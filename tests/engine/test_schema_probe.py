@@ -81,7 +81,7 @@ def test_only_the_death_of_the_worker_that_was_asked_has_it_asked_again(
 
 def test_a_first_sample_that_two_workers_died_of_says_so(dataset: ShardDataset) -> None:
     asked, _ = inquiry(dataset, [[DEATHS[0]], [DEATHS[0]]])
-    with pytest.raises(WorkerDied, match=r"sample 0 of .*, which 2 workers have crashed over$"):
+    with pytest.raises(WorkerDied, match=r"sample 0 of .*, at which 2 workers have crashed$"):
         asked.schemas()
 
 

@@ -101,7 +101,7 @@ def test_a_first_sample_that_hangs_is_named(folder: str, tmp_path: Path) -> None
         loader._engine._timeout_s = 0.05
         with pytest.raises(BatchTimeout) as caught:
             iter(loader)
-    assert "the first sample, from which batches are laid out" in str(caught.value)
+    assert "the first sample, which determines the layout of batches" in str(caught.value)
     assert "worker 0" in str(caught.value) and "in hang" in str(caught.value)
     assert ", without a task:" in str(caught.value)
 
@@ -214,7 +214,9 @@ def test_a_loop_that_finds_no_room_because_others_hang_is_overdue_too(
         others = iter(loader)
         loader._engine._timeout_s = 0.05
         del steps, others  # both are full of tasks that hang
-        with pytest.raises(BatchTimeout, match="end of one of 2 iterations, all there may be, of"):
+        with pytest.raises(
+            BatchTimeout, match="end of one of 2 iterations, the maximum number, of"
+        ):
             iter(loader)
         loader._engine._timeout_s = None
         assert next(iter(loader))["label"].tolist() == list(range(BATCH)), "with new workers"

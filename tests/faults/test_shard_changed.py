@@ -160,7 +160,7 @@ def test_a_signal_7_with_all_files_whole_is_a_death_that_points_to_the_storage(
         return sample
 
     with load_mapped(folder, 1, transform=fail) as loader:
-        with pytest.raises(WorkerDied, match="storage could not give the bytes") as caught:
+        with pytest.raises(WorkerDied, match="storage could not provide a page") as caught:
             list(loader)
     assert "sample 20 of shard 000000-000.shard" in str(caught.value)
 

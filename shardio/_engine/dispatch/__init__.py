@@ -1,1 +1,1 @@
-"""Decide which worker fills which step in which block; runs in the main process."""
+"""Assignment of steps and blocks to workers; runs in the main process."""

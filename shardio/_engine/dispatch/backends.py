@@ -1,6 +1,6 @@
-"""Fillers of blocks: worker processes or threads, or this process itself (num_workers=0).
+"""The backends that fill blocks: worker processes, worker threads, or this process.
 
-All of them take tasks and return answers.
+They have one interface, which takes tasks and returns results.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 
 
 class InlineWorker:
-    """This process as its only worker: tasks are done when their answers are waited for.
+    """The backend for num_workers=0: `wait` runs a task in this process.
 
-    The global generators are left as they were.
+    Global random generators are restored afterwards.
     """
 
     depth = 1
@@ -79,15 +79,13 @@ class InlineWorker:
     def send_hello(
         self, dataset: Dataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
-        """Use main's own dataset."""
+        """Use the main process's dataset, and map the shared files."""
         self._filler = Filler(
             self._batch_spec,
             dataset,
-            # Ctrl-C is for this process; in a worker, a KeyboardInterrupt can only come from user
-            # code.
+            # Here a KeyboardInterrupt is Ctrl-C; in a worker it can only come from user code.
             passes=(KeyboardInterrupt,),
-            # A truncated file kills a worker, which is reported; here it would kill the user's
-            # program.
+            # A truncated file would kill this process; the crash of a worker is reported.
             cautions=dataset.files.check_lengths if dataset.access == "mmap" else None,
         )
         if self._batch_spec.skips:
@@ -96,7 +94,7 @@ class InlineWorker:
         self._counters = IterationCounters(fds[COUNTERS], 0)
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
-        """Lay blocks out so from now on; main's own know how large they may be."""
+        """Set the layout of batches in blocks."""
         self._layout = layout
 
     def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
@@ -114,13 +112,13 @@ class InlineWorker:
         self._tasks.append((task, block))
 
     def post(self) -> None:
-        """Do nothing: a task is in this process as soon as it is given."""
+        """Do nothing: tasks need not be sent."""
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
-        """Do the oldest task, however long it takes."""
+        """Run the oldest task and return its result; `timeout_s` is ignored."""
         if not self._tasks:
             raise ClosedError("the loader is closed")
-        task, block = self._tasks[0]  # popped only when done: Ctrl-C may strike during it
+        task, block = self._tasks[0]  # popped when done, because Ctrl-C may interrupt it
         if not self._batch_spec.runs_user_code:
             answer = self._do(task, block)
         else:
@@ -157,20 +155,20 @@ class InlineWorker:
                     n_rows, heap_bytes, skips = careful
                 counters.add(task.slot, task.step, start_ns)
                 status = Status.FILLED
-        except Exception as failure:  # noqa: BLE001  # raised when the batch's turn comes
+        except Exception as failure:  # noqa: BLE001  # raised when the batch is delivered
             status, error = Status.FAILED, failure
         done = TaskReply(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
         try:
             return TaskResult(0, done, error, schemas, skips)
         finally:
-            del error  # otherwise its traceback, this frame and the block keep each other alive
+            del error  # breaks the reference cycle of traceback and frame, which keeps the block
 
     def worker_stacks(self) -> list[tuple[str, str]]:
-        """Nobody works while main asks."""
+        """Return nothing: no task runs while this is called."""
         return []
 
     def close(self) -> None:
-        """Drop all tasks and the shared tables."""
+        """Drop all tasks, and release the shared files."""
         self._tasks.clear()
         self._cancelled, self._filler = np.zeros(0, np.uint8), None
         self._row_by_row = self._counters = None
@@ -179,10 +177,10 @@ class InlineWorker:
 _QUICK: Final = int(Status.QUICK)
 
 STARTING_S: Final = 60.0
-"""The time a worker may take to start before the time counts as that of its task."""
+"""The time for which starting workers do not count towards the timeout of a batch."""
 
 _PRELOAD: Final = ("numpy.random", "shardio._engine.dispatch.worker")
-"""NumPy loads numpy.random only when it is first used, 12 ms in every worker."""
+"""Modules imported by the zygote; importing numpy.random on first use takes 12 ms per worker."""
 
 
 StartMethod = Start | Literal["thread"]
@@ -190,7 +188,7 @@ StartMethod = Start | Literal["thread"]
 
 
 class WorkerBackend:
-    """Worker processes or threads; owns them until `close`."""
+    """A backend of worker processes or threads, which it owns until `close`."""
 
     depth = DEPTH
 
@@ -212,17 +210,17 @@ class WorkerBackend:
 
     @property
     def is_starting(self) -> bool:
-        """True if a worker has not opened the dataset yet, within STARTING_S."""
+        """True if a worker has not opened the dataset yet, for at most STARTING_S."""
         return bool(self._starting) and time.monotonic() < self._start_end_s
 
     def send_hello(
         self, dataset: Dataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
-        """Send the files that workers share with main; they stay the caller's.
+        """Send the files that workers share with the main process. The caller keeps them open.
 
         Args:
-            dataset: main's own.
-            fds: those of `protocol`, and from STACKS on one for each worker.
+            dataset: the main process's own instance.
+            fds: the files up to KEPT, in the order of `worker`, then a STACKS file per worker.
             tables: the tables of the dataset's view, from `shared_tables`.
         """
         self._tables = tables
@@ -230,7 +228,7 @@ class WorkerBackend:
         memory = mmap.mmap(fds[KEPT], 0)
         self._kept = [ReplyBuffer(memory, worker) for worker in range(self.n_workers)]
         for kept in self._kept:
-            kept.take()  # messages of earlier workers, whose iterations have been restarted
+            kept.take()  # drop replies of earlier workers, whose iterations have been restarted
         for worker in range(self.n_workers):
             self._send_hello(worker)
 
@@ -242,7 +240,7 @@ class WorkerBackend:
             self._pool.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *tables])
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
-        """Lay blocks out so from now on, as is to be done for these schemas; so large at most."""
+        """Send the schemas that determine the layout, and the maximum size of a block."""
         self._layout = _message(RequestKind.LAYOUT, step=memory_bytes) + schemas.pack()
         for worker in range(self.n_workers):
             self._pool.send(worker, self._layout)
@@ -272,17 +270,17 @@ class WorkerBackend:
         self._outbox[worker] += pack_task(*task)
 
     def post(self) -> None:
-        """Send the tasks that were given: those of a worker in one message."""
+        """Send the queued tasks, in one message per worker."""
         for worker, tasks in enumerate(self._outbox):
             if tasks:
-                # Cleared before sending: sent twice, the tasks would be done twice
+                # Cleared before sending: tasks must not be sent twice.
                 self._outbox[worker] = b""
                 self._pool.send(worker, tasks)
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
-        """Wait until there are results or lost workers, a worker is ready, or the time is up.
+        """Wait for results, lost workers or a started worker, at most `timeout_s`.
 
-        Results that an exited worker had sent, or held back, come first.
+        The results of a lost worker, including those in its reply buffer, come before its loss.
         """
         found: list[TaskResult | WorkerLost] = []
         for event in self._pool.wait(timeout_s):
@@ -310,7 +308,7 @@ class WorkerBackend:
         return found
 
     def _held_back(self, worker: int) -> bytes:
-        kept = self._kept  # another thread may close this backend meanwhile
+        kept = self._kept  # another thread may close this backend
         return kept[worker].take() if kept else b""
 
     def worker_stacks(self) -> list[tuple[str, str]]:
@@ -321,7 +319,7 @@ class WorkerBackend:
         return list(zip(self._pool.names(), stacks, strict=True))
 
     def _on_worker_exit(self, died: WorkerExit) -> str:
-        """Replace a dead worker; returns how it died, in words."""
+        """Replace a worker that has exited; return a description of its exit."""
         how = died.manner
         if text := self._last_words.pop(died.worker, ""):
             how = f"{how}:\n\n{text}"
@@ -337,9 +335,9 @@ class WorkerBackend:
         return how
 
     def close(self) -> None:
-        """End all workers, whatever they do. Idempotent."""
+        """Stop all workers, even busy ones. Idempotent."""
         self._pool.close()
-        self._blocks.clear()  # otherwise their memory lives as long as the loader
+        self._blocks.clear()  # otherwise their memory is kept as long as the loader
         self._kept = []
 
 
@@ -361,7 +359,7 @@ def _message(
 
 
 def _answers(worker: int, data: bytes) -> list[TaskResult]:
-    """Return the results of a message that has nothing else."""
+    """Return the results in a message of replies without payloads."""
     return [
         tuple.__new__(TaskResult, (worker, tuple.__new__(TaskReply, words), None, None, ()))
         for words in unpack_dones(data)

@@ -1,8 +1,8 @@
 """Counters of loading: a cache line of shared memory per iteration and worker, and a timer.
 
 Each worker adds to its line after every batch; the main process reads the lines on request and
-keeps the timer. While a trace is recorded, each worker also notes in a ring buffer when it filled
-its latest batches.
+keeps the timer. While a trace is recorded, each worker also writes the times of its latest batches
+into a ring buffer.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from shardio._base.statistics import CHECK, DECODE, PHASE_TIMES, TRANSFORM, Load
 from shardio._workers.processes.linux import memory_file, resize_memory_file
 from shardio.order.partition import RankPartition
 
-# Words of a line, and of the header. A line fills one cache line: no two writers share one.
+# Words of a line, and of the header. A line fills one cache line, which has only one writer.
 _LINE: Final = 8
 _FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM = range(7)
 _N_WORKERS, _N_SLOTS, _N_RECORDS, _IS_RECORDING = range(4)
 
 N_RECORDS: Final = 512
-"""The number of recorded batches of each worker: 32 KiB, which a limit of file sizes must allow."""
+"""The number of recorded batches of each worker, 32 KiB. The limit of file sizes applies to it."""
 
 _S_PER_NS: Final = 1e-9
 
 
 class FillRecord(NamedTuple):
-    """When a worker filled a batch, in nanoseconds; `pass_ns` identifies the iteration."""
+    """The times of filling a batch, in nanoseconds; `pass_ns` identifies the iteration."""
 
     pass_ns: int
     step: int
@@ -43,7 +43,7 @@ class FillRecord(NamedTuple):
 
 
 class IterationCounters:
-    """The lines of one worker. Borrows the file.
+    """The counters that one worker writes. Borrows the file.
 
     Args:
         fd: the file that `CounterTable` created.
@@ -62,7 +62,7 @@ class IterationCounters:
         return now_ns()
 
     def add(self, slot: int, step: int, start_ns: int) -> int:
-        """Count a batch of the iteration in a slot, filled since `start`; return its time in ns."""
+        """Count a batch of the iteration in `slot`; return the time since `start` in ns."""
         end_ns = now_ns()
         words, line = self._words, self._first + slot * self._stride
         words[line + _FILLED] += 1
@@ -84,7 +84,7 @@ class IterationCounters:
         place = ring + _LINE * (1 + words[ring] % self._n_records)
         for i, value in enumerate((pass_ns, step, start_ns, end_ns, *sums_ns)):
             words[place + i] = value
-        words[ring] += 1  # last: an unfinished record is not counted
+        words[ring] += 1  # last, so that an unfinished record is not counted
 
 
 def _ring_lines(n_records: int) -> int:
@@ -93,9 +93,9 @@ def _ring_lines(n_records: int) -> int:
 
 
 class CounterTable:
-    """The lines of all iterations and workers. Owns the memory, not the file descriptor.
+    """The counters of all iterations and workers. Owns the memory, not the file descriptor.
 
-    The file is sparse: only the slots and records that were used take memory.
+    The file is sparse: only used slots and records take memory.
 
     Args:
         n_slots: the maximum number of iterations at the same time.
@@ -135,9 +135,9 @@ class CounterTable:
         self._head[_IS_RECORDING] = is_recording
 
     def close(self) -> None:
-        """Unmap the table; the counts stay readable."""
+        """Unmap the table; the counters stay readable."""
         self._lines = self._lines[: self._n_begun].copy()
-        # Reading a ring buffer that was never written to would allocate its memory.
+        # Copying ring buffers that were never written would allocate their memory.
         self._rings = self._rings.copy() if self._has_recorded else self._rings[:0].copy()
         self._head = self._head.copy()
 
@@ -147,7 +147,7 @@ class CounterTable:
         return sums
 
     def fillings(self) -> list[list[FillRecord]]:
-        """Return the latest records of each worker, in the order of time."""
+        """Return the latest records of each worker, ordered by time."""
         found: list[list[FillRecord]] = []
         for ring in self._rings if self._has_recorded else ():
             lines = ring[1 : 1 + min(int(ring[0, 0]), self._n_records), :7].tolist()
@@ -161,23 +161,23 @@ class IterationTimer:
 
     began_ns: int = field(default_factory=now_ns)
     entered_ns: int = 0
-    """The sum of the times at which the loop asked for a batch."""
+    """The sum of the times at which the loop requested a batch."""
     left_ns: int = 0
-    """The sum of the times at which the loop got a batch."""
+    """The sum of the times at which the loop received a batch."""
     waited_ns: int = 0
     ended_ns: int | None = None
     heap_bytes: int = 0
-    """Bytes of varying values in the batches that the loop got."""
+    """Bytes of varying values in the batches that the loop received."""
     n_copies: int = 0
     n_restarts: int = 0
     n_blocks_made: int = 0
 
     def start(self) -> None:
-        """Record the first assignment of tasks; it counts as handing over, not as a body."""
+        """Record the first assignment of tasks, whose time counts as handing over."""
         self.entered_ns -= now_ns() - self.began_ns
 
     def end(self) -> None:
-        """Record the end of the iteration; may be called again."""
+        """Record the end of the iteration. Idempotent."""
         if self.ended_ns is None:
             self.ended_ns = now_ns()
 
@@ -197,14 +197,14 @@ class IterationTimer:
             words: the counters of the iteration, summed over the workers.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
-        # The sums are over pairs of times (request, receipt); a request without its receipt is the
-        # batch that the loop is waiting for.
+        # Each batch adds its request to one sum and its receipt to the other. A request without a
+        # receipt is that of the batch for which the loop is waiting.
         inside_ns = self.left_ns - self.entered_ns
         if inside_ns < 0:
             inside_ns += elapsed_ns
         n_batches = n_handed_over - partition.first_step
         n_undelivered = max(0, int(words[_FILLED]) - n_batches)
-        # A delivered batch was ready from its filling to its delivery; other filled ones still are.
+        # A batch is ready from its filling to its delivery, or until now.
         ready_ns = self.left_ns + n_undelivered * elapsed_ns - int(words[_READY])
         n_samples = partition.n_samples(n_handed_over)
         return LoadingStats(

@@ -48,14 +48,14 @@ class InFlightRows:
 
 
 def claim_of_first(batch_spec: BatchSpec, dataset: Dataset, number: int = 0) -> InFlightRows:
-    """Return the sample from which the schema of batches is inferred: `number` in the view."""
+    """Return the sample that gives the schema of batches: sample `number` of the view."""
     rows = dataset.rows.at(np.array([number]))
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
     place = f"sample {row} of shard {dataset.shards[shard].name} of {batch_spec.path}"
     if batch_spec.makes_batches:
         return InFlightRows(
-            f"while it made the first batch, which begins with {place}", {shard: [row]}
+            f"while it built the first batch, which begins with {place}", {shard: [row]}
         )
     return InFlightRows(f"while it ran the transform on the first sample: {place}", {shard: [row]})
 
@@ -100,9 +100,9 @@ def crash_error(
     """Return the error of a batch whose worker has crashed.
 
     Args:
-        how: describes the exit.
-        by_signal: the signal that killed it, if any.
-        claims: the samples it was reading.
+        how: a description of the exit.
+        by_signal: the signal that killed the worker, if any.
+        claims: the samples that the worker was reading.
         where: a phrase that names the batch; appended to the message.
         dataset: the main process's own instance; no sample data is read through it.
     """
@@ -113,7 +113,7 @@ def crash_error(
         try:
             n_bytes = os.stat(path).st_size
         except OSError:
-            continue  # deleted, so not the reason
+            continue  # a deleted file stays readable in maps
         if n_bytes < summary.n_bytes:
             found = ShardChanged(
                 f"the file was cut short under its reader: {text}",
@@ -127,8 +127,8 @@ def crash_error(
             found.__cause__ = WorkerDied(text)
             return found
     return WorkerDied(
-        f"{text}; that signal, SIGBUS, means that the storage could not give the bytes of a mapped "
-        "page: its device fails (see the kernel's log), or a file was cut short for a time"
+        f"{text}; SIGBUS means that the storage could not provide a page of a mapped file: the "
+        "device fails (see the kernel's log), or a file was temporarily truncated"
     )
 
 
@@ -149,7 +149,7 @@ def _suspects(
 def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
     """Return the first claimed row that is stored past the first `n_bytes` bytes of its file.
 
-    Where row positions would have to be read from the truncated file, return the first claimed row.
+    If row offsets would have to be read from the truncated file, return the first claimed row.
     """
     rows = claims.rows.get(shard, [])
     # A truncated file cannot be opened: use only a reader that is already open.
@@ -163,10 +163,10 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
 
 
 _MAX_IN_VAIN: Final = 2 * MAX_CRASHES + 2
-"""If one batch crashes this often without a sample being skipped, no sample is to blame.
+"""The number of crashes of a batch without a newly skipped sample after which the step fails.
 
 The limit allows for the first crash, after which all samples are suspects, one crash each for two
-samples whose worker was killed from outside, and some margin.
+samples whose worker was killed from outside, and a margin.
 """
 
 
@@ -175,7 +175,7 @@ class SuspectSamples:
 
     def __init__(self) -> None:
         self.left_out: dict[int, dict[int, str]] = {}
-        """Samples to leave out: row in the batch -> {index in the view: reason}."""
+        """Samples to skip: row in the batch -> {index in the view: reason}."""
         self._n_crashes: dict[tuple[int, int], int] = {}
         self._n_in_vain = 0
 

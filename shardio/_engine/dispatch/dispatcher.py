@@ -1,4 +1,4 @@
-"""The dispatcher of batches: it assigns tasks to workers, routes results, and recycles blocks.
+"""The dispatcher of batches, which assigns tasks to workers, routes results, and recycles blocks.
 
 One Dispatcher belongs to one worker backend, one block pool and one layout; an engine that restarts
 with new ones creates a new Dispatcher. Callers hold the engine's lock.
@@ -30,7 +30,7 @@ from shardio._workers.tasks.schedule import Schedule
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InsufficientMemory, InvalidArgument, TransformError, WorkerDied
 
-# Plain numbers: members of an enum are slow to look up and to compare.
+# Plain ints, because members of an enum are slow to look up and to compare.
 _FILL, _FILLED, _QUICK = int(RequestKind.FILL), int(Status.FILLED), int(Status.QUICK)
 
 
@@ -38,7 +38,7 @@ class Dispatcher:
     """Assigns tasks, routes results, and delivers filled blocks. Borrows all its arguments.
 
     Args:
-        batch_spec: determines the content of batches.
+        batch_spec: the specification of batches.
         dataset: the main process's own instance, for error messages.
         backend: the workers that fill blocks.
         iterations: the running iterations.
@@ -74,7 +74,7 @@ class Dispatcher:
 
         Raises:
             Exception: the failure of filling the block.
-            BatchTimeout, InsufficientMemory: no block becomes free in time, or ever.
+            BatchTimeout, InsufficientMemory: no block becomes free in time, or at all.
         """
         schedule, pool, timer = iteration.schedule, self.pool, iteration.timer
         if schedule.is_over or iteration.is_cancelled:
@@ -91,7 +91,7 @@ class Dispatcher:
             try:
                 block = schedule.deliver()
             except BaseException:
-                # A batch that failed leaves the state intact.
+                # The failure of a batch leaves the state intact.
                 self._iterations.is_torn = not schedule.is_over
                 raise
             if block is not None:
@@ -115,24 +115,24 @@ class Dispatcher:
 
         Raises:
             InvalidArgument: N_SLOTS iterations are running.
-            BatchTimeout: none of the cancelled ones ended in time.
+            BatchTimeout: no cancelled iteration has ended in time.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         iterations = self._iterations
-        what = f"the end of one of {N_SLOTS} iterations, all there may be,"
+        what = f"the end of one of {N_SLOTS} iterations, the maximum number,"
         while iterations.is_full and iterations.n_coming_back:
             if not self.take_answers(end_s) and timeout_s is not None:
                 end_s = self.extended(end_s, timeout_s, what)
         if iterations.is_full:
             raise InvalidArgument(
-                f"{N_SLOTS} iterations over one loader are under way, the most there may be; let "
-                "go of iterators that are no longer needed"
+                f"{N_SLOTS} iterations over one loader are running, the maximum number; release "
+                "iterators that are no longer needed"
             )
 
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
-        """Return a new deadline for a late batch, as long as the old one has not passed.
+        """Return a new deadline for a batch unless the old one has passed.
 
-        Workers that are still starting get more time.
+        A deadline that passes while workers are starting is extended, too.
 
         Raises:
             BatchTimeout: the deadline `end_s` has passed.
@@ -144,7 +144,7 @@ class Dispatcher:
         return now_s + timeout_s
 
     def assign_tasks(self, iteration: EpochIteration) -> None:
-        """Assign tasks as long as there are free blocks and workers that lack tasks."""
+        """Assign tasks while there are free blocks, and workers with too few tasks."""
         schedule = iteration.schedule
         if not schedule.is_low:
             return
@@ -157,7 +157,7 @@ class Dispatcher:
             self._backend.post()
 
     def _find_block(self, iteration: EpochIteration) -> bool:
-        """Give an iteration an idle or new block; return False if there is none for it."""
+        """Give an iteration an idle or new block; return False if there is none."""
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
@@ -189,12 +189,12 @@ class Dispatcher:
         return len(self.pool) >= n_enough and n_to_come >= self._backend.n_workers
 
     def _force_block(self, iteration: EpochIteration) -> None:
-        """Find a block for an iteration that has none, if necessary one beyond the budget.
+        """Find a block for an iteration that has none, if necessary by exceeding the budget.
 
         Raises:
             InsufficientMemory: all blocks are held, and there is no memory for another.
         """
-        gc.collect()  # frees batches that only reference cycles hold
+        gc.collect()  # frees batches that are only kept by reference cycles
         self.apply_finalizers()
         self.assign_tasks(iteration)
         if iteration.schedule.n_in_flight:
@@ -208,21 +208,18 @@ class Dispatcher:
             raise InsufficientMemory(
                 f"all {n} blocks ({n_bytes} bytes of a budget of {self._memory_bytes}) are held by "
                 "batches that the program still refers to, or by other loops over this loader; "
-                f"release batches, or copy what you keep: {error}"
+                f"release batches, or keep copies of them: {error}"
             ) from error
         self.assign_tasks(iteration)
 
     def take_answers(self, end_s: float | None = None) -> bool:
-        """Wait for answers until `end_s`, and apply them to their iterations.
-
-        Return True if there was any.
-        """
+        """Wait for results until `end_s`, and apply them; return True if there was any."""
         left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
         answer = None
         for answer in self._backend.wait(left_s):
             self._route(answer)
         is_answered = answer is not None
-        del answer  # its error's traceback may hold this frame, and with it the blocks
+        del answer  # the traceback of its error may refer to this frame, which keeps blocks
         return is_answered
 
     def _route(self, answer: TaskResult | WorkerLost) -> None:
@@ -269,7 +266,7 @@ class Dispatcher:
             clear_claims(iteration.layout, self.pool[number])
             n_crashes = iteration.crashes[step] = iteration.crashes.get(step, 0) + 1
             where = f" {_named(iteration, step)} of {self._batch_spec.path}"
-            where += f", which {n_crashes} workers have crashed over" if n_crashes > 1 else ""
+            where += f", at which {n_crashes} workers have crashed" if n_crashes > 1 else ""
             error = crash_error(loss.how, loss.signal, claims, where, self._dataset)
             if self._batch_spec.skips and isinstance(error, WorkerDied):
                 caution = iteration.cautions.setdefault(step, SuspectSamples())
@@ -283,7 +280,7 @@ class Dispatcher:
         schedule.lost(loss.worker)
 
     def _tasks_of(self, worker: int) -> list[str]:
-        """Describe a worker's current task or, if none has begun, its next ones."""
+        """Describe a worker's current task or, if none has begun, its next task."""
         found, given = [], []
         for iteration in self._iterations:
             tasks = iteration.schedule.tasks_of(worker)
@@ -296,9 +293,9 @@ class Dispatcher:
     def _at_work(
         self, iteration: EpochIteration, tasks: dict[int, int]
     ) -> Iterator[tuple[int, int, InFlightRows]]:
-        """Yield the step, block and samples of the task that a worker is busy with, if any.
+        """Yield the step, block and samples of a worker's current task, if there is one.
 
-        Tasks before that one are done, but their answers have not arrived yet.
+        Tasks before the current one are done, but their results have not arrived yet.
         """
         fields = self._batch_spec.fields
         for step, number in tasks.items():

@@ -1,4 +1,4 @@
-"""The engine of a loader: workers, blocks and iterations, restarted if their state may be wrong.
+"""The engine of a loader: workers, blocks and iterations, restarted if their state may be corrupt.
 
 An Engine belongs to one loader and lives as long as the loader. Each iteration over an epoch is an
 `EpochIteration` with its own Schedule; several may run at the same time on the same workers and
@@ -55,9 +55,9 @@ from shardio.errors import (
 )
 
 _NEXT, _SPREAD = 8, 24
-"""The numbers of samples tried for the schema: at the start, and spread over the view."""
+"""The numbers of candidates for the schema: at the start, and spread over the view."""
 _ASKED = 0
-"""The number of the worker that computes the schema."""
+"""The index of the worker that computes the schema."""
 
 
 class SchemaProbe:
@@ -71,14 +71,14 @@ class SchemaProbe:
         self._n_crashes = 0
         self._candidates = _candidates(batch_spec.n_samples) if batch_spec.skips else [0]
         self._number = 0
-        """The index of the candidate that is tried."""
+        """The index of the current candidate."""
 
     @property
     def _sample(self) -> int:
         return self._candidates[self._number]
 
     def ask(self) -> Schemas | None:
-        """Return the schemas if no worker is needed; otherwise ask one, once, and return None."""
+        """Return the schemas if they need no worker; otherwise send a request, and return None."""
         batch_spec = self._batch_spec
         if not batch_spec.runs_user_code or not batch_spec.n_samples:
             return Schemas(batch_spec.delivered(self._dataset))
@@ -89,12 +89,13 @@ class SchemaProbe:
         return None
 
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:
-        """Ask, and wait for the answer; return None if it does not arrive within `timeout_s`.
+        """Request the schemas and wait for them; return None after `timeout_s`.
 
         The time in which workers start is not counted.
 
         Raises:
-            TransformError, WorkerDied, ShardChanged: naming the sample; ask again.
+            TransformError, WorkerDied, ShardChanged: the probe failed; the message names the
+                sample. The next call tries again.
         """
         known = self.ask()
         since_s = time.monotonic()
@@ -105,7 +106,7 @@ class SchemaProbe:
                 if left_s <= 0:
                     return None
             n_answers, is_starting = 0, self._backend.is_starting
-            # With `map`: a variable that holds an answer would be part of its error's traceback.
+            # With `map`, because a variable for the answer would be kept by its error's traceback.
             for schemas in map(self._take, self._backend.wait(left_s)):
                 known = schemas or known
                 n_answers += 1
@@ -122,7 +123,7 @@ class SchemaProbe:
 
     def _take(self, answer: TaskResult | WorkerLost) -> Schemas | None:
         if isinstance(answer, WorkerLost) and not (self._is_asked and answer.worker == _ASKED):
-            return None  # the worker died idle, perhaps just after its answer
+            return None  # the worker exited while idle, perhaps after its answer
         self._is_asked = False
         if isinstance(answer, WorkerLost):
             return self._ask_again(answer)
@@ -133,19 +134,19 @@ class SchemaProbe:
         try:
             raise answer.error
         finally:
-            del answer  # otherwise the error refers to itself and keeps the loader alive
+            del answer  # breaks the reference cycle of error and traceback, which keeps the loader
 
     def _has_another(self) -> bool:
-        """Go on to the next sample to try; return False, back at the first, if there is none."""
+        """Advance to the next candidate; after the last, go back to the first and return False."""
         self._number = (self._number + 1) % len(self._candidates)
         return self._number > 0
 
     def _ask_again(self, loss: WorkerLost) -> Schemas | None:
-        """Ask another worker, unless the first sample has crashed enough of them."""
+        """Ask the restarted worker, unless the sample has crashed too many workers."""
         self._n_crashes += 1
         claim = claim_of_first(self._batch_spec, self._dataset, self._sample)
         n = self._n_crashes
-        many = f", which {n} workers have crashed over" if n > 1 else ""
+        many = f", at which {n} workers have crashed" if n > 1 else ""
         error = crash_error(loss.how, loss.signal, claim, many, self._dataset)
         if not is_final(error, self._n_crashes):
             return self.ask()
@@ -156,7 +157,7 @@ class SchemaProbe:
         try:
             raise error
         finally:
-            del error  # otherwise the error refers to itself
+            del error  # breaks the reference cycle of error and traceback
 
 
 def _candidates(n_samples: int) -> list[int]:
@@ -166,7 +167,7 @@ def _candidates(n_samples: int) -> list[int]:
     return list(dict.fromkeys([*first, *spread])) if n_samples else [0]
 
 
-# Raised while the state is consistent, by an iteration that could not begin.
+# Exceptions of an iteration that cannot begin, which leave the state consistent.
 _TEAR_NOTHING: Final = (
     InsufficientMemory,
     TransformError,
@@ -180,12 +181,12 @@ class Engine:
     """The workers and blocks of a loader, owned until `close`.
 
     Args:
-        batch_spec: determines the content of batches.
+        batch_spec: the specification of batches.
         n_workers: the number of processes or threads; 0 fills blocks in this process.
         prefetch: the number of blocks beyond one per worker; None chooses it by their size.
         memory_bytes: the budget of all blocks together.
-        timeout_s: the time that `next` waits for a batch of the workers; None waits forever.
-        start_method: how workers start.
+        timeout_s: the maximum time that `next` waits for a batch; None for no limit.
+        start_method: the start method of the workers.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class Engine:
         self._tables: tuple[SharedArray, ...] = ()
         self._is_closed = False
         self._is_inside = False
-        """True during a call: a signal handler in the same thread may then call `close`."""
+        """True during a call; a signal handler in the same thread may then call `close`."""
         self.dataset: Dataset
 
     @files_explained()
@@ -238,7 +239,7 @@ class Engine:
         self._tables = shared_tables(dataset)
         self._backend.send_hello(dataset, self._fds, self._tables)
         self._schema_probe = SchemaProbe(self._batch_spec, dataset, self._backend)
-        schemas = self._schema_probe.ask()  # requested now; the answer is awaited when it is needed
+        schemas = self._schema_probe.ask()  # `layout` waits for the answer
         if schemas is not None:
             self._lay_out(schemas)
 
@@ -256,7 +257,7 @@ class Engine:
             timeout_s, path = self._timeout_s, self._batch_spec.path
             schemas = self._schema_probe.schemas(timeout_s)
             if schemas is None:
-                what = "the first sample, from which batches are laid out,"
+                what = "the first sample, which determines the layout of batches,"
                 stacks = self._backend.worker_stacks()
                 raise timeout_error(what, path, timeout_s, stacks, self._schema_probe.tasks_of)
             return self._lay_out(schemas)
@@ -315,7 +316,7 @@ class Engine:
 
         Raises:
             Exception: the failure of filling the block.
-            ClosedError, WorkerDied, ShardChanged, BatchTimeout: there is no block.
+            ClosedError, WorkerDied, ShardChanged, BatchTimeout: no block can be delivered.
         """
         with self._lock:
             if self._is_closed or this_process.pid != self._owner_pid or self._iterations.is_torn:
@@ -336,7 +337,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """Lock and mark the engine as `next` does, for calls that need not be fast."""
+        """Lock and mark the engine as in `next`, for calls that need not be fast."""
         with self._lock:
             self._check_usable()
             self._restart_if_torn()
@@ -357,10 +358,10 @@ class Engine:
         self._iterations.is_torn = True
 
     def _restart_if_torn(self) -> None:
-        """Restart with new workers and blocks if the state may be wrong.
+        """Restart with new workers and blocks if the state may be corrupt.
 
-        Delivered batches stay valid, and iterations resume at their step: a batch is the same
-        whichever worker fills it, and however often.
+        Delivered batches stay valid, and iterations resume at their step: filling a batch again, in
+        any worker, gives the same bytes.
         """
         if not self._iterations.is_torn:
             return
@@ -391,7 +392,7 @@ class Engine:
         block = iteration.held
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
             return None
-        # Cleared first: Ctrl-C may lose a block, but never gives it two owners.
+        # Cleared first: Ctrl-C may leak a block, but never give it two owners.
         iteration.held = None
         return self.pool.lease(block)
 
@@ -417,13 +418,13 @@ class Engine:
         self._iterations.record(is_recording=is_recording)
 
     def fillings(self) -> list[list[FillRecord]]:
-        """Return the recorded fillings of each worker, in the order of time."""
+        """Return the recorded fillings of each worker, ordered by time."""
         return self._iterations.fillings()
 
     @property
     def pool(self) -> BlockPool:
         """The blocks."""
-        if self._dispatcher is None:  # not by the property: this saves a call for every batch
+        if self._dispatcher is None:  # without `dispatcher`, which saves a call for every batch
             raise ClosedError("the loader is closed")
         return self._dispatcher.pool
 
@@ -439,14 +440,14 @@ class Engine:
             raise ClosedError("the loader is closed")
         if this_process.pid != self._owner_pid:
             raise ClosedError(
-                f"this loader belongs to process {self._owner_pid}; this is process "
-                f"{this_process.pid}, a fork of it, which needs a loader of its own"
+                f"this loader belongs to process {self._owner_pid}; create another loader in this "
+                f"process, {this_process.pid}, which was forked from it"
             )
 
     def close(self) -> None:
-        """End the workers and release everything; held batches stay valid. Idempotent.
+        """Stop the workers and release everything. Held batches stay valid. Idempotent.
 
-        A fork does nothing: the engine belongs to its parent.
+        In a forked child, this does nothing.
         """
         if self._is_closed or this_process.pid != self._owner_pid:
             return
@@ -456,7 +457,7 @@ class Engine:
                 self._backend.close()
         finally:
             with self._lock:
-                if not self._is_inside:  # otherwise the interrupted call releases them at its end
+                if not self._is_inside:  # otherwise the interrupted call releases at its end
                     self._release()
 
     @interrupts_held()

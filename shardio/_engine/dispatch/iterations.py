@@ -1,7 +1,7 @@
 """The table of a loader's running iterations, kept by the main process.
 
-A byte of shared memory per iteration tells the workers whether it is cancelled. The table only
-keeps the state; `engine` and `dispatcher` decide what happens.
+A byte of shared memory per iteration tells the workers whether the iteration is cancelled. The
+table only keeps the state; `engine` and `dispatcher` make the decisions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardio.errors import TooManySkipped
 _NAMED_SKIPS: Final = 3
 
 Delivered = tuple[int, int, int, int]
-"""A filled block: its number, the step, the number of rows, and the bytes of varying values."""
+"""A filled block: block number, step, number of rows, and bytes of varying values."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ class EpochIteration:
     schedule: Schedule
     layout: BlockLayout
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Number of rows and bytes of varying values of each step that is ready."""
+    """The number of rows and bytes of varying values of each step that is ready."""
     crashes: dict[int, int] = field(default_factory=dict)
     """The number of workers that crashed at each unfinished step."""
     cautions: dict[int, SuspectSamples] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class EpochIteration:
         """Return the skipped samples of the step that is being delivered, in order.
 
         Raises:
-            TooManySkipped: with this step, more than `most` samples were skipped.
+            TooManySkipped: more than `most` samples have been skipped, this step included.
         """
         found = self.skips.pop(step, ())
         self.n_skipped += len(found)
@@ -76,7 +76,8 @@ class EpochIteration:
         named = [f"sample {s.index}: {s.error}: {s.text}" for s in found[-_NAMED_SKIPS:]]
         raise TooManySkipped(
             f"{self.n_skipped} samples of epoch {self.plan.epoch} have failed by batch {step}, and "
-            f"max_skips allows {most}: mend them, or raise it; the last:\n" + "\n".join(named)
+            f"max_skips allows {most}: repair them, or raise max_skips; the last:\n"
+            + "\n".join(named)
         )
 
 
@@ -95,17 +96,17 @@ class IterationTable:
         self._free_slots = list(range(N_SLOTS))
         self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
         self.ended: deque[EpochIteration] = deque()
-        """Iterations that `cancel` was called for and `take_ended` has not yielded yet."""
+        """Cancelled iterations that `take_ended` has not yielded yet."""
         self._counter_table: CounterTable
         self._is_recording = False
         self._forgotten = LoadingStats()
         self.n_restarts = 0
         """The number of replaced workers, busy or not."""
         self.is_torn = False
-        """True if an exception may have left the state half changed."""
+        """True if an exception may have left the state inconsistent."""
 
     def share(self) -> int:
-        """Put the cancellation flags into shared memory; the caller owns its descriptor."""
+        """Put the cancellation flags into shared memory; the caller owns the descriptor."""
         fd = reserve_memory_file(N_SLOTS, "the table of iterations")
         try:
             self._words = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
@@ -115,7 +116,7 @@ class IterationTable:
         return fd
 
     def share_counters(self, n_workers: int) -> int:
-        """Create the counter table of the workers; the caller owns its descriptor."""
+        """Create the counter table of the workers; the caller owns the descriptor."""
         self._counter_table = CounterTable(N_SLOTS, n_workers)
         self._counter_table.record(is_recording=self._is_recording)
         return self._counter_table.fd
@@ -163,16 +164,16 @@ class IterationTable:
     def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
         """Record that an iteration ended early, and tell the workers that have its tasks.
 
-        A finalizer may call this in any thread at any moment. `is_known` is False in a fork of the
-        process that owns the workers, which must not reach them.
+        A finalizer may call this in any thread at any moment. `is_known` is False in a forked child
+        of the process that owns the workers, which must not tell them.
         """
         if is_known and not iteration.is_cancelled:
-            self._words[iteration.slot] = 1  # set now: `take_ended` may never be called again
+            self._words[iteration.slot] = 1  # here too, because `take_ended` may not be called
         iteration.timer.end()
         self.ended.append(iteration)
 
     def take_ended(self) -> Iterator[EpochIteration]:
-        """Yield, once each, the iterations cancelled since the last call."""
+        """Yield the iterations cancelled since the last call, each once."""
         while self.ended:
             iteration = self.ended.popleft()
             if not iteration.is_cancelled:
@@ -190,7 +191,7 @@ class IterationTable:
         del self._by_slot[iteration.slot]
 
     def restart_iterations(self) -> None:
-        """Reset the iterations that a loop iterates to their next step, with no task assigned."""
+        """Reset the iterations of existing loops to their next step, without tasks; drop others."""
         while self.ended:
             self.ended.popleft().is_cancelled = True
         for iteration in self._by_slot.values():
@@ -204,7 +205,7 @@ class IterationTable:
         self._words[:] = 0
 
     def stats_of(self, iteration: EpochIteration) -> LoadingStats:
-        """Return the figures of an iteration so far; call it before its slot is used again."""
+        """Return the figures of an iteration so far. Call it before its slot is reused."""
         plan, timer = iteration.plan, iteration.timer
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
         words = self._counter_table.of(iteration.slot)
@@ -222,5 +223,5 @@ class IterationTable:
         self._counter_table.record(is_recording=is_recording)
 
     def fillings(self) -> list[list[FillRecord]]:
-        """Return the recorded fillings of each worker, in the order of time."""
+        """Return the recorded fillings of each worker, ordered by time."""
         return self._counter_table.fillings()

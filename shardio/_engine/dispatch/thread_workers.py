@@ -2,8 +2,8 @@
 
 They run the same loop over the same messages as worker processes, each with its own open dataset,
 and share the maps of blocks. User functions and the global generators of Python, NumPy and torch
-are shared by all threads. User code that runs in this process (in worker threads, or with
-num_workers=0) gets generators keyed for its sample, so a lock admits one thread at a time.
+are shared by all threads. User code in this process (in worker threads, or with num_workers=0) runs
+with generators seeded for its sample; a lock therefore admits one thread at a time.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ __all__ = ["ThreadWorkers"]
 
 
 class GeneratorLock:
-    """A lock on the global generators that restores the program's own states on release.
+    """A lock on the global generators that restores the program's states on release.
 
-    An abandoned thread loses the lock, because it may never return from user code.
+    `end` can release the lock of another thread, which may never return from user code.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class GeneratorLock:
                 return True
             finally:
                 queue.remove(ticket)
-                self._changed.notify_all()  # another thread is first now
+                self._changed.notify_all()  # another thread is now the first
 
     def wake(self) -> None:
         """Make all waiting threads check `is_unwanted`."""
@@ -83,7 +83,7 @@ class GeneratorLock:
             self._changed.notify_all()
 
     def end(self, thread: threading.Thread) -> None:
-        """Release the lock if a thread holds it."""
+        """Release the lock if `thread` holds it."""
         with self._changed:
             if self._holder is thread:
                 restore_generators(self._states)
@@ -92,7 +92,7 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock, which this thread may hold already; restore the states at the end."""
+        """Hold the lock (reentrant) during the block; restore the states at its end."""
         thread = threading.current_thread()
         if self._holder is thread:
             states = generator_states()
@@ -126,14 +126,14 @@ class GeneratorLock:
 GENERATOR_LOCK: Final = GeneratorLock()
 """The generator lock of this process."""
 
-os.register_at_fork(after_in_child=GENERATOR_LOCK.__init__)  # type: ignore[misc]  # nobody holds it
+os.register_at_fork(after_in_child=GENERATOR_LOCK.__init__)  # type: ignore[misc]  # released
 
 
 _Message = tuple[bytes, tuple[int, ...]]
 
 
 class _SharedState:
-    """The state that the threads of a pool share; released by the last thread or the pool."""
+    """The state shared by the pool and its threads; released by the last of them."""
 
     def __init__(self) -> None:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -141,11 +141,11 @@ class _SharedState:
         self._maps: dict[
             int, tuple[BlockMap, int]
         ] = {}  # by inode of the file, with its descriptor
-        self._lock = threading.RLock()  # reentrant: a finalizer may close the pool meanwhile
+        self._lock = threading.RLock()  # reentrant, because a finalizer may close the pool
         self._n_users = 1
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call a user function with the global generators keyed, one call at a time."""
+        """Call a user function with the global generators seeded by `key`, one call at a time."""
         if not GENERATOR_LOCK.take(lambda: self.is_closing):
             raise _closed()
         try:
@@ -197,8 +197,8 @@ class _ThreadWorker(BatchWorker):
         return Filler(
             batch_spec,
             dataset,
-            # Reading a truncated file kills the process: in a worker process that is reported, but
-            # here it would kill the user's program.
+            # Reading a truncated file would kill the user's program; only the crash of a worker
+            # process can be reported.
             cautions=dataset.files.check_lengths if dataset.access == "mmap" else None,
             call=self._common.call,
         )
@@ -210,11 +210,11 @@ class _ThreadWorker(BatchWorker):
         try:
             super()._accept_hello(lineage, fds, number)
         finally:
-            for fd in fds[: STACKS + 1]:  # already mapped; processes close theirs on exit
+            for fd in fds[: STACKS + 1]:  # already mapped; worker processes close them on exit
                 os.close(fd)
 
     def _map_replies(self, fd: int, number: int) -> ReplyBuffer:
-        # Not the shared one: an abandoned thread may still run while its successor has its number.
+        # Private memory, because an abandoned thread may still run beside its successor.
         return ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
     def _serve_stack_dumps(self, fd: int) -> None:
@@ -224,8 +224,8 @@ class _ThreadWorker(BatchWorker):
 class ThreadWorkers(Closing):
     """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
-    A thread cannot be stopped from outside: `close` waits up to GRACE_S for each to finish its
-    current sample. A thread that takes longer is abandoned and ends when it can.
+    A thread cannot be stopped from outside: `close` waits up to GRACE_S for all to finish their
+    current samples. A thread that takes longer is abandoned, and ends after its sample.
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
@@ -251,7 +251,7 @@ class ThreadWorkers(Closing):
             target=_serve,
             args=(index, self._batch_spec, inbox, self._common),
             name=f"shardio-worker-{index}",
-            daemon=True,  # a hanging thread must not keep the program alive
+            daemon=True,  # a hanging thread must not keep the program from exiting
         )
         thread.start()
         return inbox, thread
@@ -304,7 +304,7 @@ class ThreadWorkers(Closing):
         self._inboxes[index], self._threads[index] = self._start(index)
 
     def close(self) -> None:
-        """Stop all workers; abandon those that need more than GRACE_S for their sample."""
+        """Stop all workers; abandon those that are still busy after GRACE_S."""
         common = self._common
         if common.is_closing or this_process.pid != self._owner_pid:
             return
@@ -316,7 +316,7 @@ class ThreadWorkers(Closing):
                 inbox.put(None)
             end_s = time.monotonic() + GRACE_S
             for thread in self._threads:
-                if thread is not threading.current_thread():  # a finalizer runs in any thread
+                if thread is not threading.current_thread():  # a finalizer may run in a worker
                     thread.join(max(0.0, end_s - time.monotonic()))
                     GENERATOR_LOCK.end(thread)
             common.leave()
@@ -341,7 +341,7 @@ def _serve(
         with _ThreadWorker(index, batch_spec, common) as worker:
             while (letter := inbox.get()) is not None:
                 if common.is_closing:
-                    inbox.put(letter)  # to be discarded with the others
+                    inbox.put(letter)  # discarded below
                     break
                 worker.take(*letter)
     except BaseException as error:  # noqa: BLE001  # sent to the main process as text

@@ -1,18 +1,17 @@
-"""A batch worker: take a task, fill the block, answer. Imports neither tinygrad nor `__main__`.
+"""A batch worker: receive a task, fill the block, reply. Imports neither tinygrad nor `__main__`.
 
-Runs in a worker process, as the target of a `WorkerPool`, or in a thread of main, under
-`ThreadWorkers`.
+It runs in a worker process, as the target of a `WorkerPool`, or in a thread of the main process,
+under `ThreadWorkers`.
 
-Messages are descriptors of 32 bytes; pixels never travel. Main sends a `Task` (fill this block with
-that batch); the worker answers with a `TaskReply`. A message may hold several of either: tasks
-assigned at the same time, and replies of which the first is QUICK. The bytes of a failure, of
-skipped samples or of requested schemas follow the reply in the same message (or in a file, see
-`pack_message`). Other messages of main deliver the blocks' memory and the schemas that blocks are
-laid out by.
+Tasks and replies are descriptors of 32 bytes; data stays in shared memory. The main process sends a
+`Task`, to fill a block with a batch; the worker answers with a `TaskReply`. A message may hold
+several tasks, or several replies if the first is QUICK. The payload of a reply (an error, skipped
+samples or schemas) follows it in the same message, or in a file (see `pack_message`). Other
+messages from the main process deliver the blocks' memory and the schemas for their layout.
 
-A worker holds quick replies back for a moment, in a `ReplyBuffer` that main reads if the worker
-exits: its finished tasks are not repeated, which might be impossible if the file that crashed it is
-too short to be opened again.
+A worker collects quick replies in a `ReplyBuffer` for a moment before it sends them. If the worker
+exits, the main process reads the buffer, so that finished tasks are not repeated. This matters if
+a file is truncated: it could not be opened again.
 """
 
 from __future__ import annotations
@@ -58,27 +57,30 @@ from shardio.errors import DatasetCorrupt
 from shardio.samples.mixture import Mixture
 from shardio.samples.shard_dataset import ShardDataset
 
-# The constructors of a NamedTuple run Python code; `tuple.__new__` is used for every batch.
+# The constructor of a NamedTuple runs Python code; `tuple.__new__` is faster for every batch.
 _TASK = struct.Struct("<HHIQQII")
 _DONE = struct.Struct("<HHIQQII")
 
 
 MARKS, CANCELLED, COUNTERS, KEPT, STACKS, TABLES = range(6)
-"""The files that main shares with a worker, in order: marks of checked units, words that say what
-is cancelled, what filling takes, answers that are held back, where stacks are written when main
-asks for them; and from TABLES on those of `showing`, if any."""
+"""Indexes of the files that the main process shares with a worker: marks of verified units,
+cancellation flags, counters, the reply buffer, the file for stack dumps, and from TABLES on the
+tables of the dataset's view, if any.
+"""
 
 
 class RequestKind(IntEnum):
-    """The kind of a message from main."""
+    """The kind of a message from the main process."""
 
     FILL = 1
-    SCHEMA = 2  # run the transform on sample number `step`, and return the schema of its result
+    SCHEMA = (
+        2  # run the transform on sample `step` of the view, and return the schema of its result
+    )
     BLOCK = 3  # a block, whose descriptor is attached
-    LAYOUT = 4  # the layout for the schemas that follow, in blocks of at most `step` bytes
-    HELLO = 5  # the shared files, for worker number `block` of `n_rows`
-    PLAN = 6  # the plan of an iteration's tasks: a packed EpochPlan follows
-    CAUTION = 7  # do the next task row by row: the samples to leave out follow, pickled
+    LAYOUT = 4  # schemas for the layout follow; blocks have at most `step` bytes
+    HELLO = 5  # the shared files, for worker `block` of `n_rows` workers
+    PLAN = 6  # the plan of an iteration: a packed EpochPlan follows
+    CAUTION = 7  # run the next task row by row; the samples to skip follow, pickled
 
 
 class Status(IntEnum):
@@ -88,15 +90,15 @@ class Status(IntEnum):
     FAILED = 2  # a pickled exception follows
     CANCELLED = 3
     SCHEMA = 4  # packed Schemas follow
-    READY = 5  # not an answer: the worker has started and opened the dataset
-    QUICK = 6  # FILLED, in at most QUICK_NS: others may follow in the message
+    READY = 5  # not a reply: the worker has started and opened the dataset
+    QUICK = 6  # FILLED within QUICK_NS; other replies may follow in the message
 
 
 class Task(NamedTuple):
-    """Fill `block` with batch number `step` of `epoch`.
+    """A request to fill `block` with batch `step` of `epoch`, or another message without payload.
 
-    `slot` is the iteration it belongs to: a word of shared memory says whether it is cancelled.
-    `use` counts how often the block has been given out; the answer repeats it.
+    `slot` identifies the iteration and its cancellation flag. `use` counts the uses of the block;
+    the reply repeats it.
     """
 
     ask: int
@@ -109,11 +111,11 @@ class Task(NamedTuple):
 
 
 pack_task = _TASK.pack
-"""The message of a task, from its words."""
+"""Pack a task from its words."""
 
 
 class TaskReply(NamedTuple):
-    """The answer to a task: n_rows rows and heap_bytes of varying values are in the block."""
+    """The reply to a task: the block has n_rows rows and heap_bytes bytes of varying values."""
 
     status: int
     slot: int
@@ -125,22 +127,22 @@ class TaskReply(NamedTuple):
 
 
 pack_done = _DONE.pack
-"""Pack a reply, without its payload, from its words."""
+"""Pack a reply from its words, without its payload."""
 
 
 def unpack_task(message: bytes) -> Task:
-    """Read a task from the first bytes of a message."""
+    """Unpack the task at the start of a message."""
     return tuple.__new__(Task, _TASK.unpack_from(message))
 
 
 unpack_tasks = _TASK.iter_unpack
-"""The words of each task of a message that has nothing else."""
+"""Yield the words of each task in a message of tasks."""
 unpack_dones = _DONE.iter_unpack
-"""The words of each answer of a message that has nothing else."""
+"""Yield the words of each reply in a message of replies without payloads."""
 
 
 def unpack_done(message: bytes) -> TaskReply:
-    """Read an answer from the first bytes of a message."""
+    """Unpack the reply at the start of a message."""
     return tuple.__new__(TaskReply, _DONE.unpack_from(message))
 
 
@@ -151,7 +153,7 @@ def pack_skips(skips: tuple[Skipped, ...]) -> bytes:
 
 def unpack_skips(packed: bytes) -> tuple[Skipped, ...]:
     """Unpack the samples that a worker has skipped."""
-    found: tuple[Skipped, ...] = pickle.loads(packed)  # from our own worker, never from data
+    found: tuple[Skipped, ...] = pickle.loads(packed)  # from a worker of this loader, not from data
     return found
 
 
@@ -166,9 +168,9 @@ class TaskResult(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """A worker has died; another has taken its place, and knows nothing of its tasks.
+    """The exit of a worker, which has been replaced; its tasks are lost.
 
-    `how` is a sentence about it; `end` is how it ended, the same for whichever worker.
+    `how` is a sentence that names the worker and its exit; `end` describes the exit alone.
     """
 
     worker: int
@@ -182,10 +184,10 @@ _ROOM: Final = mmap.PAGESIZE // DESCRIPTOR_BYTES - 1
 
 
 def kept_file(n_workers: int) -> int:
-    """Make the memory for all workers, a page each; the caller owns the descriptor."""
+    """Create the memory of all reply buffers, a page each; the caller owns the descriptor."""
     fd = memory_file()
     try:
-        resize_memory_file(fd, max(1, n_workers) * mmap.PAGESIZE, "answers held back")
+        resize_memory_file(fd, max(1, n_workers) * mmap.PAGESIZE, "the reply buffers")
     except BaseException:
         os.close(fd)
         raise
@@ -193,11 +195,11 @@ def kept_file(n_workers: int) -> int:
 
 
 class ReplyBuffer:
-    """The answers that one worker holds back.
+    """The quick replies that one worker has not sent yet.
 
     Args:
         memory: the map of the file made by `kept_file`.
-        worker: which of the workers it is.
+        worker: the index of the worker.
     """
 
     def __init__(self, memory: mmap.mmap, worker: int) -> None:
@@ -211,20 +213,20 @@ class ReplyBuffer:
         return self._words[_COUNT] == _ROOM
 
     def add(self, answer: bytes) -> None:
-        """Hold an answer back that is nothing but a descriptor."""
+        """Append a reply without payload."""
         n = self._words[_COUNT]
         start = (n + 1) * DESCRIPTOR_BYTES
         self._page[start : start + DESCRIPTOR_BYTES] = answer
-        self._words[_COUNT] = n + 1  # set last: everything that it counts is there
+        self._words[_COUNT] = n + 1  # last, so that only complete replies are counted
 
     def take(self) -> bytes:
         """Return all replies, concatenated, and empty the buffer."""
         n = self._words[_COUNT]
-        self._words[_COUNT] = 0  # reset before sending: no task is both found here and received
+        self._words[_COUNT] = 0  # before sending: a reply must not be received twice
         return bytes(self._page[DESCRIPTOR_BYTES : (n + 1) * DESCRIPTOR_BYTES])
 
 
-# Plain numbers: members of an enum are slow to look up and to compare.
+# Plain ints, because members of an enum are slow to look up and to compare.
 _LAST_OF_WORK, _FILLED, _CANCELLED = (
     int(RequestKind.SCHEMA),
     int(Status.FILLED),
@@ -234,7 +236,7 @@ _FAILED, _SCHEMA, _QUICK = int(Status.FAILED), int(Status.SCHEMA), int(Status.QU
 
 
 def work(batch_spec: BatchSpec, channel: Channel) -> None:
-    """Answer main's tasks until it closes the channel."""
+    """Handle messages of the main process until it closes the channel."""
 
     def send(answer: bytes) -> None:
         if len(answer) <= MAX_MESSAGE_BYTES:
@@ -251,7 +253,7 @@ def work(batch_spec: BatchSpec, channel: Channel) -> None:
 
 
 def _open(batch_spec: BatchSpec) -> Dataset:
-    """Open main's dataset, or its mixture of several, in the same state."""
+    """Open the dataset or mixture of the main process, at the same generation."""
     if batch_spec.mixed is not None:
         return Mixture.of(batch_spec.mixed, batch_spec.verify, batch_spec.access)
     return ShardDataset(
@@ -265,23 +267,23 @@ def _open(batch_spec: BatchSpec) -> Dataset:
 
 
 class BatchWorker(Closing):
-    """The state of one worker: dataset, layout, and the blocks it has received.
+    """The state of one worker: dataset, layout, plans and blocks.
 
     Args:
-        batch_spec: determines the content of batches.
-        send: sends messages to main.
+        batch_spec: the specification of batches.
+        send: sends a message to the main process.
     """
 
     def __init__(self, batch_spec: BatchSpec, send: Callable[[bytes], None]) -> None:
         self._batch_spec, self._send = batch_spec, send
-        # The generation that main has opened, whatever was published since.
+        # The generation that the main process has opened, even if a newer one was published.
         self._dataset = _open(batch_spec)
         self._filler = self._new_filler(batch_spec, self._dataset)
         self._row_by_row = (
             RowByRowFiller(self._filler, batch_spec.seed) if batch_spec.skips else None
         )
         self._left_out: LeftOut | None = None
-        """The samples that the next task must not try; None for an ordinary task."""
+        """The samples that the next task skips; None for an ordinary task."""
         self._cancelled = np.zeros(0, np.uint8)
         self._blocks: dict[int, BlockMap] = {}
         self._plans: dict[int, EpochPlan] = {}
@@ -290,10 +292,10 @@ class BatchWorker(Closing):
         self._counters: IterationCounters
         self._kept: ReplyBuffer
         self._start_error: Exception | None = None
-        """Why no task can be done: the dataset is not the one that main has opened, or damaged."""
+        """The error of opening the dataset, which every task reports."""
 
     def close(self) -> None:
-        """Close the dataset, and first the decoders and files opened from it."""
+        """Close the decoders and files, then the dataset."""
         self._filler.close()
         self._dataset.close()
 
@@ -329,15 +331,15 @@ class BatchWorker(Closing):
             try:
                 self._filler.share_steps(task.n_rows)
                 self._accept_hello(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
-            except Exception as error:  # noqa: BLE001  # main gets it with the first answer
+            except Exception as error:  # noqa: BLE001  # reported with the first reply
                 self._start_error = error
-            # The error is longer than a reply.
+            # One byte more than a descriptor, because READY is not the reply to a task.
             self._send(pack_done(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
 
     def _do_all(self, tasks: bytes) -> None:
-        """Do one task after the other; answers to quick ones wait a little for each other.
+        """Run tasks one after the other; send replies to quick tasks together, up to QUICK_NS late.
 
-        Not where code of the user runs, which may hang in the next.
+        If user code runs, replies are sent at once, because the next task may hang.
         """
         may_wait = not self._batch_spec.runs_user_code
         end_ns = now_ns() + QUICK_NS
@@ -359,7 +361,7 @@ class BatchWorker(Closing):
             self._send(answers)
 
     def _accept_hello(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
-        """Take over the files that main shares, once all shards have been opened."""
+        """Map the shared files, and check that the main process has opened the same dataset."""
         self._serve_stack_dumps(fds[STACKS])
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
         self._counters, self._kept = (
@@ -371,11 +373,11 @@ class BatchWorker(Closing):
         apply_view(self._dataset, self._batch_spec, fds[TABLES:])
 
     def _compare(self, lineage: str) -> None:
-        """Make sure that main has opened the dataset that stands here now."""
+        """Raise DatasetCorrupt unless the dataset is the one that the main process has opened."""
         if lineage != self._dataset.lineage:
             raise DatasetCorrupt(
-                f"{self._dataset.path}: another dataset has taken the place of the one that the "
-                f"loader opened: expected lineage {lineage}, found {self._dataset.lineage}"
+                f"{self._dataset.path}: another dataset has replaced the one that the loader "
+                f"opened: expected lineage {lineage}, found {self._dataset.lineage}"
             )
 
     def _do(self, task: Task) -> tuple[int, bytes]:
@@ -391,7 +393,7 @@ class BatchWorker(Closing):
                 status, n_rows, heap_bytes, rest = self._fill(task)
             else:
                 self._left_out = None
-        except Exception as error:  # noqa: BLE001  # main gets it, and raises it there
+        except Exception as error:  # noqa: BLE001  # raised in the main process
             status, rest = _FAILED, pack_error(error)
         done = pack_done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
         return status, done + rest
