@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 from shardio._base.statistics import StageStats, now_ns
 from shardio._workers.tasks.pipeline_spec import UserCall
-from shardio._workers.tasks.schedule import ENDLESS, Schedule
 
 _AHEAD: Final = 16
 """If results are in input order, how many a generator may yield before its turn."""
@@ -64,13 +63,6 @@ class StageJob:
         return f"{self.stage.name}, {self.origin}"
 
 
-class _Failed(Exception):
-    """A wrapper that a schedule raises: raising the error itself would add to its traceback."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
 @dataclass(slots=True, eq=False)
 class Stage:
     """The state of one stage.
@@ -108,18 +100,16 @@ class Stage:
     n_failed: int = 0
     busy_ns: int = 0
     waiting_ns: int = 0
-    _schedule: Schedule = field(init=False)
+    _n_begun: int = 0
+    _next_step: int = 0
+    """The step whose turn has come; otherwise, without an order, the number of finished jobs."""
+    _done: dict[int, Exception | None] = field(default_factory=dict)
+    """The steps that have ended before their turn, and the error of each that failed."""
     _suspended: dict[int, StageJob] = field(default_factory=dict)
     _held: dict[int, list[Entry]] = field(default_factory=dict)
     _is_ended: bool = False
     _has_failed: bool = False
     _end_error: Exception | None = None
-
-    def __post_init__(self) -> None:
-        self._schedule = Schedule(0, ENDLESS, 1, self.concurrency)
-        # Twice as many, so that one slow job does not hold up the following ones.
-        for ticket in range(self.concurrency * (2 if self.in_order else 1)):
-            self._schedule.free(ticket)
 
     @property
     def has_room(self) -> bool:
@@ -131,7 +121,7 @@ class Stage:
         """True if there will be no more results."""
         if self.out:
             return False
-        return self.error is not None or (self._is_ended and self._schedule.is_over)
+        return self.error is not None or (self._is_ended and self._next_step >= self.n_in)
 
     @property
     def last_words(self) -> Exception | None:
@@ -147,7 +137,6 @@ class Stage:
     def end(self, error: Exception | None) -> None:
         """Declare that no more inputs follow; `error`, if any, comes after the last one."""
         self._is_ended, self._end_error = True, error
-        self._schedule.end_at(self.n_in)
 
     @property
     def has_work(self) -> bool:
@@ -158,14 +147,11 @@ class Stage:
 
     @property
     def _may_begin(self) -> bool:
-        schedule = self._schedule
-        return (
-            bool(self.inputs)
-            and not self.out
-            and not self._has_failed
-            and schedule.n_in_flight < self.concurrency
-            and not schedule.wants_block
-        )
+        if not self.inputs or self.out or self._has_failed:
+            return False
+        # Twice as many, so that one slow job does not hold up the following ones.
+        n_ahead = self._n_begun - self._next_step
+        return len(self.running) < self.concurrency and n_ahead < 2 * self.concurrency
 
     def _resumable(self) -> int | None:
         """Return the step of a suspended generator that may resume."""
@@ -181,7 +167,8 @@ class Stage:
             return job
         if not self._may_begin:
             return None
-        _, step, _ = self._schedule.assign()
+        step = self._n_begun
+        self._n_begun += 1
         now = now_ns()
         origin, item = self.inputs.popleft()
         self.waiting_ns += now
@@ -209,7 +196,7 @@ class Stage:
 
     def _add(self, step: int, entry: Entry) -> None:
         self.n_out += 1
-        if not self.in_order or step == self._schedule.next_step:
+        if not self.in_order or step == self._next_step:
             self.out.append(entry)
         else:
             self._held.setdefault(step, []).append(entry)
@@ -226,7 +213,7 @@ class Stage:
         return False
 
     def _may_give(self, step: int, *, is_next: bool) -> bool:
-        if self.in_order and step != self._schedule.next_step:
+        if self.in_order and step != self._next_step:
             return len(self._held.get(step, ())) < _AHEAD
         # Resumed only when everything was taken: waking a thread for every item costs more than
         # most items.
@@ -234,9 +221,7 @@ class Stage:
 
     def finish(self, job: StageJob) -> None:
         """Record that a job is done."""
-        self._leave(job)
-        self._schedule.done(0, job.step)
-        self._collect()
+        self._settle(job, None)
 
     def skip(self, job: StageJob) -> None:
         """Record that a job has failed and its item is dropped."""
@@ -246,31 +231,21 @@ class Stage:
     def fail(self, job: StageJob, error: Exception) -> None:
         """Record that a job has failed; the stage fails when the job's results are due."""
         self.n_failed += 1
-        self._has_failed = True  # results after it will not be requested
-        self._leave(job)
-        self._schedule.failed(0, job.step, _Failed(error))
-        self._collect()
+        self._has_failed = True  # no later result will be requested
+        self._settle(job, error)
 
-    def _leave(self, job: StageJob) -> None:
+    def _settle(self, job: StageJob, error: Exception | None) -> None:
+        """Record the end of a job, and move results whose turn has come to `out`."""
         del self.running[job.step]
-
-    def _collect(self) -> None:
-        """Move results that are due to `out`."""
-        schedule = self._schedule
-        try:
-            while self.error is None:
-                if self.in_order:
-                    ticket = schedule.deliver()
-                else:
-                    found = schedule.deliver_any()
-                    ticket = None if found is None else found[1]
-                if ticket is None:
-                    break
-                schedule.free(ticket)
-                if self._held:
-                    self.out.extend(self._held.pop(schedule.next_step, ()))
-        except _Failed as failed:
-            self.error = failed.error
+        self._done[job.step] = error
+        while self.error is None and self._done:
+            step = self._next_step if self.in_order else next(iter(self._done))
+            if step not in self._done:
+                return
+            self.error = self._done.pop(step)
+            if self.error is None:
+                self._next_step += 1
+                self.out.extend(self._held.pop(self._next_step, ()))
 
     def take_suspended(self) -> list[Any]:
         """Remove and return the suspended generators; they end when the caller drops them."""
@@ -281,10 +256,10 @@ class Stage:
 
     def clear(self) -> None:
         """Drop all objects of user code, and errors too, as tracebacks hold local variables."""
-        for each in (self.inputs, self.out, self.running, self._suspended, self._held):
+        for each in (self.inputs, self.out, self.running, self._suspended, self._held, self._done):
             each.clear()
         self.error = self._end_error = None
-        self._schedule = Schedule(0, 0, 1)
+        self._next_step = self.n_in
 
     def stats(self, elapsed_ns: int) -> StageStats:
         """Return the figures so far."""
