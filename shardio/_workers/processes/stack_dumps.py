@@ -11,6 +11,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from textwrap import indent
 from typing import Final
 
@@ -68,7 +69,7 @@ def map_steps(fd: int) -> Steps:
 _PATIENCE_S: Final = 1.0
 _QUIET_S: Final = 0.02
 """A stack is complete if it has not grown for this long."""
-_OURS: Final = f"{os.sep}_engine{os.sep}"
+_OURS: Final = str(Path(__file__).parents[2] / "_")
 """A part of the path of every file between the start of a process and the user's code."""
 
 

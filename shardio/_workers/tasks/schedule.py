@@ -1,7 +1,7 @@
 """The schedule of steps: assigned, done, delivered, free. A pure state machine driven by events.
 
 A Schedule belongs to one iteration of an epoch. It knows steps, workers and blocks only by number;
-`dispatcher`, `task_pool` and `stage` carry out its decisions. Steps are assigned in order, and
+`dispatcher` and `task_pool` carry out its decisions. Steps are assigned in order, and
 delivered in order or, by `deliver_any`, as they become ready. Each block is in one state: free, in
 flight (with its step and worker), lost (with its step, which must be done again), ready, or
 delivered.
@@ -16,7 +16,10 @@ from typing import Final
 DEPTH = 2
 """The number of tasks per worker: the current one and the next, so that it never has to wait."""
 QUICK_DEPTH = 8
-"""The number of tasks of a worker that is so quick that messages dominate its time."""
+"""The number of tasks of a worker that is so quick that messages dominate its time.
+
+With DEPTH for every worker, main takes 20 us of CPU time for a batch of 32 KiB, not 11.
+"""
 QUICK_NS = 500_000
 """A task that takes less is quick; a worker holds quick answers back until this has passed."""
 ENDLESS: Final = sys.maxsize
