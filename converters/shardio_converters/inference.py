@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
@@ -97,7 +97,7 @@ class InputProbe:
 
 
 DtypeShape = tuple[str, tuple[int | None, ...]]
-"""The dtype or type name of a field, and its shape."""
+"""The dtype or type name of a field and its shape; or a spec and ()."""
 
 
 class SchemaInference:
@@ -121,14 +121,14 @@ class SchemaInference:
         """The names of the fields."""
         return [*self._facts]
 
-    def add(self, sample: Mapping[str, DtypeShape]) -> None:
-        """Add a sample, or a file whose samples all have these fields.
+    def add(self, sample: Mapping[str, DtypeShape], nulls: Collection[str] = frozenset()) -> None:
+        """Add a sample, or a file with these fields; those in `nulls` are null somewhere.
 
         Raises:
             MediaError: a field differs in more than sizes; nothing is added.
         """
         self._merge(sample)
-        self._counts.update(sample.keys())
+        self._counts.update(sample.keys() - nulls if nulls else sample.keys())
         self.n_samples += 1
 
     def merge(self, other: SchemaInference) -> None:
@@ -163,7 +163,7 @@ class SchemaInference:
             if known == (dtype, shape) and 0 not in shape:
                 continue
             was, dims = known or (dtype, shape)
-            both = common_dtype(was, dtype) if self._widens else dtype if was == dtype else None
+            both = common_spec(was, dtype) if self._widens else dtype if was == dtype else None
             if both is None or len(dims) != len(shape):
                 raise MediaError(
                     f"{name!r}: expected {format_spec(was, dims)}, "

@@ -6,7 +6,7 @@ An episode is assembled from rows of a table, and its videos are cut from longer
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib.metadata import version
@@ -17,6 +17,7 @@ import numpy as np
 
 from shardio import Array, EncodedStream, Input, InvalidArgument, MediaError, Outcome, Text
 from shardio.media import SpanReader, library_versions, times_of
+from shardio_converters.inference import SchemaInference
 from shardio_converters.robots.lerobot_metadata import (
     INFO,
     META,
@@ -263,8 +264,7 @@ class LeRobot(InferringConverter):
         """
         if self.fields is not None:
             return self
-        found: list[Mapping[str, str]] = []
-        reason = ""
+        found, reason = SchemaInference(None), ""
         for one in inputs:
             if not _is_info(one) or (place := root_of(one)) is None:
                 continue
@@ -274,21 +274,14 @@ class LeRobot(InferringConverter):
                 where = f"{place[1]}: " if place[1] else ""
                 reason = reason or f"; {where}{error}".replace(f"{place[0]}/", "")
                 continue
-            # If a feature differs between datasets, the deviating one is ignored here, and reported
-            # as broken when it is read.
-            if all(each.get(name, spec) == spec for each in found for name, spec in specs.items()):
-                found.append(specs)
-        if not found:
+            with suppress(MediaError):  # a deviating dataset is reported when it is read
+                found.add({name: (spec, ()) for name, spec in specs.items()})
+        if not found.n_samples:
             raise InvalidArgument(
                 f"no LeRobot data set, with its {INFO}, that can be read, so fields cannot be "
                 f"inferred; files looked at: {len(inputs):,}{reason}"
             )
-        every = {name: spec for specs in found for name, spec in specs.items()}
-        lacking = {name for name in every for specs in found if name not in specs}
-        return replace(
-            self,
-            fields={name: spec + "?" * (name in lacking) for name, spec in every.items()},
-        )
+        return replace(self, fields=found.as_specs())
 
     def class_names(self) -> Sequence[str]:
         """Return no names: folders of a LeRobot dataset are not classes."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardio import Array, Json, List, MediaError
-from shardio_converters.inference import common_dtype, common_spec
+from shardio_converters.inference import SchemaInference, common_dtype
 from shardio_converters.schema_spec import Field, are_compatible_names
 from shardio_converters.tabular.arrow_columns import (
     UNKNOWN,
@@ -63,54 +62,41 @@ def _lacks_files(array: pa.Array) -> bool:
 
 
 class ArrowInference:
-    """Fields merged over files; the first file that has a column defines its field.
-
-    Other numeric dtypes widen the field.
-    """
+    """Merges the columns of files; other numeric dtypes widen a field, and shapes must be equal."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, ArrowColumn] = {}
-        self._counts: Counter[str] = Counter()
-        self._nulls = Nulls()
-        self.n_files = 0
+        self._fields = SchemaInference(None, widens=True)
+        self._columns: dict[str, ArrowColumn] = {}  # the first one of each name with a type
+        self._nulls: set[str] = set()  # columns that are all null so far
+        self._json: set[str] = set()  # columns of lists with nulls
 
     def add(self, columns: Sequence[ArrowColumn], nulls: Nulls) -> None:
-        """Add the columns of a file, unless they conflict with those of earlier files."""
-        known = self._columns
+        """Add the columns of a file.
+
+        Raises:
+            MediaError: they conflict with those of earlier files; nothing is added.
+        """
+        known = {*self._columns, *self._nulls}
         columns = [one for one in columns if not is_null_record(one, known)]
-        new = {column.name for column in columns}
-        known = {name: one for name, one in known.items() if not is_null_record(one, new)}
-        for column in columns:
-            was = known.get(column.name, column)
-            if UNKNOWN in (was.word, column.word):
-                continue
-            same = (was.unit, was.classes) == (column.unit, column.classes)
-            if not same or common_spec(was.word, column.word) is None:
-                return
-        if not new <= known.keys() and not are_compatible_names(known.keys() | new):
-            return
-        self._columns = known
-        self.n_files += 1
-        for column in columns:
-            self._counts[column.name] += 1
-            was = known.setdefault(column.name, column)
-            if was.word == UNKNOWN:
-                known[column.name] = column
-            elif word := common_spec(was.word, column.word):
-                known[column.name] = replace(was, word=word)
-            if column.word == UNKNOWN:
-                self._nulls.missing.add(column.name)
-        self._nulls.missing |= nulls.missing
-        self._nulls.inside |= nulls.inside
+        new = {one.name for one in columns}
+        typed = {one.name: one for one in columns if one.word != UNKNOWN}
+        for name, column in typed.items():
+            was = self._columns.get(name, column)
+            if (was.unit, was.classes) != (column.unit, column.classes):
+                raise MediaError(f"column {name!r}: has another unit or other classes")
+        all_null = {name for name in self._nulls if not _has_member(name, new)}
+        if not new <= known and not are_compatible_names({*self._columns, *all_null, *new}):
+            raise MediaError(f"columns {', '.join(sorted(new))}: conflict with earlier files")
+        self._fields.add({name: (one.word, ()) for name, one in typed.items()}, nulls.missing)
+        self._columns = {**typed, **self._columns}
+        self._nulls = (all_null | new) - self._columns.keys()
+        self._json |= nulls.inside - self.units.keys()
 
     def as_specs(self) -> dict[str, str]:
         """Return the field specs; columns with nulls, or missing from some files, are optional."""
-        found = {}
-        for name, column in self._columns.items():
-            is_json = column.word == UNKNOWN or name in self._nulls.inside
-            word = "json" if is_json and not column.unit else column.word
-            is_optional = name in self._nulls.missing or self._counts[name] < self.n_files
-            found[name] = f"{word}{'?' if is_optional else ''}"
+        found = self._fields.as_specs() | dict.fromkeys(self._nulls, "json?")
+        for name in self._json & found.keys():
+            found[name] = f"json{'?' * found[name].endswith('?')}"
         return found
 
     @property
@@ -124,9 +110,13 @@ class ArrowInference:
         return [*self._columns["label"].classes] if "label" in self._columns else []
 
 
+def _has_member(name: str, names: Iterable[str]) -> bool:
+    return any(each.startswith(f"{name}.") for each in names)
+
+
 def is_null_record(column: ArrowColumn, names: Iterable[str]) -> bool:
     """Return True if an all-null column is a nested record according to the field names."""
-    return column.word == UNKNOWN and any(name.startswith(f"{column.name}.") for name in names)
+    return column.word == UNKNOWN and _has_member(column.name, names)
 
 
 def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
