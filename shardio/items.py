@@ -74,7 +74,9 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
         self._is_over = self._is_closed = self._is_within = False
-        self._alone = SingleCaller("another thread is waiting for an item of this iteration")
+        self._single_caller = SingleCaller(
+            "another thread is waiting for an item of this iteration"
+        )
 
     def __enter__(self) -> Self:
         self._begin()
@@ -103,7 +105,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             ClosedError: the iteration was closed before its end.
             InvalidArgument: another thread, or the source itself, is already in this call.
         """
-        with self._alone:  # a second caller gets the error, the first one continues
+        with self._single_caller:  # a second caller gets the error, the first one continues
             return self._next()
 
     def _next(self) -> Any:
@@ -113,15 +115,15 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         try:
             return next(body)
         except BaseException:
-            self._leave()
+            self._finish()
             raise
 
     def throw(self, *raised: Any) -> Any:
         """End the iteration, and raise the exception."""
-        self._leave()
+        self._finish()
         return super().throw(*raised)
 
-    def _leave(self) -> None:
+    def _finish(self) -> None:
         """End the iteration; within a `with` block, its end shuts the loader down."""
         self._is_over = True
         if self._is_within and self._task_pool is not None:
@@ -155,7 +157,7 @@ def values(
     ready: list[tuple[int, Any]] = []
     while _await_next(task_pool, feed, ready, timeout_s):
         # Not bound to a name here, which would keep the value alive while the caller uses it.
-        yield _finished(loader, feed.given, *ready.pop())
+        yield _post_process(loader, feed.given, *ready.pop())
     feed.raise_failure()
 
 
@@ -213,7 +215,7 @@ class _Feed:
         except Exception as error:
             add_note(error, f"in the source, item {number}")
             raise
-        request = _called(self._loader, "make_request", item, number, item)
+        request = _call_method(self._loader, "make_request", item, number, item)
         self.given[number] = item
         try:
             self._task_pool.put(request, item)
@@ -227,11 +229,11 @@ class _Feed:
             raise self._failures.pop()  # popped, because its traceback refers to this frame
 
 
-def _finished(loader: Loader, given: dict[int, Any], number: int, response: Any) -> Any:
-    return _called(loader, "post_process", response, number, given.pop(number))
+def _post_process(loader: Loader, given: dict[int, Any], number: int, response: Any) -> Any:
+    return _call_method(loader, "post_process", response, number, given.pop(number))
 
 
-def _called(loader: Loader, method: str, argument: Any, number: int, item: Any) -> Any:
+def _call_method(loader: Loader, method: str, argument: Any, number: int, item: Any) -> Any:
     """Call a method of the loader in this process, and return its result.
 
     Raises:

@@ -59,14 +59,14 @@ class MapView(Closing):
             self._dataset = os.path.abspath(dataset)  # for processes with another working directory
         self._options = options
         self._loader: ShardLoader | None = None
-        self._pid = self._n_at_once = 0
-        self._asked: Sequence[int] = ()
-        self._of_parent: ShardLoader | None = None
+        self._pid = self._batch_size = 0
+        self._indices: Sequence[int] = ()
+        self._inherited: ShardLoader | None = None
         self._closed = False
-        with self._loader_of(1, sampler=None) as loader:
+        with self._new_loader(1, sampler=None) as loader:
             self._n = len(loader)
 
-    def _loader_of(
+    def _new_loader(
         self, n_rows: int, sampler: Callable[[int], Any] | None, seed: int = 0
     ) -> ShardLoader:
         return ShardLoader(
@@ -99,29 +99,29 @@ class MapView(Closing):
         for number in numbers:
             if not -self._n <= number < self._n:
                 raise IndexError(f"sample {number} of {self._n}")
-        self._asked = [number % self._n for number in numbers]
+        self._indices = [number % self._n for number in numbers]
         if not numbers:
             return []
         samples = []
-        for batch in self._opened(len(numbers)):
+        for batch in self._loader_for(len(numbers)):
             for row in range(batch.n_rows):
-                samples.append({name: _own(batch[name][row]) for name in batch})
+                samples.append({name: _copied(batch[name][row]) for name in batch})
         return samples
 
-    def _opened(self, n_rows: int) -> ShardLoader:
+    def _loader_for(self, n_rows: int) -> ShardLoader:
         """Return a loader owned by this process, with a batch size of at least n_rows."""
         if self._closed:
             raise ClosedError("the view is closed")
-        if self._loader is None or self._pid != os.getpid() or self._n_at_once < n_rows:
+        if self._loader is None or self._pid != os.getpid() or self._batch_size < n_rows:
             if self._loader is not None and self._pid == os.getpid():
                 self._loader.close()
             elif self._loader is not None:
                 # Inherited from the parent, which releases it: keep it from being collected here.
-                self._of_parent = self._loader
+                self._inherited = self._loader
             # Each worker draws its own seed; a common one would make them draw the same numbers.
             seed = random.getrandbits(63)
-            self._loader = self._loader_of(n_rows, lambda _: np.array(self._asked), seed)
-            self._pid, self._n_at_once = os.getpid(), n_rows
+            self._loader = self._new_loader(n_rows, lambda _: np.array(self._indices), seed)
+            self._pid, self._batch_size = os.getpid(), n_rows
         return self._loader
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -141,6 +141,6 @@ def _unpacked(kind: type[MapView], packed: bytes) -> MapView:
     return kind(dataset, **options)
 
 
-def _own(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     """Return a value that outlives its batch; arrays are copies, which torch may write to."""
     return np.array(value) if isinstance(value, np.ndarray | np.generic) else value

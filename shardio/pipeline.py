@@ -214,7 +214,7 @@ class DataLoader(PipelineIterations):
             steps.append(one_for_one(piped("transfer_fn", transfer_fn, thread_group="transfer_fn")))
         self._steps = tuple(steps)
         self._position, self._loaded = ResumePosition(), ResumePosition()
-        self._newest: object = None  # identifies the iteration whose position state_dict reports
+        self._current: object = None  # identifies the iteration whose position state_dict reports
 
     def __iter__(self) -> Iterator[Any]:
         """Start an iteration of `src`, or resume at the position given to `load_state_dict`.
@@ -225,10 +225,10 @@ class DataLoader(PipelineIterations):
         self.check_open()
         source, start, begin = self._supply.begin_at(self._loaded)
         self._loaded, self._position = ResumePosition(), begin
-        this = self._newest = object()
+        this = self._current = object()
 
         def note(origin: SourceItem | None) -> None:
-            if self._newest is this:
+            if self._current is this:
                 self._position = ResumePosition() if origin is None else behind(origin)
 
         make = partial(
@@ -260,7 +260,7 @@ class DataLoader(PipelineIterations):
         """
         self._check_order()
         self._loaded = self._position = self._supply.position_in(state)
-        self._newest = None
+        self._current = None
 
     def _check_order(self) -> None:
         if not self._is_ordered:

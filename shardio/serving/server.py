@@ -98,13 +98,13 @@ _BEAT_S: Final = 1.0
 _GRACE_S: Final = 10.0
 """The time for which the session of a lost client is kept, in case the client reconnects."""
 _TOKEN_LETTERS: Final = 32
-_AT_ONCE: Final = 64
+_MAX_READS: Final = 64
 """Messages read before anything else is done."""
 _MAX_UNSENT: Final = 4 * MAX_AHEAD
 """Messages queued for one client. Credit bounds them; a client that reads none counts as lost."""
-_MAX_UNHEARD: Final = 16
+_MAX_UNREAD: Final = 16
 """Unread messages of one client, each of up to 4 MiB."""
-_GOODBYE_S: Final = 2.0
+_CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class _Client:
@@ -157,11 +157,11 @@ class Server(Closing):
         self._ending: list[Session] = []
         self._outgoing: deque[tuple[Session, Frames]] = deque()
         self._is_stopping = False
-        self._at_work = threading.Lock()
+        self._run_lock = threading.Lock()
         """Held by `run`: no other thread may close its sockets."""
-        self._of_the_bell = threading.RLock()  # reentrant, because signal handlers acquire it
+        self._wakeup_lock = threading.RLock()  # reentrant, because signal handlers acquire it
         check_files(OWN_FILES)
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context = zmq.Context()
         self.n_garbled = 0
         try:
@@ -177,7 +177,7 @@ class Server(Closing):
     def _listen(self, asked: Address, keys: ServerKeys | None) -> Any:
         zmq, socket = self._zmq, self._context.socket(self._zmq.ROUTER)
         socket.linger = 0
-        socket.sndhwm, socket.rcvhwm = _MAX_UNSENT, _MAX_UNHEARD
+        socket.sndhwm, socket.rcvhwm = _MAX_UNSENT, _MAX_UNREAD
         # A client that connects and stays silent would hold a file descriptor.
         socket.handshake_ivl = SILENCE_MS
         socket.router_mandatory = True
@@ -200,7 +200,7 @@ class Server(Closing):
 
     def run(self) -> None:
         """Serve until `stop` or `close` is called."""
-        with self._at_work:
+        with self._run_lock:
             self._run()
 
     def _run(self) -> None:
@@ -208,59 +208,59 @@ class Server(Closing):
         sockets = [self._socket] if self._gatekeeper is None else [
             self._socket, self._gatekeeper.socket,
         ]  # fmt: skip
-        for each in (*sockets, self._bell):
+        for each in (*sockets, self._wakeup_fd):
             poller.register(each, zmq.POLLIN)
-        beat_s = time.monotonic()
+        next_check_s = time.monotonic()
         while not self._is_stopping:
             poller.poll(_BEAT_S * 1000)
-            self._hear()
+            self._receive_messages()
             if self._gatekeeper is not None:
                 self._gatekeeper.answer()
-            self._send_out()
-            if time.monotonic() >= beat_s:
-                beat_s = time.monotonic() + _BEAT_S
-                self._beat()
+            self._send_queued()
+            if time.monotonic() >= next_check_s:
+                next_check_s = time.monotonic() + _BEAT_S
+                self._check_clients()
 
     def stop(self) -> None:
         """End `run`; for any thread or signal handler."""
         self._is_stopping = True
-        self._ring()
+        self._wake_up()
 
-    def _ring(self) -> None:
-        with self._of_the_bell:
-            if self._bell >= 0:  # a session may outlive the server
-                os.eventfd_write(self._bell, 1)
+    def _wake_up(self) -> None:
+        with self._wakeup_lock:
+            if self._wakeup_fd >= 0:  # a session may outlive the server
+                os.eventfd_write(self._wakeup_fd, 1)
 
     def _post(self, session: Session, frames: Frames) -> None:
         """Queue a message; called from the thread of a session."""
         self._outgoing.append((session, frames))
-        self._ring()
+        self._wake_up()
 
-    def _hear(self) -> None:
-        for _ in range(_AT_ONCE):
+    def _receive_messages(self) -> None:
+        for _ in range(_MAX_READS):
             try:
                 identity, *frames = self._socket.recv_multipart(self._zmq.NOBLOCK)
             except self._zmq.Again:
                 return
             try:
-                self._act(identity, unpack(frames, FROM_CLIENT))
+                self._handle(identity, unpack(frames, FROM_CLIENT))
             except MalformedMessage:
                 self.n_garbled += 1
 
-    def _act(self, identity: bytes, head: dict[str, Any]) -> None:
+    def _handle(self, identity: bytes, head: dict[str, Any]) -> None:
         if head["kind"] == "open":
-            self._admit(identity, head)
+            self._open_session(identity, head)
             return
         token = self._by_identity.get(identity)
         if token is None:
             if head["kind"] != "close":
                 self._send(identity, [pack("no_session")])
         elif head["kind"] == "close":
-            self._release_worker(token)
+            self._end_session(token)
         else:
             self._clients[token].session.tell(head)
 
-    def _admit(self, identity: bytes, head: dict[str, Any]) -> None:
+    def _open_session(self, identity: bytes, head: dict[str, Any]) -> None:
         """Create a session for a client, or attach a client that reconnects to its session."""
         token = text(head, "token")
         if len(token) != _TOKEN_LETTERS:
@@ -272,7 +272,7 @@ class Server(Closing):
                     f"{head['version']}: install the same shardio on both"
                 )
             if self._by_identity.get(identity, token) != token:  # one session per connection
-                self._release_worker(self._by_identity[identity])
+                self._end_session(self._by_identity[identity])
             client = self._clients.get(token)
             if client is not None and client.session.is_running:
                 self._by_identity.pop(client.identity, None)
@@ -280,8 +280,8 @@ class Server(Closing):
                 client.session.tell(head)
             else:
                 if client is not None:
-                    self._release_worker(token)
-                self._check_room()
+                    self._end_session(token)
+                self._check_capacity()
                 session = Session(head, self._make_loader, self._served, self._post)
                 self._clients[token] = _Client(identity, session)
         except (InvalidArgument, UnsupportedEnvironment) as error:
@@ -289,7 +289,7 @@ class Server(Closing):
             return
         self._by_identity[identity] = token
 
-    def _check_room(self) -> None:
+    def _check_capacity(self) -> None:
         """Raise UnsupportedEnvironment if there are too many sessions, open or ending."""
         self._ending = [session for session in self._ending if session.is_running]
         n, n_ending = len(self._clients), len(self._ending)
@@ -299,10 +299,10 @@ class Server(Closing):
                 f"closing the loaders of {n_ending} former ones"
             )
 
-    def _send_out(self) -> None:
+    def _send_queued(self) -> None:
         """Send the messages that sessions have queued."""
         try:
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup_fd)
         except BlockingIOError:
             return
         by_session = {id(client.session): client for client in self._clients.values()}
@@ -324,21 +324,21 @@ class Server(Closing):
             return False
         return True
 
-    def _beat(self) -> None:
+    def _check_clients(self) -> None:
         """Send heartbeats, and end the sessions of lost clients."""
         now_s = time.monotonic()
         over = {token for token, each in self._clients.items() if not each.session.is_running}
-        self._send_out()  # last messages of the sessions in `over`
+        self._send_queued()  # last messages of the sessions in `over`
         for token, client in list(self._clients.items()):
             if token in over:
-                self._release_worker(token)
+                self._end_session(token)
             elif client.gone_s is None:
                 self._send_to(client, [pack("heartbeat")])
             elif now_s - client.gone_s > _GRACE_S:
-                self._release_worker(token)
+                self._end_session(token)
         self._ending = [session for session in self._ending if session.is_running]
 
-    def _release_worker(self, token: str) -> None:
+    def _end_session(self, token: str) -> None:
         client = self._clients.pop(token)
         self._by_identity.pop(client.identity, None)
         client.session.leave()
@@ -349,19 +349,19 @@ class Server(Closing):
         if self._context.closed:
             return
         self.stop()
-        with self._at_work:
+        with self._run_lock:
             self._end()
 
     def _end(self) -> None:
         for token in list(self._clients):
-            self._release_worker(token)
-        end_s = time.monotonic() + _GOODBYE_S
+            self._end_session(token)
+        end_s = time.monotonic() + _CLOSE_TIMEOUT_S
         for session in self._ending:
             session.join(max(0.0, end_s - time.monotonic()))
         self._context.destroy(linger=0)
-        with self._of_the_bell:
-            bell, self._bell = self._bell, -1
-            os.close(bell)
+        with self._wakeup_lock:
+            fd, self._wakeup_fd = self._wakeup_fd, -1
+            os.close(fd)
 
 
 def make_server(

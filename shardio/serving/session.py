@@ -31,9 +31,9 @@ MAX_UNTAKEN_BYTES: Final = 256 << 20
 queue. A single batch may exceed it."""
 MAX_AHEAD: Final = 1 << 10
 """The maximum number of batches sent ahead, however many a client grants."""
-_MAX_TOLD: Final = 16
+_MAX_INBOX: Final = 16
 """Messages waiting for the session; a client waits for the answers to most of its messages."""
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 """The interval at which a session checks whether ZeroMQ has sent its blocks."""
 
 Head = dict[str, Any]
@@ -61,15 +61,15 @@ class Session:
         served: Mapping[str, Any],
         post: Callable[[Session, Frames], object],
     ) -> None:
-        self._asked = mapping(head, "options")
+        self._options = mapping(head, "options")
         self._most_bytes = number(head, "most_bytes")
         self._make_loader, self._served, self._post = make_loader, dict(served), post
         self._changed = threading.Condition()
-        self._told: deque[Head] = deque()
+        self._inbox: deque[Head] = deque()
         self._is_leaving = False
-        self._beginning: dict[str, Any] = {}
+        self._initial_state: dict[str, Any] = {}
         """The initial state of the loader."""
-        self._follows: dict[str, Any] = {}
+        self._next_state: dict[str, Any] = {}
         """The state with which the loader's next iteration begins unless a state is loaded."""
         self._number: int | None = None
         """The client's number for the current iteration."""
@@ -108,11 +108,11 @@ class Session:
             if head["kind"] == "credit":
                 self._grant(head)
             elif head["kind"] == "open":  # earlier messages are obsolete
-                self._told = deque([head])
-            elif len(self._told) < _MAX_TOLD:
-                self._told.append(head)
+                self._inbox = deque([head])
+            elif len(self._inbox) < _MAX_INBOX:
+                self._inbox.append(head)
             else:
-                raise MalformedMessage(f"more than {_MAX_TOLD} messages without an answer")
+                raise MalformedMessage(f"more than {_MAX_INBOX} messages without an answer")
             self._changed.notify()
 
     def leave(self) -> None:
@@ -138,7 +138,7 @@ class Session:
         loader: ShardLoader | None = None
         try:
             loader = self._open()
-            while loader is not None and self._go_on(loader):
+            while loader is not None and self._run_once(loader):
                 pass
         finally:
             self._batches = None
@@ -148,9 +148,9 @@ class Session:
     def _open(self) -> ShardLoader | None:
         loader: ShardLoader | None = None
         try:
-            loader = self._make_loader(handshake.from_json(self._asked))
-            self._beginning = self._follows = loader.state_dict()
-            self._say_opened(loader)
+            loader = self._make_loader(handshake.from_json(self._options))
+            self._initial_state = self._next_state = loader.state_dict()
+            self._send_opened(loader)
         except Exception as error:  # noqa: BLE001  # reported to the client
             if loader is not None:
                 loader.close()
@@ -158,31 +158,31 @@ class Session:
             return None
         return loader
 
-    def _say_opened(self, loader: ShardLoader) -> None:
+    def _send_opened(self, loader: ShardLoader) -> None:
         dataset = loader.dataset
-        self._say(
+        self._send(
             "opened",
             version=VERSION,
             lineage=dataset.lineage,
             generation=dataset.generation,
             batches=len(loader),
-            state=self._beginning,
+            state=self._initial_state,
             served=self._served,
         )
 
-    def _go_on(self, loader: ShardLoader) -> bool:
+    def _run_once(self, loader: ShardLoader) -> bool:
         """Handle a message or send a batch; return False once the session has to end."""
         with self._changed:
-            while not (self._is_leaving or self._told or self._may_send):
-                self._changed.wait(_LOOK_S if self._is_granted else None)
+            while not (self._is_leaving or self._inbox or self._may_send):
+                self._changed.wait(_POLL_S if self._is_granted else None)
             if self._is_leaving:
                 return False
-            head = self._told.popleft() if self._told else None
+            head = self._inbox.popleft() if self._inbox else None
         try:
             if head is None:
                 self._send_next(loader)
             else:
-                self._act(loader, head)
+                self._handle(loader, head)
         except Exception as error:  # noqa: BLE001  # reported to the client
             failed = self._number
             self._stop()
@@ -206,15 +206,15 @@ class Session:
             self._unsent.popleft()
         return sum(n_bytes for _, n_bytes in self._unsent)
 
-    def _act(self, loader: ShardLoader, head: Head) -> None:
+    def _handle(self, loader: ShardLoader, head: Head) -> None:
         kind = head["kind"]
         if kind == "open":  # the client has reconnected
             self._stop()
-            self._say_opened(loader)
+            self._send_opened(loader)
         elif kind == "check":
             loader.load_state_dict(mapping(head, "state"))
-            self._follows = {}
-            self._say("checked", epoch=loader.epoch)
+            self._next_state = {}
+            self._send("checked", epoch=loader.epoch)
         elif kind == "stop":
             if number(head, "number") == self._number:
                 self._stop()
@@ -225,23 +225,23 @@ class Session:
         self._stop()
         self._number = number(head, "number")
         state, ahead = mapping(head, "state"), number(head, "ahead", MAX_AHEAD)
-        if state != self._follows:  # if equal, workers may already be filling its batches
+        if state != self._next_state:  # if equal, workers may already be filling its batches
             loader.load_state_dict(state)
-        self._follows = {}
+        self._next_state = {}
         self._batches = batches = cast(LoaderIterator, iter(loader))
         partition = batches.iteration.plan.partition
         first, last = partition.first_step, partition.last_step
         with self._changed:
             self._step = self._taken = first
             self._upto = first + ahead
-        self._say("begun", number=self._number, epoch=loader.epoch, first=first, last=last)
+        self._send("begun", number=self._number, epoch=loader.epoch, first=first, last=last)
 
     def _send_next(self, loader: ShardLoader) -> None:
         batch: Batch | None = None if self._batches is None else next(self._batches, None)
         if batch is None:
-            ended, self._follows = self._number, loader.state_dict()
+            ended, self._next_state = self._number, loader.state_dict()
             self._stop()
-            self._say("end", number=ended, state=self._follows)
+            self._send("end", number=ended, state=self._next_state)
             return
         head, block = pack_batch(batch)
         if len(block) > self._most_bytes:
@@ -255,7 +255,7 @@ class Session:
             self._n_untaken_bytes += len(block)
             self._unsent.append((weakref.ref(block), len(block)))
         self.n_sent += 1
-        self._say("batch", block, number=self._number, state=loader.state_dict(), **head)
+        self._send("batch", block, number=self._number, state=loader.state_dict(), **head)
 
     def _stop(self) -> None:
         """End the current iteration."""
@@ -267,8 +267,8 @@ class Session:
     def _fail(self, error: Exception, failed: int | None = None) -> None:
         if isinstance(error, MalformedMessage):
             error = InvalidArgument(f"the server does not understand the request: {error}")
-        self._say("failed", number=failed, error=protocol.as_json(error))
+        self._send("failed", number=failed, error=protocol.as_json(error))
 
-    def _say(self, kind: str, block: Any = None, **more: Any) -> None:
+    def _send(self, kind: str, block: Any = None, **more: Any) -> None:
         head = pack(kind, **more)
         self._post(self, [head] if block is None else [head, block])

@@ -190,7 +190,7 @@ def test_a_connection_that_is_cut_within_batches_gives_every_batch_once(path: st
 def test_a_connection_that_is_lost_at_an_edge_of_an_epoch_gives_every_batch_once(
     path: str, edges: Server, monkeypatch: pytest.MonkeyPatch, kind: str, tail: str
 ) -> None:
-    act, lost = Stream._act, list[str]()
+    act, lost = Stream._handle, list[str]()
 
     def lose(self: Stream, head: dict[str, Any], block: Any) -> None:
         if head["kind"] == kind and not lost:
@@ -198,7 +198,7 @@ def test_a_connection_that_is_lost_at_an_edge_of_an_epoch_gives_every_batch_once
             raise Lost("cut")
         act(self, head, block)
 
-    monkeypatch.setattr(Stream, "_act", lose)
+    monkeypatch.setattr(Stream, "_handle", lose)
     options: dict[str, Any] = {**HOW, "fields": ["label"], "tail": tail}
     with shardio.connect(edges.address, 4, timeout_s=PATIENCE_S, **options) as far:
         found = [(bits(batch), far.state_dict()) for batch in far]
@@ -210,13 +210,13 @@ def test_a_connection_that_is_lost_at_an_edge_of_an_epoch_gives_every_batch_once
 
 def _hears(patch: pytest.MonkeyPatch, told: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Change the messages that clients receive; {} drops one."""
-    act = Stream._act
+    act = Stream._handle
 
     def hear(self: Stream, head: dict[str, Any], block: Any) -> None:
         if heard := told(head):
             act(self, heard, block)
 
-    patch.setattr(Stream, "_act", hear)
+    patch.setattr(Stream, "_handle", hear)
 
 
 @pytest.mark.parametrize("kind", ["opened", "begun", "batch", "end"])

@@ -79,12 +79,12 @@ class Stream(Closing):
         self._pid = this_process.pid
         self.n_losses = 0
         self.opened: Opened | None = None
-        self._asked: bytes | None = None
+        self._pending_check: bytes | None = None
         """The "check" message that has no answer yet."""
         self._answer: State | None = None
-        self._pass = 0
+        self._number = 0
         """The number of the current iteration in messages."""
-        self._is_going = False
+        self._is_iterating = False
         """True while batches of the iteration are still to be received."""
         self._begun: State | None = None
         self._state: State = {}
@@ -110,19 +110,19 @@ class Stream(Closing):
         Raises:
             InvalidArgument: the state is invalid or belongs to another loader.
         """
-        self._answer, self._asked = None, pack_given("check", state=state)
+        self._answer, self._pending_check = None, pack_given("check", state=state)
         try:
             with self._lock:
                 if self._link is not None and self._is_open:
-                    self._link.send(self._asked)
+                    self._link.send(self._pending_check)
             self._wait(lambda: self._answer, "an answer")
         finally:
-            self._asked = None
+            self._pending_check = None
 
     def begin(self, state: State) -> tuple[int, int, int]:
         """Start an iteration; return its epoch, its first step, and the step after its last."""
         self.queue.clear()
-        self._begun, self._state, self._is_going = None, state, True
+        self._begun, self._state, self._is_iterating = None, state, True
         with self._lock:
             if self._link is not None and self._is_open:
                 self._iterate()
@@ -140,17 +140,17 @@ class Stream(Closing):
         """
         self._check_open()
         if wait_s is None:
-            self._wait(lambda: self.queue or not self._is_going, f"batch {self._next}")
-        elif not self.queue and self._is_going:
-            self._go_on(wait_s, 0.0)  # callers that pass wait_s poll frequently
+            self._wait(lambda: self.queue or not self._is_iterating, f"batch {self._next}")
+        elif not self.queue and self._is_iterating:
+            self._process_one(wait_s, 0.0)  # callers that pass wait_s poll frequently
         if not self.queue:
             return None
         arrived = self.queue.popleft()
         with self._lock:
-            if self._is_going and self._link is not None and self._is_open:
+            if self._is_iterating and self._link is not None and self._is_open:
                 taken = self._next - len(self.queue)
                 upto = taken + self._n_ahead
-                self._link.send(pack("credit", number=self._pass, taken=taken, upto=upto))
+                self._link.send(pack("credit", number=self._number, taken=taken, upto=upto))
         return arrived
 
     @property
@@ -161,17 +161,17 @@ class Stream(Closing):
     @property
     def is_over(self) -> bool:
         """True if all batches of the iteration were taken."""
-        return not self._is_going and not self.queue
+        return not self._is_iterating and not self.queue
 
     def stop(self) -> None:
         """Abort the current iteration."""
         if self._pid != this_process.pid:
             return  # a forked child does not own the connection
         with self._lock:
-            if self._is_going and self._link is not None:
-                self._link.send(pack("stop", number=self._pass))
-        self._is_going = False
-        self._pass += 1
+            if self._is_iterating and self._link is not None:
+                self._link.send(pack("stop", number=self._number))
+        self._is_iterating = False
+        self._number += 1
         self.queue.clear()
 
     @property
@@ -190,7 +190,7 @@ class Stream(Closing):
         self._is_closed = True
 
     def _leave(self) -> None:
-        self._is_going = self._is_open = False
+        self._is_iterating = self._is_open = False
         if self._link is not None:
             self._link.leave(pack("close"))
             self._link = None
@@ -210,7 +210,7 @@ class Stream(Closing):
         """
         entered_s = time.monotonic()
         while not is_there():
-            self._go_on(_STEP_S, entered_s)
+            self._process_one(_STEP_S, entered_s)
             is_late = time.monotonic() - entered_s > (self._timeout_s or math.inf)
             if is_late and not is_there() and self._link is not None and self._link.has_heard:
                 raise BatchTimeout(
@@ -218,33 +218,35 @@ class Stream(Closing):
                     f"{self._timeout_s:g} s; {self._servers.last_error or _NO_ERROR}"
                 )
 
-    def _go_on(self, wait_s: float, entered_s: float) -> None:
+    def _process_one(self, wait_s: float, entered_s: float) -> None:
         """Handle one message, or a silent server.
 
         Silence counts from `entered_s` at the earliest, because nothing was received before.
         """
         with self._lock:
             self._check_open()
-            self._hear(wait_s, entered_s)
+            self._receive(wait_s, entered_s)
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("this iteration was ended by close() or kill()")
 
-    def _hear(self, wait_s: float, entered_s: float) -> None:
+    def _receive(self, wait_s: float, entered_s: float) -> None:
         try:
             link = self._connect(wait_s)
             if link is None:
                 return
             found = link.receive(wait_s)
             if found is not None:
-                self._act(*found)
+                self._handle(*found)
             elif time.monotonic() - max(link.heard_s, entered_s) > _SILENCE_S:
                 raise Lost(f"the server has sent nothing for {_SILENCE_S:.0f} s")
         except Lost as lost:
-            self._lose(lost)
+            self._lose_connection(lost)
         except MalformedMessage as garbled:
-            self._lose(Lost(f"received something that is not a message of a server: {garbled}"))
+            self._lose_connection(
+                Lost(f"received something that is not a message of a server: {garbled}")
+            )
 
     def _connect(self, wait_s: float) -> Link | None:
         """Return the connection, made if needed; None before the next attempt is due."""
@@ -257,7 +259,7 @@ class Stream(Closing):
         self._link.send(self._opening)
         return self._link
 
-    def _lose(self, lost: Lost) -> None:
+    def _lose_connection(self, lost: Lost) -> None:
         """Close the connection and switch to the next server."""
         self.n_losses += self._is_open
         self._disconnect()
@@ -269,11 +271,11 @@ class Stream(Closing):
             self._link.close()
             self._link = None
 
-    def _act(self, head: dict[str, Any], block: Any) -> None:
+    def _handle(self, head: dict[str, Any], block: Any) -> None:
         """Handle a message."""
         kind = head["kind"]
         if kind == "opened":
-            self._enter(head)
+            self._handle_opened(head)
         elif kind == "checked":
             self._answer = head
             self._servers.see_progress()
@@ -281,44 +283,44 @@ class Stream(Closing):
             raise Lost("the server has no session for this client: it was restarted")
         elif kind == "failed":
             self._fail(head)
-        elif kind != "heartbeat" and self._is_open and number(head, "number") == self._pass:
+        elif kind != "heartbeat" and self._is_open and number(head, "number") == self._number:
             self._advance(kind, head, block)
 
-    def _enter(self, head: dict[str, Any]) -> None:
+    def _handle_opened(self, head: dict[str, Any]) -> None:
         """Handle "opened": resume with the server's new loader if it has the same batches."""
         opened = Opened.of(head, self._servers.current)
         if self.opened is not None:
             opened.check_follows(self.opened, self._servers.current)
         self.opened, self._is_open = opened, True
-        if self._asked is not None and self._link is not None:
-            self._link.send(self._asked)
-        if self._is_going:
+        if self._pending_check is not None and self._link is not None:
+            self._link.send(self._pending_check)
+        if self._is_iterating:
             self._iterate()
-        elif self._asked is None:
+        elif self._pending_check is None:
             self._servers.see_progress()
 
     def _iterate(self) -> None:
-        self._pass += 1  # messages of the previous iteration are ignored
+        self._number += 1  # messages of the previous iteration are ignored
         ahead = max(1, self._n_ahead - len(self.queue))
         if self._link is not None:
-            message = {"number": self._pass, "state": self._state, "ahead": ahead}
+            message = {"number": self._number, "state": self._state, "ahead": ahead}
             self._link.send(pack("iterate", **message))
 
     def _advance(self, kind: str, head: dict[str, Any], block: Any) -> None:
         """Handle a message of the current iteration."""
         if kind == "begun":
-            self._see_begun(head)
+            self._handle_begun(head)
         elif self._begun is None:
             raise Lost(f"received {kind} before the epoch had begun")
         elif kind == "batch":
-            self._take_in(head, block)
+            self._handle_batch(head, block)
         elif kind == "end":
             if self._next < self._begun["last"]:
                 raise Lost(f"the epoch ended instead of batch {self._next}")
-            self._state, self._is_going = mapping(head, "state"), False
+            self._state, self._is_iterating = mapping(head, "state"), False
             self._servers.see_progress()
 
-    def _see_begun(self, head: dict[str, Any]) -> None:
+    def _handle_begun(self, head: dict[str, Any]) -> None:
         epoch, first, last = (number(head, name) for name in ("epoch", "first", "last"))
         if self._begun is None:
             self._begun, self._next = head, first
@@ -332,7 +334,7 @@ class Stream(Closing):
                 f"{left.start} to {left.stop} of epoch {self._begun['epoch']}"
             )
 
-    def _take_in(self, head: dict[str, Any], block: Any) -> None:
+    def _handle_batch(self, head: dict[str, Any], block: Any) -> None:
         place, begun = (number(head, "epoch"), number(head, "step")), cast(State, self._begun)
         if place != (begun["epoch"], self._next) or self._next >= begun["last"]:
             raise Lost(f"received batch {place[1]} of epoch {place[0]} instead of {self._next}")
@@ -345,14 +347,14 @@ class Stream(Closing):
 
     def _fail(self, head: dict[str, Any]) -> None:
         """Raise the server's error unless it belongs to an earlier iteration."""
-        if head.get("number") is not None and number(head, "number") != self._pass:
+        if head.get("number") is not None and number(head, "number") != self._number:
             return
         error = protocol.from_json(mapping(head, "error"))
         if not self._is_open:  # this server could not create the loader; another one may
             if self.opened is not None and isinstance(error, UnsupportedEnvironment):
                 raise Lost(str(error))  # e.g. it is full of clients of another lost server
             self._leave()
-        self._is_going = False
+        self._is_iterating = False
         if isinstance(error, InsufficientMemory):
             error.add_note(f"at the server {self._servers.current}")
         raise error

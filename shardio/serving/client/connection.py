@@ -281,7 +281,7 @@ class Link(Closing):
             ready = dict(self._poller.poll(max(0.0, wait_s) * 1000))
             found = self._take()
             if found is None and self._monitor in ready:
-                self._look()
+                self._check_monitor()
         if found is None:
             return None
         self.heard_s, self.has_heard = time.monotonic(), True
@@ -301,7 +301,7 @@ class Link(Closing):
             return None
         return found
 
-    def _look(self) -> None:
+    def _check_monitor(self) -> None:
         """Raise Lost for an event of the socket's monitor, if there is one."""
         zmq = self._zmq
         try:
@@ -345,7 +345,7 @@ class Link(Closing):
 
 _PATIENCE_S: Final = 60.0
 """The default time for which all servers may be unreachable."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_MIN_BACK_OFF_S, _MAX_BACK_OFF_S = 0.05, 2.0
 
 
 class Servers:
@@ -360,11 +360,11 @@ class Servers:
         self._addresses = list(addresses)
         self._patience_s = _PATIENCE_S if timeout_s is None else timeout_s
         self._denied: set[Address] = set()
-        self._said: dict[Address, str] = {}
+        self._reasons: dict[Address, str] = {}
         """The reason of each server's last loss."""
-        self._lost_s: float | None = None
+        self._first_loss_s: float | None = None
         """The time of the first loss since a server last made progress."""
-        self._pause_s, self._try_s = _FIRST_PAUSE_S, 0.0
+        self._back_off_s, self._next_try_s = _MIN_BACK_OFF_S, 0.0
 
     @property
     def current(self) -> Address:
@@ -374,11 +374,11 @@ class Servers:
     @property
     def last_error(self) -> str:
         """The reasons of the losses since a server last made progress."""
-        return "; ".join(f"{where}: {what}" for where, what in self._said.items())
+        return "; ".join(f"{where}: {what}" for where, what in self._reasons.items())
 
     def wait(self, wait_s: float) -> bool:
         """Sleep for up to `wait_s`; return True once the back-off has elapsed."""
-        left_s = self._try_s - time.monotonic()
+        left_s = self._next_try_s - time.monotonic()
         if left_s > 0:
             time.sleep(min(wait_s, left_s))
         return left_s <= 0
@@ -392,21 +392,21 @@ class Servers:
         """
         now_s, address = time.monotonic(), self._addresses.pop(0)
         self._addresses.append(address)
-        self._said[address] = str(lost)
+        self._reasons[address] = str(lost)
         if isinstance(lost, Denied):
             self._denied.add(address)
-        if self._lost_s is None:
-            self._lost_s = now_s
-        away_s = now_s - self._lost_s
+        if self._first_loss_s is None:
+            self._first_loss_s = now_s
+        away_s = now_s - self._first_loss_s
         if away_s >= self._patience_s or self._denied.issuperset(self._addresses):
             message = self.last_error
             self.see_progress()  # after progress, the full patience applies again
             raise ServerUnreachable(f"no server to load from for {away_s:.0f} s: {message}")
-        self._try_s = now_s + self._pause_s
-        self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
+        self._next_try_s = now_s + self._back_off_s
+        self._back_off_s = min(_MAX_BACK_OFF_S, self._back_off_s * 2)
 
     def see_progress(self) -> None:
         """Record that a server works: reset the back-off and the reasons of losses."""
-        self._pause_s, self._lost_s = _FIRST_PAUSE_S, None
-        self._said.clear()
+        self._back_off_s, self._first_loss_s = _MIN_BACK_OFF_S, None
+        self._reasons.clear()
         self._denied.clear()

@@ -99,7 +99,7 @@ class RemoteLoader(Closing):
             timeout_s=seconds("timeout_s", timeout_s),
         )
         self._pid = this_process.pid
-        self._finalizer = Finalizer(self, _let_go, self._pid, self._stream)
+        self._finalizer = Finalizer(self, _close_in_owner, self._pid, self._stream)
         self._latest: RemotePass | None = None
         self._totals = LoadingStats()
         try:
@@ -347,7 +347,7 @@ def _check_keys(addresses: Sequence[Address], keys: ClientKeys | None) -> None:
             )
 
 
-def _let_go(owner_pid: int, stream: Stream) -> None:
+def _close_in_owner(owner_pid: int, stream: Stream) -> None:
     """Leave the server, except in a forked child."""
     if os.getpid() == owner_pid:
         stream.close()

@@ -20,10 +20,10 @@ from shardio.batch.batch import Batch
 from shardio.errors import BatchTimeout, ClosedError, InvalidArgument, ShardioError
 from shardio.serving.client.remote_loader import RemoteLoader, RemotePass
 
-_AT_ONCE: Final = 32
+_BATCH_SIZE: Final = 32
 """The default number of samples per message."""
 _STEP_MS: Final = 100
-_OURS: Final = (
+_RESERVED: Final = (
     *("output", "device", "rank", "world_size", "tail", "collate"),
     *("keys", "memory_bytes", "timeout_s"),
 )
@@ -57,7 +57,7 @@ class RemoteSamples(Closing):
         timeout_s: float | None,
         say: Callable[[str], object],
     ) -> None:
-        if given := [name for name in _OURS if name in options]:
+        if given := [name for name in _RESERVED if name in options]:
             raise InvalidArgument(f"options: MultiLoader decides {given[0]} itself; leave it out")
         self._timeout_s, self._say, self.skipped = timeout_s, say, list[SkippedItem]()
         self.lock, self._is_closed, self._pid = threading.Lock(), False, this_process.pid
@@ -68,7 +68,7 @@ class RemoteSamples(Closing):
             for rank, address in enumerate(addresses):
                 loader = RemoteLoader(
                     address,
-                    **{"batch_size": _AT_ONCE, **options},
+                    **{"batch_size": _BATCH_SIZE, **options},
                     output="numpy",
                     keys=keys,
                     rank=rank,
@@ -155,7 +155,7 @@ class RemoteSamples(Closing):
             try:
                 batch = each.take(0.0)
             except ShardioError as error:
-                error.add_note(f"at {self._behind(server, each)}")
+                error.add_note(f"at {self._describe(server, each)}")
                 raise
             if each.is_exhausted:
                 self._say(f"server {server} has sent all of its share")
@@ -177,14 +177,14 @@ class RemoteSamples(Closing):
                 for name, column in columns.items()
             }
 
-    def _behind(self, server: int, each: RemotePass) -> str:
+    def _describe(self, server: int, each: RemotePass) -> str:
         return f"server {server} ({self._addresses[server]}): {each.so_far()}"
 
     def _wait(self, going: Iterable[tuple[int, RemotePass]], came_s: float) -> None:
         if self._timeout_s is not None and time.monotonic() - came_s > self._timeout_s:
             raise BatchTimeout(
                 f"no sample arrived within {self._timeout_s:g} s; "
-                f"{', '.join(self._behind(*each) for each in going)}"
+                f"{', '.join(self._describe(*each) for each in going)}"
             )
         zmq = zeromq()
         poller = zmq.Poller()
