@@ -169,8 +169,11 @@ class SchemaInference:
                     f"{name!r}: expected {format_spec(was, dims)}, "
                     f"found {format_spec(dtype, shape)}"
                 )
-            merged = tuple(n if n == m and n else None for n, m in zip(shape, dims, strict=True))
-            changed[name] = (both, merged)
+            merged = tuple([n if n == m and n else None for n, m in zip(shape, dims, strict=True)])
+            if known != (both, merged):
+                changed[name] = (both, merged)
+        if not changed:  # the usual case, of each sample
+            return
         if self._names and (new := changed.keys() - self._facts.keys()):
             check_names(sorted({*self._facts, *new}), self._names)
         self._facts.update(changed)
