@@ -430,7 +430,7 @@ def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[Pl
 
 
 def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
-    """Group adjacent shards below `least_bytes` until they reach it; larger ones stay alone."""
+    """Group adjacent small shards up to at least `least_bytes`; larger shards stay alone."""
     found: list[range] = []
     first = n_bytes = 0
     for position, size in enumerate(sizes):

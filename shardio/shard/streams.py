@@ -241,7 +241,7 @@ class StreamData:
         records: the streams of the shard.
         name, row: the field and the row of the record.
         offset, n_bytes: the offset and size of the record in the file.
-        first_chunk: the number of its first chunk among the chunks of the field.
+        first_chunk: the number of the record's first chunk among the chunks of the field.
         skipped: the number of bytes at the start of the record that are not part of the data.
     """
 

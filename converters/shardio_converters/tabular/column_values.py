@@ -67,8 +67,8 @@ _MAX_DIMS: Final = 17  # the dimensions of a field, and one for rows
 def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
     """Return nested lists as an array of bool, int64, uint64 or float64.
 
-    Return None if they are not such an array: other or mixed kinds of values, ragged lengths, or
-    integers that float64 or the other integers' dtype cannot represent.
+    Return None if there is no such array: for other or mixed kinds of values, ragged lengths, or
+    integers that float64 or the dtype of the other integers cannot represent.
     """
     types = {*map(type, values)}
     flat, n_dims = values, 1

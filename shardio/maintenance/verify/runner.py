@@ -1,8 +1,8 @@
-"""Run verification over many shards, in this process and in workers, one shard at a time each.
+"""Verify many shards in this process and in workers; each verifies one shard at a time.
 
 Processes are used rather than threads because hashing small rows holds the interpreter lock. Also,
-touching a mapped page that the disk cannot read kills the process. In a worker this is reported as
-a finding, so this process maps shards only if it has no workers.
+touching a mapped page that the disk cannot read kills the process. The death of
+a worker is reported as a finding, so this process maps shards only if it has no workers.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ LITTLE_BYTES: Final = 512 << 20
 """Below this total size, shards are verified without workers."""
 
 MAX_AHEAD: Final = 3
-"""Shards queued for a worker in advance. With one, a worker that had small shards waited until the
-main process had finished a large one."""
+"""The number of shards queued for a worker in advance. With 1, a worker that had small shards
+waited until the main process had finished a large shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def _verify_in_workers(
     """Verify shards in worker processes; with `takes_part`, also some of them in this process.
 
     Shards are queued in advance because this process may be busy with a shard of its own; towards
-    the end fewer are, so that the last shards each go to the first idle worker.
+    the end, fewer are queued, so that each of the last shards goes to the first idle worker.
     """
     waiting, under_way = deque(tally.names), dict[int, str]()
     with TaskPool(

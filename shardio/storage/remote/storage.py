@@ -175,7 +175,7 @@ class RangeFile(PreadFile):
 
     The end is fetched first, in one request. It contains the copy of the header, the section table
     and the schema, which suffice to open most shards. The first page is assumed to equal the last;
-    only a download compares them.
+    only a download compares both.
 
     Args:
         objects: the store.
@@ -390,9 +390,9 @@ class _Cancelled(Exception):
 class Prefetcher:
     """Threads that download files for one epoch. It owns them until `close`.
 
-    A downloaded file stays pinned in the cache until the loop reaches its step, or its thread has
-    nothing left to download. Unpinned, it would be the least recently used file, and the next
-    download could evict it before it was read.
+    A downloaded file stays pinned in the cache until the loop reaches its step, or the thread that
+    downloaded it has no more files to download. Unpinned, it would be the least recently used file,
+    and the next download could evict it before it was read.
 
     Args:
         requests: the files in the order in which they are needed; consumed lazily, in a thread.
@@ -426,7 +426,7 @@ class Prefetcher:
         self._is_cancelled = True
 
     def close(self) -> None:
-        """Stop the threads; one that waits for a server may outlive the call. Idempotent."""
+        """Stop the threads; a thread that waits for a server may outlive the call. Idempotent."""
         self.cancel()
         end_s = time.monotonic() + _JOIN_TIMEOUT_S
         for thread in self._threads:
