@@ -11,13 +11,13 @@ import pytest
 from shardio import Array, Schema, ShardDataset
 from shardio._engine.dispatch.backends import InlineWorker
 from shardio._engine.dispatch.engine import SchemaProbe, _candidates
-from shardio._engine.dispatch.worker import Status, Task, TaskReply, TaskResult, WorkerLost
+from shardio._engine.dispatch.worker import Status, Task, TaskResult, WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec, Schemas
 from shardio.errors import InsufficientMemory, ShardChanged, TransformError, WorkerDied
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 MADE = Schemas(Schema({"made": Array("int64")}))
-ANSWER = TaskResult(0, TaskReply(Status.SCHEMA, 0, 0, 0, 0, 0, 0), schemas=MADE)
+ANSWER = TaskResult(Status.SCHEMA, 0, 0, 0, 0, 0, 0, schemas=MADE)
 DEATHS = [WorkerLost(worker, f"worker {worker} was killed by signal 9", 9) for worker in range(2)]
 
 
@@ -96,7 +96,7 @@ def test_time_in_which_workers_start_is_not_counted(
 
 
 def failed(error: BaseException) -> TaskResult:
-    return TaskResult(0, TaskReply(Status.FAILED, 0, 0, 0, 0, 0, 0), error=error)
+    return TaskResult(Status.FAILED, 0, 0, 0, 0, 0, 0, error=error)
 
 
 def test_where_samples_are_skipped_the_next_is_tried_after_a_failure_and_after_two_deaths(

@@ -53,9 +53,9 @@ def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int,
     worker.take(b"".join(pack_task(*task) for task in tasks), ())
     found = []
     for message in worker.sent:
-        done = unpack_done(message)
-        if done.status == FAILED:
-            found.append([(done.status, done.step, message[32:])])
+        status, _, _, step, *_ = unpack_done(message)
+        if status == FAILED:
+            found.append([(status, step, message[32:])])
         else:
             found.append([(words[0], words[3], b"") for words in unpack_dones(message)])
     return found

@@ -27,7 +27,6 @@ from shardio._engine.dispatch.worker import (
     RequestKind,
     Status,
     Task,
-    TaskReply,
     TaskResult,
     WorkerLost,
     pack_task,
@@ -157,9 +156,9 @@ class InlineWorker:
                 status = Status.FILLED
         except Exception as failure:  # noqa: BLE001  # raised when the batch is delivered
             status, error = Status.FAILED, failure
-        done = TaskReply(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
+        words = status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows
         try:
-            return TaskResult(0, done, error, schemas, skips)
+            return TaskResult(*words, 0, error, schemas, skips)
         finally:
             del error  # breaks the reference cycle of traceback and frame, which keeps the block
 
@@ -291,7 +290,7 @@ class WorkerBackend:
                     found += _answers(worker, data)
                     continue
                 long = _long_answer(worker, unpack_message(data, fds))
-                if long.done.status == Status.READY:
+                if long.status == Status.READY:
                     self._starting.discard(worker)
                 else:
                     self._crash_loop.n_crashes = 0
@@ -361,20 +360,19 @@ def _message(
 def _answers(worker: int, data: bytes) -> list[TaskResult]:
     """Return the results in a message of replies without payloads."""
     return [
-        tuple.__new__(TaskResult, (worker, tuple.__new__(TaskReply, words), None, None, ()))
-        for words in unpack_dones(data)
+        tuple.__new__(TaskResult, (*words, worker, None, None, ())) for words in unpack_dones(data)
     ]
 
 
 def _long_answer(worker: int, data: bytes) -> TaskResult:
-    done = unpack_done(data)
+    done, rest = TaskResult(*unpack_done(data))._replace(worker=worker), data[DESCRIPTOR_BYTES:]
     if done.status == Status.FAILED:
-        return TaskResult(worker, done, error=unpack_error(data[DESCRIPTOR_BYTES:]))
+        return done._replace(error=unpack_error(rest))
     if done.status == Status.SCHEMA:
-        return TaskResult(worker, done, schemas=Schemas.unpack(data[DESCRIPTOR_BYTES:]))
+        return done._replace(schemas=Schemas.unpack(rest))
     if done.status == Status.FILLED:
-        return TaskResult(worker, done, skips=unpack_skips(data[DESCRIPTOR_BYTES:]))
-    return TaskResult(worker, done)
+        return done._replace(skips=unpack_skips(rest))
+    return done
 
 
 Backend = WorkerBackend | InlineWorker

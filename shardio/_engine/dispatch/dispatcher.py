@@ -231,7 +231,7 @@ class Dispatcher:
                 iteration.known_to.discard(answer.worker)
                 self._lose(iteration, answer)
             return
-        status, slot, number, step, heap_bytes, use, n_rows = answer.done
+        status, slot, number, step, heap_bytes, use, n_rows, worker, error, _, skips = answer
         iteration = self._iterations[slot]
         if status == _QUICK or status == _FILLED:
             block = self.pool[number]
@@ -240,15 +240,16 @@ class Dispatcher:
             if heap_bytes:
                 self.pool.note_growth(number, iteration.layout.heap + heap_bytes)
             iteration.sizes[step] = n_rows, heap_bytes
-            if answer.skips:
-                iteration.skips[step] = answer.skips
-            iteration.schedule.done(answer.worker, step, is_quick=status == _QUICK)
+            if skips:
+                iteration.skips[step] = skips
+            iteration.schedule.done(worker, step, is_quick=status == _QUICK)
         elif status == Status.FAILED:
             clear_claims(iteration.layout, self.pool[number])
-            error = answer.error or TransformError("a worker failed without a reason")
-            iteration.schedule.failed(answer.worker, step, error)
+            iteration.schedule.failed(
+                worker, step, error or TransformError("a worker failed without a reason")
+            )
         elif status == Status.CANCELLED:
-            iteration.schedule.cancelled(answer.worker, step)
+            iteration.schedule.cancelled(worker, step)
         if iteration.is_cancelled:
             self._finish(iteration)
 

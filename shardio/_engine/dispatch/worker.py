@@ -4,9 +4,9 @@ It runs in a worker process, as the target of a `WorkerPool`, or in a thread of 
 under `ThreadWorkers`.
 
 Tasks and replies are descriptors of 32 bytes; data stays in shared memory. The main process sends a
-`Task`, to fill a block with a batch; the worker answers with a `TaskReply`. A message may hold
-several tasks, or several replies if the first is QUICK. The payload of a reply (an error, skipped
-samples or schemas) follows it in the same message, or in a file (see `pack_message`). Other
+`Task`, to fill a block with a batch; the worker replies with the words of a `TaskResult`. A message
+may hold several tasks, or several replies if the first is QUICK. The payload of a reply (an error,
+skipped samples or schemas) follows it in the same message, or in a file (see `pack_message`). Other
 messages from the main process deliver the blocks' memory and the schemas for their layout.
 
 A worker collects quick replies in a `ReplyBuffer` for a moment before it sends them. If the worker
@@ -114,18 +114,6 @@ pack_task = _TASK.pack
 """Pack a task from its words."""
 
 
-class TaskReply(NamedTuple):
-    """The reply to a task: the block has n_rows rows and heap_bytes bytes of varying values."""
-
-    status: int
-    slot: int
-    block: int
-    step: int
-    heap_bytes: int
-    use: int
-    n_rows: int
-
-
 pack_done = _DONE.pack
 """Pack a reply from its words, without its payload."""
 
@@ -137,13 +125,10 @@ def unpack_task(message: bytes) -> Task:
 
 unpack_tasks = _TASK.iter_unpack
 """Yield the words of each task in a message of tasks."""
+unpack_done = _DONE.unpack_from
+"""The words of the answer at the beginning of a message."""
 unpack_dones = _DONE.iter_unpack
 """Yield the words of each reply in a message of replies without payloads."""
-
-
-def unpack_done(message: bytes) -> TaskReply:
-    """Unpack the reply at the start of a message."""
-    return tuple.__new__(TaskReply, _DONE.unpack_from(message))
 
 
 def pack_skips(skips: tuple[Skipped, ...]) -> bytes:
@@ -158,10 +143,19 @@ def unpack_skips(packed: bytes) -> tuple[Skipped, ...]:
 
 
 class TaskResult(NamedTuple):
-    """A worker's reply to a task, with its error, schemas, or skipped samples."""
+    """The reply to a task: the block has n_rows rows and heap_bytes bytes of varying values.
 
-    worker: int
-    done: TaskReply
+    A worker sends the words up to `n_rows`; then the error, schemas or skipped samples, if any.
+    """
+
+    status: int
+    slot: int
+    block: int
+    step: int
+    heap_bytes: int
+    use: int
+    n_rows: int
+    worker: int = 0
     error: BaseException | None = None
     schemas: Schemas | None = None
     skips: tuple[Skipped, ...] = ()
