@@ -101,7 +101,7 @@ HOMES_OF_PACKAGES = {
     "PIL": {"shardio.media", "shardio_tools.inspect.image_files"},
     "simplejpeg": {"shardio.media"},
     "obstore": {"shardio.storage.remote.obstore_adapter"},
-    "zmq": {"shardio._workers.tasks.messages"},
+    "zmq": {"shardio._workers.tasks.zeromq"},
 }
 LOADED_LATE = {"av", "PIL", "jax", "obstore", "simplejpeg", "torch", "zmq"}
 PROCESS_ENTRIES = (
@@ -465,7 +465,7 @@ MAY_CHANGE_FILES = {
     "shardio._workers.processes.shared_memory": "memory files",
     "shardio._workers.processes.stack_dumps": "memory files",
     "shardio._workers.processes.zygote": "removes the folder of a socket; imports nothing more",
-    "shardio._workers.tasks.messages": "makes the folder of a socket",
+    "shardio._workers.tasks.zeromq": "makes the folder of a socket",
     "shardio.storage.fs": "all other changes",
 }
 """Modules that change files without `shardio.storage.fs`, each with the reason."""

@@ -24,7 +24,7 @@ from shardio._base.classes import Closing
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._loading.options import callable_or_none, count
 from shardio._workers.processes.linux import check_files
-from shardio._workers.tasks.messages import OWN_FILES, zeromq
+from shardio._workers.tasks.zeromq import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
 from shardio.samples.shard_dataset import open_dataset

@@ -19,9 +19,9 @@ import pytest
 from shardio import MultiLoader, WorkerDied
 from shardio._workers.processes.blocks import Block, Bytes
 from shardio._workers.processes.worker_pool import Message, WorkerExit
-from shardio._workers.tasks.messages import Receiver
 from shardio._workers.tasks.sample_sender import WANT
 from shardio._workers.tasks.values import ValueBlocks
+from shardio._workers.tasks.zeromq import Receiver
 from shardio.errors import TransformError, UnsupportedEnvironment
 from tests.faces.multi_datasets import (
     NEEDS_ZEROMQ,
@@ -262,7 +262,7 @@ for sample in samples: pass
 """
 NEVER_HIDES = """
 from shardio._workers.processes.worker_pool import WorkerPool
-from shardio._workers.tasks.messages import Receiver
+from shardio._workers.tasks.zeromq import Receiver
 Receiver.hide = lambda inbox: None
 set_cleanup_folder = WorkerPool.set_cleanup_folder
 WorkerPool.set_cleanup_folder = lambda pool, folder: folder and set_cleanup_folder(pool, folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardio import InvalidArgument
-from shardio._workers.tasks.messages import zeromq
+from shardio._workers.tasks.zeromq import zeromq
 from shardio.serving.client.connection import client_keys, make_keys, server_keys, z85
 from tests.serving.served import few_files
 

@@ -18,7 +18,7 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument, ShardLoader
-from shardio._workers.tasks.messages import zeromq
+from shardio._workers.tasks.zeromq import zeromq
 from shardio.errors import ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving import Server, make_server
 from shardio.serving.client.connection import Link

@@ -23,8 +23,8 @@ from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import pack_failure, text_of
 from shardio._workers.processes.stack_dumps import answer_with_stacks
-from shardio._workers.tasks.messages import zeromq
 from shardio._workers.tasks.values import LentBlocks, pack_value
+from shardio._workers.tasks.zeromq import zeromq
 from shardio.errors import TransformError
 
 HEAD: Final = struct.Struct("<IIQ")

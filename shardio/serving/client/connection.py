@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from shardio._base.classes import Closing
 from shardio._workers.processes.linux import check_files
-from shardio._workers.tasks.messages import OWN_FILES, zeromq
+from shardio._workers.tasks.zeromq import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument, ServerUnreachable
 from shardio.serving.client.protocol import (
     FROM_SERVER,

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from shardio._base.classes import Closing
 from shardio._base.statistics import SkippedItem
 from shardio._workers.processes.linux import this_process
-from shardio._workers.tasks.messages import zeromq
+from shardio._workers.tasks.zeromq import zeromq
 from shardio.batch.batch import Batch
 from shardio.errors import BatchTimeout, ClosedError, InvalidArgument, ShardioError
 from shardio.serving.client.remote_loader import RemoteLoader, RemotePass
